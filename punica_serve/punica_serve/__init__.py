@@ -1,0 +1,21 @@
+"""Punica Serve: one base model, thousands of LoRA models, one batch.
+
+The package itself imports nothing heavy. ``punica_serve.LLM`` brings in torch on first use only, so that the control
+plane (scheduler, frontend, supervisor) stays free of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from punica_serve.engine.llm import LLM
+
+__all__ = ["LLM"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from punica_serve.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'punica_serve' has no attribute {name!r}")

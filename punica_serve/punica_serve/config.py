@@ -1,0 +1,145 @@
+"""The configuration of a cluster: one YAML file, read once at the edge into frozen models.
+
+``load_config(path)`` is the only way in. Folders in the file are relative to the file itself; ``demo:NAME`` is a folder
+of the demo model that comes with the package. Every mistake is a ConfigError that names the file, the key and the fix.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+
+from punica_serve.errors import ConfigError
+
+DEMO_PREFIX = "demo:"
+
+
+def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
+    if str(path).startswith(DEMO_PREFIX):
+        return Path(str(files("punica_serve.demo"))) / str(path).removeprefix(DEMO_PREFIX)
+    base = info.context["folder"] if info.context else Path.cwd()
+    return Path(base / path.expanduser()).resolve()
+
+
+#: A folder, made absolute while the file is read.
+Folder = Annotated[Path, AfterValidator(_resolve_folder)]
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineConfig(_Config):
+    """One model replica: its weights, its pools and the shape of its steps."""
+
+    #: Folder of the base model in Hugging Face's format.
+    model: Folder
+    #: Name of the base model in the API; the folder's name by default.
+    model_name: str | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    #: Longest prompt plus answer, in tokens; the model's own limit by default.
+    max_context: PositiveInt | None = None
+    #: Requests in one step. 32 is the paper's.
+    max_batch_size: PositiveInt = 32
+    #: Tokens in a page of the KvCache.
+    page_size: PositiveInt = 16
+    num_kv_pages: PositiveInt = 1024
+    #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows.
+    num_lora_pages: PositiveInt = 256
+    #: Host memory for adapters that have left the pool.
+    host_cache_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
+    prefill_budget_tokens: PositiveInt = 512
+    #: Threads of torch in a worker on CPU; torch's own choice by default.
+    cpu_threads: PositiveInt | None = None
+
+    @property
+    def served_name(self) -> str:
+        """What the API calls the base model."""
+        return self.model_name or self.model.name
+
+
+class SchedulerConfig(_Config):
+    """Where the scheduler listens and how it places."""
+
+    host: str = "127.0.0.1"
+    #: 0 lets `punica-serve up` choose a free one.
+    port: Port = 8100
+    placement: Literal["punica"] = "punica"
+    #: Requests that may wait for a GPU; beyond it they are refused with 429.
+    max_queue: PositiveInt = 10_000
+    #: A request that found no GPU for so long fails with 503.
+    queue_timeout_s: Seconds = 600.0
+    #: After a start, how long the scheduler waits for runners and frontends to come back before it places.
+    settle_s: Annotated[float, Field(ge=0)] = 0.5
+
+
+class RunnerConfig(_Config):
+    """The workers of one host."""
+
+    #: One worker each: "cpu", or "cuda:0".
+    devices: Annotated[tuple[str, ...], Field(min_length=1)] = ("cpu",)
+    #: A worker that is not ready by then is killed and started again.
+    ready_timeout_s: Seconds = 300.0
+    #: How long a worker may take to stop before it is killed.
+    stop_timeout_s: Seconds = 5.0
+    #: Wait before a dead worker starts again: doubled at every death up to the highest, reset by a minute of life.
+    restart_backoff_s: Seconds = 0.5
+    restart_backoff_max_s: Seconds = 30.0
+
+
+class FrontendConfig(_Config):
+    """The public face."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+
+
+class ClusterConfig(_Config):
+    """A whole config file. Every process reads the same one and uses its part."""
+
+    engine: EngineConfig
+    #: lora_id -> PEFT folder.
+    adapters: dict[str, Folder] = {}
+    #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
+    strict_base: bool = False
+    scheduler: SchedulerConfig = SchedulerConfig()
+    runner: RunnerConfig = RunnerConfig()
+    frontend: FrontendConfig = FrontendConfig()
+
+
+def load_config(path: Path) -> ClusterConfig:
+    """Reads a config file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"config file {path} can't be read: {reason}", param=str(path)) from error
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"config file {path} must be a mapping with at least `engine:`", param=str(path))
+    return parse_config(document, source=str(path), folder=path.resolve().parent)
+
+
+def parse_config(document: dict[str, Any], *, source: str, folder: Path) -> ClusterConfig:
+    """Checks a config that is already a mapping; ``folder`` is what its relative paths start from."""
+    try:
+        return ClusterConfig.model_validate(document, context={"folder": folder})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"{source}: `{key}`: {first['msg']}, got {first['input']!r}{more}", param=key) from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,81 @@
+"""Every error a user or an operator can meet, sorted by who has to act.
+
+    PunicaError
+    |- InvalidRequest         the client: a field of the request is wrong                      HTTP 400
+    |- AdapterNotFound        the client: no such lora_id, or not yours                        HTTP 404
+    |- OutOfCapacity          the client, later: the cluster is full                           HTTP 429
+    |- ClusterUnavailable     the operator: no scheduler or no GPU can be reached              HTTP 503
+    |- RequestFailed          the operator: the cluster gave up on one request                 HTTP 500
+    |- AdapterRejected        the adapter's owner: it would not be applied exactly as PEFT does
+    |- ModelRejected          the operator: the base model's folder can't be served
+    |- ConfigError            the operator: a config file, flag or address is wrong            exit code 2
+    `- ProtocolError          us, or a peer of another version: a frame that can't be right
+
+``assert`` is for our own bugs only. Messages say what was wrong, where, and what to do; they are shown as they are.
+"""
+
+
+class PunicaError(Exception):
+    """Base of all errors below. ``code`` is the stable, machine-readable name that travels on the wire."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        #: The field of the request, or the tensor or key of the file, that the message is about.
+        self.param = param
+
+
+class InvalidRequest(PunicaError):
+    """A field of a client's request is missing, of the wrong type, or out of range."""
+
+    code = "invalid_request"
+
+
+class AdapterNotFound(PunicaError):
+    """The lora_id names no adapter that this client may use."""
+
+    code = "adapter_not_found"
+
+
+class OutOfCapacity(PunicaError):
+    """The queue is full, or the request waited past its deadline. Trying again later may work."""
+
+    code = "out_of_capacity"
+
+
+class ClusterUnavailable(PunicaError):
+    """The frontend has no scheduler, or the cluster no GPU."""
+
+    code = "cluster_unavailable"
+
+
+class RequestFailed(PunicaError):
+    """The cluster gave up on one request: its adapter can't be loaded, or it kills the workers it runs on."""
+
+    code = "request_failed"
+
+
+class AdapterRejected(PunicaError):
+    """An adapter that would not be applied exactly as PEFT applies it. ``param`` is the field or tensor."""
+
+    code = "adapter_rejected"
+
+
+class ModelRejected(PunicaError):
+    """A base model folder that can't be read or that the engine does not implement. ``param`` is the file or field."""
+
+    code = "model_rejected"
+
+
+class ConfigError(PunicaError):
+    """A config file, an option or an address is wrong. The command line prints it in one line and exits with 2."""
+
+    code = "config_error"
+
+
+class ProtocolError(PunicaError):
+    """A peer sent a frame that can't be right, speaks another major version, or has the wrong token."""
+
+    code = "protocol_error"

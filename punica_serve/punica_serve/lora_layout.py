@@ -1,0 +1,30 @@
+"""How LoRA weights are laid out in pages, for all who count them: adapters, scheduler and engine.
+
+A page holds LORA_PAGE_RANKS rank rows of one group of projections, all layers. An adapter takes ceil(r / 8) pages in
+each group it touches, r being its highest rank there, and none in a group it lacks.
+"""
+
+from collections.abc import Mapping
+
+from punica_serve.protocol import LoraGroup
+
+#: Rank rows in a page.
+LORA_PAGE_RANKS = 8
+
+#: The projections that read the same input, stacked in this order.
+LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
+def pages_needed(ranks: Mapping[str, int]) -> dict[LoraGroup, int]:
+    """Pages of each group that an adapter takes, from its highest rank per module; groups it lacks are left out."""
+    pages: dict[LoraGroup, int] = {}
+    for group, modules in LORA_GROUPS.items():
+        rank = max((ranks.get(module, 0) for module in modules), default=0)
+        if rank:
+            pages[group] = -(-rank // LORA_PAGE_RANKS)
+    return pages
