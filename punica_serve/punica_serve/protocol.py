@@ -251,6 +251,8 @@ class StepReport(Message, frozen=True):
     #: Requests in the invocation; 0 when idle.
     batch_size: int
     num_prefill_tokens: int
+    #: Different adapters among them.
+    num_adapters: int
     duration_s: float
     #: Digests of the adapters in the LoRA pool; None when unchanged since the last report.
     resident: tuple[str, ...] | None = None
@@ -323,8 +325,9 @@ class GpuSnapshot(Struct, frozen=True):
     runner_id: str
     #: Requests placed and not stopped.
     working_set: int
-    #: Requests in the newest step.
+    #: Requests in the newest step, and different adapters among them.
     batch_size: int
+    num_adapters: int
     free_kv_pages: int
     resident_adapters: tuple[str, ...]
     steps: int
