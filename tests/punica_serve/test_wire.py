@@ -1,0 +1,283 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
+from punica_serve.protocol import (
+    PROTOCOL_VERSION,
+    CancelRequest,
+    FrontendHello,
+    GetCluster,
+    Limits,
+    RunnerHello,
+    SchedulerToFrontend,
+    ToScheduler,
+    Welcome,
+)
+from websockets.asyncio.client import connect
+
+from punica_serve import wire
+
+TOKEN = "cluster token"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RECONNECT_FIRST_S", 0.01)
+    monkeypatch.setattr(wire, "RECONNECT_HIGHEST_S", 0.05)
+    monkeypatch.setattr(wire, "CLOSE_TIMEOUT_S", 0.2)
+
+
+def hello(version: tuple[int, int] = PROTOCOL_VERSION, token: str = TOKEN) -> FrontendHello:
+    return FrontendHello(version, token, "frontend")
+
+
+async def echo_limits(channel: wire.Channel) -> None:
+    """A scheduler that answers each GetCluster with Limits of as many GPUs."""
+    await wire.accept(channel, token=TOKEN, incarnation=7)
+    async for message in channel:
+        if isinstance(message, GetCluster):
+            channel.send(Limits(message.call_id))
+
+
+@asynccontextmanager
+async def scheduler(
+    session: Callable[[wire.Channel], Awaitable[None]] = echo_limits, port: int = 0
+) -> AsyncIterator[str]:
+    async with wire.listen("127.0.0.1", port, ToScheduler, session) as port:
+        yield f"ws://127.0.0.1:{port}"
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_go_both_ways_in_order() -> None:
+    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, welcome):
+        assert welcome == Welcome(PROTOCOL_VERSION, 7)
+        for i in range(500):
+            channel.send(GetCluster(i))
+        assert [await channel.receive(5) for _ in range(500)] == [Limits(i) for i in range(500)]
+
+
+async def test_what_was_sent_before_a_close_still_arrives() -> None:
+    got = []
+
+    async def collect(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        got.extend([message async for message in channel])
+
+    async with scheduler(collect) as url:
+        async with wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+            for i in range(100):
+                channel.send(CancelRequest(str(i)))
+        channel.send(CancelRequest("after the end"))
+    assert got == [CancelRequest(str(i)) for i in range(100)]
+
+
+async def test_the_end_of_a_link_ends_the_iteration_with_a_reason() -> None:
+    async def leave(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        await channel.close("enough")
+
+    async with scheduler(leave) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        assert [message async for message in channel] == []
+        assert channel.end_reason == "closed with code 1000 enough"
+
+
+async def test_a_broken_frame_ends_its_own_link_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        async with connect(url) as broken:
+            await broken.send(b"\x00garbage")
+            await broken.wait_closed()
+            assert "no message of this direction" in (broken.close_reason or "")
+        channel.send(GetCluster(3))
+        assert await channel.receive(5) == Limits(3)
+    assert "cut the link from" in caplog.text
+
+
+async def test_a_frame_beyond_the_limit_is_not_sent_and_the_link_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 100)
+    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        with pytest.raises(ProtocolError, match=r"CancelRequest of .* bytes does not fit"):
+            channel.send(CancelRequest("x" * 200))
+        channel.send(GetCluster(3))
+        assert await channel.receive(5) == Limits(3)
+
+
+async def test_a_peer_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 1 << 20)
+    done = asyncio.Event()
+
+    async def read_nothing(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        await done.wait()
+
+    async with scheduler(read_nothing) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+
+        async def flood() -> None:
+            while True:
+                channel.send(CancelRequest("x" * 100_000))
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(10):
+            flooding = asyncio.create_task(flood())
+            assert [message async for message in channel] == []
+            flooding.cancel()
+        assert "reads too slowly" in channel.end_reason
+        done.set()
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read() -> None:
+    done = asyncio.Event()
+
+    async def read_nothing(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        await done.wait()
+
+    async with scheduler(read_nothing) as url:
+        async with asyncio.timeout(5), wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+            for _ in range(200):
+                channel.send(CancelRequest("x" * 100_000))
+        done.set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (hello(token="guess"), "cluster token is not the scheduler's"),
+        (hello(version=(9, 3)), r"speaks protocol 9\.3, the scheduler 1\.0"),
+    ],
+)
+async def test_a_wrong_hello_is_refused_with_the_reason(wrong: FrontendHello, message: str) -> None:
+    async with scheduler() as url:
+        with pytest.raises(wire.HandshakeRefused, match=message):
+            async with wire.dial(url, wrong, SchedulerToFrontend):
+                pass
+
+
+async def test_another_minor_version_is_welcome() -> None:
+    version = (PROTOCOL_VERSION[0], PROTOCOL_VERSION[1] + 1)
+    async with (
+        scheduler() as url,
+        wire.dial(url, RunnerHello(version, TOKEN, "r"), SchedulerToFrontend) as (_, welcome),
+    ):
+        assert welcome.incarnation == 7
+
+
+async def test_a_link_that_starts_with_no_hello_is_closed() -> None:
+    async with scheduler() as url, connect(url) as socket:
+        await socket.send(wire.encode(GetCluster(1)))
+        await socket.wait_closed()
+        assert "must start with a hello, not with GetCluster" in (socket.close_reason or "")
+
+
+async def test_a_link_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_TIMEOUT_S", 0.05)
+    async with scheduler() as url, connect(url) as socket:
+        await socket.wait_closed()
+        assert "said nothing for 0.05 s" in (socket.close_reason or "")
+
+
+async def test_dialling_nobody_names_the_url() -> None:
+    async with scheduler() as url:
+        pass
+    with pytest.raises(ClusterUnavailable, match=f"scheduler at {url} can't be reached"):
+        async with wire.dial(url, hello(), SchedulerToFrontend):
+            pass
+
+
+async def test_a_url_that_is_none_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="not of the form ws://HOST:PORT"):
+        await wire.keep_dialling("http://scheduler", hello, SchedulerToFrontend, lambda *_: asyncio.sleep(0))
+
+
+async def test_a_port_in_use_is_a_config_error() -> None:
+    async with scheduler() as url:
+        with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1:\d+"):
+            async with scheduler(port=int(url.rpartition(":")[2])):
+                pass
+
+
+@asynccontextmanager
+async def dialler(url: str, token: str = TOKEN) -> AsyncIterator[list[Welcome]]:
+    """A peer that keeps dialling; gives the list of the welcomes it has got."""
+    welcomes: list[Welcome] = []
+
+    async def session(channel: wire.Channel, welcome: Welcome) -> None:
+        welcomes.append(welcome)
+        async for _ in channel:
+            pass
+
+    task = asyncio.create_task(wire.keep_dialling(url, lambda: hello(token=token), SchedulerToFrontend, session))
+    try:
+        yield welcomes
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled(), task
+
+
+async def test_keep_dialling_comes_back_after_every_loss_and_logs_each_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, wire.__name__)
+
+    def logged(level: int) -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+    async with scheduler() as url:
+        port = int(url.rpartition(":")[2])
+    async with dialler(url) as welcomes:
+        for i in range(3):
+            await until(lambda i=i: len(logged(logging.WARNING)) == i + 1)
+            await asyncio.sleep(0.15)  # several attempts, all in vain
+            async with scheduler(port=port):
+                await until(lambda i=i: len(welcomes) == i + 1)
+        await until(lambda: len(logged(logging.WARNING)) == 4)
+    first, *losses = logged(logging.WARNING)
+    assert first.startswith(f"the scheduler at {url} can't be reached")
+    assert all(loss.startswith(f"lost the link to the scheduler at {url}: closed with code 1001") for loss in losses)
+    assert logged(logging.INFO) == [f"connected to the scheduler at {url}"] * 3
+
+
+async def test_keep_dialling_survives_a_scheduler_of_broken_frames() -> None:
+    async def garbage(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        channel.send(CancelRequest("not for frontends"))
+        async for _ in channel:
+            pass
+
+    async with scheduler(garbage) as url, dialler(url) as welcomes:
+        await until(lambda: len(welcomes) >= 3)
+
+
+async def test_keep_dialling_says_once_why_it_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    hellos = 0
+
+    async def refuse(channel: wire.Channel) -> None:
+        nonlocal hellos
+        hellos += 1
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+
+    async with scheduler(refuse) as url, dialler(url, token="guess") as welcomes:
+        await until(lambda: hellos >= 3)
+    assert not welcomes
+    assert sum("refused us: the peer's cluster token" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_an_error_of_the_session_gets_out() -> None:
+    async def broken(_: wire.Channel, __: Welcome) -> None:
+        raise RuntimeError("our bug")
+
+    async with scheduler() as url:
+        with pytest.raises(RuntimeError, match="our bug"):
+            await wire.keep_dialling(url, hello, SchedulerToFrontend, broken)
