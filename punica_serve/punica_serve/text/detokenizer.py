@@ -1,0 +1,113 @@
+"""Tokens to text while they are generated, so that what has been given out never changes.
+
+Decoding a token alone is wrong twice: a character may be spread over up to four tokens, and a token may owe its leading
+space to the one before it. So the newest tokens are decoded together with a few before them, and only the text beyond
+what those gave is new (the two offsets of Hugging Face TGI's detokenizer). U+FFFD at the end is held back until later
+tokens complete it or make it final.
+"""
+
+from collections.abc import Sequence
+
+from punica_serve.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+
+#: An unfinished character shows as at most so many U+FFFD (one for each of its bytes, with byte fallback tokens).
+_MAX_UNFINISHED = 3
+
+#: Tokens of the prompt that the first generated one is decoded with.
+_NUM_PROMPT_TOKENS = 8
+
+#: Tokens decoded together before the oldest are forgotten. Cost per token grows with it, cost of forgetting falls.
+_MAX_WINDOW = 16
+
+
+class IncrementalDetokenizer:
+    """The text of one stream of generated tokens, special tokens left out.
+
+    All that ``add`` and then ``finish`` return, joined, is what the generated tokens add to the decoded prompt. Where
+    bytes turn out to be no UTF-8, each stays a U+FFFD and text given out before them is not taken back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        #: The newest tokens, without special ones. Starts where a character starts, unless that is long ago.
+        self._window = self._context_of(prompt_ids)
+        #: The part of the window's text that is not to be given out again.
+        self._given = tokenizer.decode(self._window)
+        #: Tokens of the window up to where its text last ended with a whole character.
+        self._num_whole = len(self._window)
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Takes the next generated tokens; returns the text that they make final."""
+        return "".join(self._add(token_id) for token_id in token_ids)
+
+    def finish(self) -> str:
+        """The stream has ended: what was held back is final as it is."""
+        text = self._tokenizer.decode(self._window)
+        if not text.startswith(self._given):
+            text = self._forget(self._num_whole)
+        new, self._given = text[len(self._given) :], text
+        return new
+
+    def _add(self, token_id: int) -> str:
+        if token_id in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        num_held = _num_unfinished(text)
+        if not text.startswith(self._given):
+            # Byte fallback tokens spoil the whole characters before them as long as they are no character themselves.
+            if num_held and len(self._window) - self._num_whole <= _MAX_UNFINISHED:
+                return ""
+            text = self._forget(self._num_whole)
+            num_held = _num_unfinished(text)
+        final = text[: len(text) - num_held]
+        new = final[len(self._given) :]
+        if new:
+            self._given = final
+        self._slide(num_held)
+        return new
+
+    def _slide(self, num_held: int) -> None:
+        """Forgets the oldest tokens of a full window, up to where a character started.
+
+        A stream that has not ended with a whole character for a whole window is cut in the middle: by then the cut is
+        far from the unfinished character.
+        """
+        last_whole = self._num_whole
+        if num_held:
+            if len(self._window) - last_whole < _MAX_WINDOW:
+                return
+            num_forgotten = len(self._window) // 2
+        else:
+            self._num_whole = len(self._window)
+            if len(self._window) < _MAX_WINDOW:
+                return
+            num_forgotten = last_whole or len(self._window) // 2
+        text = self._forget(num_forgotten)
+        self._given = text[: max(0, len(text) - num_held)]
+
+    def _forget(self, num_tokens: int) -> str:
+        """Drops the window's first tokens and all that is known of their text; returns the text of the others."""
+        self._window = self._window[num_tokens:]
+        self._num_whole = max(0, self._num_whole - num_tokens)
+        self._given = ""
+        return self._tokenizer.decode(self._window)
+
+    def _context_of(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The end of the prompt, without special tokens, from where a character starts."""
+        window: list[int] = []
+        for token_id in reversed(prompt_ids):
+            if len(window) == _NUM_PROMPT_TOKENS:
+                break
+            if token_id not in self._tokenizer.special_ids:
+                window.insert(0, token_id)
+        while window and _REPLACEMENT in self._tokenizer.decode(window):
+            window.pop(0)
+        return window
+
+
+def _num_unfinished(text: str) -> int:
+    """Characters at the end of ``text`` that later tokens may complete to others."""
+    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_UNFINISHED)

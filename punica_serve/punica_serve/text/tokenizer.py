@@ -1,0 +1,117 @@
+"""A model folder's tokenizer and chat template, without transformers.
+
+Encoding and decoding release the GIL and share no mutable state, so a Tokenizer may be used by any number of tasks and
+threads at once. Encoding costs about a millisecond per thousand tokens: callers on an event loop move long texts to a
+thread.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from punica_serve.errors import InvalidRequest, ModelRejected
+from punica_serve.text.chat_template import ChatTemplate
+
+#: The special tokens of tokenizer_config.json that chat templates may use by name.
+_SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Text to token ids and back, as the model was trained with. Immutable."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        added = backend.get_added_tokens_decoder()
+        #: Ids that ``decode`` leaves out unless told otherwise.
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        #: Number of token ids, added tokens included.
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja (only the first is a must).
+
+        Raises ModelRejected.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ModelRejected(f"{path} can't be read: {error.strerror}", param=path.name) from error
+        # The library raises a bare Exception for a file that it does not understand.
+        except Exception as error:
+            raise ModelRejected(f"{path} holds no tokenizer: {error}", param=path.name) from error
+        # A file may ask to cut or pad its training batches; a prompt is served whole or refused.
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(backend, _read_chat_template(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; by default with what the model expects around it, such as a begin token."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``; bytes that are no UTF-8 become U+FFFD, ids that are no token become nothing."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str | None:
+        """How the vocabulary spells one token, None when the id is no token."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation, to be encoded without special tokens. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest("the base model has no chat template; send a prompt instead", param="messages")
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def _read_chat_template(folder: Path) -> ChatTemplate | None:
+    config = _read_tokenizer_config(folder / "tokenizer_config.json")
+    path = folder / "chat_template.jinja"
+    try:
+        source = path.read_text(encoding="utf-8") if path.is_file() else _default_template(config.get("chat_template"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
+    return None if source is None else ChatTemplate(source, _special_tokens(config), folder=folder)
+
+
+def _read_tokenizer_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
+    if not isinstance(config, dict):
+        raise ModelRejected(f"{path} must hold a JSON object", param=path.name)
+    return config
+
+
+def _default_template(chat_template: object) -> str | None:
+    """A file holds one template, or a list of named ones of which "default" is for plain chats."""
+    if isinstance(chat_template, list):
+        named = {entry.get("name"): entry.get("template") for entry in chat_template if isinstance(entry, dict)}
+        chat_template = named.get("default")
+    return chat_template if isinstance(chat_template, str) else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens are spelled as a string, or as an object that holds one."""
+    tokens = {}
+    for name in _SPECIAL_TOKEN_NAMES:
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
