@@ -1,0 +1,106 @@
+"""Paged attention in plain torch: the CPU's, with the interface that the GPU's kernels have too.
+
+``plan(step, batch)`` once per step turns pages into index tensors; ``run`` once per layer appends keys and values to the
+KvCache and attends, prefill and decode each on their own rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+
+from punica_serve.engine.batch import Batch
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.planner import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillPlan:
+    num_rows: int
+    #: int64 [pages of the request]
+    pages: Tensor
+    #: bool [rows, context]: what each row may see.
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodePlan:
+    #: int64 [decodes, most pages of one request], padded with page 0.
+    pages: Tensor
+    #: bool [decodes, 1, 1, most pages * page_size]: the tokens that are there.
+    mask: Tensor
+
+
+class TorchPagedAttention:
+    """Attention of one step. ``plan`` before ``run``; a new plan replaces the old one."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self._prefill: _PrefillPlan | None = None
+        self._decode: _DecodePlan | None = None
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, step: StepPlan, batch: Batch) -> None:
+        """Reads the pages of the step's sequences. They must have room for the step's rows."""
+        self._slots = self._slots_of_rows(step, batch)
+        self._prefill = self._plan_prefill(step) if step.prefill else None
+        self._decode = self._plan_decode(step) if step.decodes else None
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] -> [rows, heads * head_dim]."""
+        keys, values = self._cache.layer(layer)
+        page, offset = self._slots // self._cache.page_size, self._slots % self._cache.page_size
+        keys[page, offset] = k
+        values[page, offset] = v
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        num_prefill = self._prefill.num_rows if self._prefill else 0
+        if self._prefill:
+            out[:num_prefill] = _attend_prefill(self._prefill, q[:num_prefill], keys, values)
+        if self._decode:
+            out[num_prefill:] = _attend_decode(self._decode, q[num_prefill:], keys, values)
+        return out.flatten(1)
+
+    def _slots_of_rows(self, step: StepPlan, batch: Batch) -> Tensor:
+        """int64 [rows]: page * page_size + offset, where each row's key and value go."""
+        size, num_prefill = self._cache.page_size, batch.batch_len.num_prefill_rows
+        pages = torch.empty_like(batch.positions)
+        if step.prefill:
+            own_pages = self._tensor(step.prefill.sequence.pages)
+            pages[:num_prefill] = own_pages[batch.positions[:num_prefill] // size]
+        pages[num_prefill:] = self._tensor([seq.pages[seq.num_cached // size] for seq in step.decodes])
+        return pages * size + batch.positions % size
+
+    def _plan_prefill(self, step: StepPlan) -> _PrefillPlan:
+        chunk = step.prefill
+        assert chunk is not None
+        pages = self._tensor(chunk.sequence.pages[: self._cache.pages_for(chunk.end)])
+        rows = torch.arange(chunk.start, chunk.end, device=pages.device)
+        context = torch.arange(chunk.end, device=pages.device)
+        return _PrefillPlan(chunk.end - chunk.start, pages, context <= rows[:, None])
+
+    def _plan_decode(self, step: StepPlan) -> _DecodePlan:
+        size = self._cache.page_size
+        lengths = self._tensor([len(sequence.token_ids) for sequence in step.decodes])
+        tables = [self._tensor(seq.pages[: self._cache.pages_for(len(seq.token_ids))]) for seq in step.decodes]
+        pages = pad_sequence(tables, batch_first=True)
+        context = torch.arange(pages.shape[1] * size, device=pages.device)
+        return _DecodePlan(pages, (context < lengths[:, None])[:, None, None])
+
+    def _tensor(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._cache.pool.device)
+
+
+def _attend_prefill(plan: _PrefillPlan, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    context = plan.mask.shape[1]
+    k = keys[plan.pages].flatten(0, 1)[:context].transpose(0, 1)
+    v = values[plan.pages].flatten(0, 1)[:context].transpose(0, 1)
+    out = scaled_dot_product_attention(q.transpose(0, 1)[None], k[None], v[None], plan.mask, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _attend_decode(plan: _DecodePlan, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    k = keys[plan.pages].flatten(1, 2).transpose(1, 2)
+    v = values[plan.pages].flatten(1, 2).transpose(1, 2)
+    return scaled_dot_product_attention(q[:, :, None], k, v, plan.mask, enable_gqa=True)[:, :, 0]

@@ -1,0 +1,295 @@
+"""The engine of one device: requests in, tokens out, one step at a time.
+
+A step decides (planner), computes (model and sampler) and accounts (commit); nothing else happens in it. Requests that are
+new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+from threading import Event
+from typing import Literal
+
+import msgspec
+import torch
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.adapter_loader import AdapterLoader
+from punica_serve.engine.attention import TorchPagedAttention
+from punica_serve.engine.batch import build_batch
+from punica_serve.engine.host_cache import HostCache
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.lora_batch import PooledLora
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.planner import Planner, StepPlan
+from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.sequence import Sequence
+from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.lora_layout import pages_needed
+from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.models.llama import Llama
+from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
+
+#: Why a request ended by itself.
+EndReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    request_id: str
+    #: Index among the request's generated tokens.
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """Requests that are gone because their adapter can't be brought to the device."""
+
+    request_ids: tuple[str, ...]
+    permanent: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step did. ``batch_size`` is 0 when nothing could run."""
+
+    tokens: tuple[GeneratedToken, ...] = ()
+    #: (request_id, reason), after the tokens.
+    finished: tuple[tuple[str, EndReason], ...] = ()
+    load_failures: tuple[LoadFailure, ...] = ()
+    #: Requests that had to give up their pages to older ones and wait.
+    starved: tuple[str, ...] = ()
+    batch_size: int = 0
+    num_prefill_tokens: int = 0
+    #: Different adapters in the batch.
+    num_adapters: int = 0
+    duration_s: float = 0.0
+
+
+class Engine:
+    """One base model on one device. Not thread-safe, but for ``wake``.
+
+    Raises ModelRejected if the model can't be served and ConfigError if the device or the settings can't work.
+    """
+
+    def __init__(self, config: EngineConfig, device: str = "cpu") -> None:
+        if config.cpu_threads is not None:
+            torch.set_num_threads(config.cpu_threads)
+        self.device = _open_device(device)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        self.model_config = read_model_config(config.model)
+        self.max_context = _max_context(config, self.model_config)
+        self._model = Llama.from_folder(config.model, self.model_config, dtype, self.device)
+        self._cache = KvCache(
+            self.model_config,
+            num_pages=config.num_kv_pages,
+            page_size=config.page_size,
+            dtype=dtype,
+            device=self.device,
+        )
+        self._lora_pool = LoraPool(self.model_config, num_pages=config.num_lora_pages, dtype=dtype, device=self.device)
+        self._work = Event()
+        self._loader = AdapterLoader(
+            self._lora_pool, HostCache(config.host_cache_bytes), self.model_config, dtype, self._work.set
+        )
+        self._planner = Planner(
+            self._cache,
+            max_batch_size=config.max_batch_size,
+            prefill_budget_tokens=config.prefill_budget_tokens,
+        )
+        self._attention = TorchPagedAttention(self._cache)
+        self._lora = PooledLora(self._lora_pool)
+        self._sampler = Sampler(self.model_config.vocab_size, self.model_config.generation.eos_token_ids)
+        self._sequences: dict[str, Sequence] = {}
+
+    @property
+    def num_kv_pages(self) -> int:
+        return self._cache.pages.num_pages
+
+    @property
+    def num_free_kv_pages(self) -> int:
+        return self._cache.pages.num_free
+
+    @property
+    def num_lora_pages(self) -> dict[LoraGroup, int]:
+        return self._lora_pool.num_pages
+
+    @property
+    def resident_adapters(self) -> tuple[str, ...]:
+        """Digests of the adapters on the device."""
+        return self._loader.resident
+
+    @property
+    def num_requests(self) -> int:
+        """Requests added and not gone."""
+        return len(self._sequences)
+
+    def add(self, request: Request) -> None:
+        """Takes a request in and reserves its pages if there is room, else at a later step.
+
+        Raises InvalidRequest for a request that this engine could never finish.
+        """
+        self._check(request)
+        if request.sampling.seed is None:
+            request = msgspec.structs.replace(
+                request, sampling=msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
+            )
+        sequence = Sequence.of(request)
+        self._sequences[request.request_id] = sequence
+        self._planner.add(sequence)
+        self._admit()
+        self._work.set()
+
+    def cancel(self, request_id: str) -> None:
+        """Drops a request; its pages come back at once. Unknown ids are ignored."""
+        if request_id in self._sequences:
+            self._drop(self._sequences[request_id])
+
+    def step(self) -> StepOutput:
+        """One model invocation over all that can run, or an output with batch_size 0 if nothing can."""
+        started_s = time.perf_counter()
+        self._work.clear()
+        failures = self._collect_failures()
+        self._admit()
+        plan, displaced = self._planner.plan(self._is_ready)
+        for sequence in displaced:
+            self._release_adapter(sequence)
+        starved = tuple(sequence.request_id for sequence in displaced)
+        if plan is None:
+            return StepOutput(load_failures=failures, starved=starved)
+        token_ids, logprobs = self._compute(plan)
+        tokens, finished = self._commit(plan, token_ids, logprobs)
+        return StepOutput(
+            tokens=tokens,
+            finished=finished,
+            load_failures=failures,
+            starved=starved,
+            batch_size=len(plan.sequences),
+            num_prefill_tokens=plan.prefill.end - plan.prefill.start if plan.prefill else 0,
+            num_adapters=len({sequence.digest for sequence in plan.sequences if sequence.digest}),
+            duration_s=time.perf_counter() - started_s,
+        )
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when a step may have something to do again, or at the timeout."""
+        self._work.wait(timeout_s)
+
+    def wake(self) -> None:
+        """Ends a ``wait``, from any thread."""
+        self._work.set()
+
+    def close(self) -> None:
+        """Stops the loader's threads. The engine is of no use afterwards."""
+        self._loader.close()
+
+    def check_invariants(self) -> None:
+        """Audits all books; raises AssertionError on the first that is wrong."""
+        self._planner.check_invariants()
+        self._loader.check_invariants()
+        known = {id(sequence) for sequence in (*self._planner.waiting, *self._planner.running)}
+        assert known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown"
+
+    @torch.inference_mode()
+    def _compute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+        batch = build_batch(plan, self.device)
+        self._attention.plan(plan, batch)
+        self._lora.plan(batch.segments, self._loader)
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._attention, self._lora)
+        if not plan.sampled:
+            return [], []
+        return self._sampler.draw(self._model.logits(hidden[batch.sampled_rows]), plan.sampled)
+
+    def _commit(
+        self, plan: StepPlan, token_ids: list[int], logprobs: list[TokenLogprobs | None]
+    ) -> tuple[tuple[GeneratedToken, ...], tuple[tuple[str, EndReason], ...]]:
+        """Writes the step's results into the sequences, and drops those that ended."""
+        for sequence in plan.decodes:
+            sequence.num_cached += 1
+        if plan.prefill:
+            plan.prefill.sequence.num_cached = plan.prefill.end
+        tokens: list[GeneratedToken] = []
+        finished: list[tuple[str, EndReason]] = []
+        for sequence, token_id, logprob in zip(plan.sampled, token_ids, logprobs, strict=True):
+            tokens.append(GeneratedToken(sequence.request_id, sequence.position, token_id, logprob))
+            sequence.token_ids.append(token_id)
+            reason = self._end_reason(sequence, token_id)
+            if reason is not None:
+                finished.append((sequence.request_id, reason))
+                self._drop(sequence)
+        return tuple(tokens), tuple(finished)
+
+    def _end_reason(self, sequence: Sequence, token_id: int) -> EndReason | None:
+        if self._sampler.is_end(sequence, token_id):
+            return "stop"
+        out_of_room = len(sequence.token_ids) >= self.max_context
+        return "length" if out_of_room or sequence.position >= sequence.sampling.max_tokens else None
+
+    def _admit(self) -> None:
+        for sequence in self._planner.admit():
+            if sequence.adapter is not None:
+                self._loader.acquire(sequence.adapter)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        return sequence.digest is None or self._loader.is_ready(sequence.digest)
+
+    def _collect_failures(self) -> tuple[LoadFailure, ...]:
+        """Requests whose adapters failed are dropped before the step; the others never notice."""
+        failures = []
+        for failure in self._loader.poll():
+            lost = [sequence for sequence in self._planner.running if sequence.digest == failure.digest]
+            for sequence in lost:
+                self._drop(sequence)
+            request_ids = tuple(sequence.request_id for sequence in lost)
+            failures.append(LoadFailure(request_ids, failure.permanent, failure.message))
+        return tuple(failures)
+
+    def _drop(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        if sequence.pages:
+            self._release_adapter(sequence)
+        self._planner.remove(sequence)
+
+    def _release_adapter(self, sequence: Sequence) -> None:
+        if sequence.digest is not None:
+            self._loader.release(sequence.digest)
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"request {request.request_id!r} is running already", param="request_id")
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+        vocab_size = self.model_config.vocab_size
+        bad = next((token for token in request.prompt_ids if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt")
+        longest = min(self.max_context, self._cache.capacity_tokens)
+        if request.max_num_tokens > longest:
+            raise InvalidRequest(
+                f"prompt of {len(request.prompt_ids)} and max_tokens of {request.sampling.max_tokens} tokens exceed "
+                f"the longest request of {longest}; shorten the prompt or lower max_tokens",
+                param="max_tokens",
+            )
+        if request.adapter is not None and not self._lora_pool.could_fit(pages_needed(request.adapter.ranks)):
+            raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
+
+
+def _open_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"`runner.devices`: {name!r} can't be used: {reason}", param="runner.devices") from error
+    return device
+
+
+def _max_context(config: EngineConfig, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    if config.max_context is not None and config.max_context > limit:
+        raise ConfigError(
+            f"`engine.max_context` is {config.max_context}, the model's limit is {limit}", param="engine.max_context"
+        )
+    return config.max_context or limit

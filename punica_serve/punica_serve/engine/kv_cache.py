@@ -1,0 +1,32 @@
+"""The paged KvCache of one device. The page is the outermost dimension, so requests stay separable (Punica, section 5)."""
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.page_pool import PagePool
+from punica_serve.model_config import ModelConfig
+
+
+class KvCache:
+    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: its books."""
+
+    def __init__(
+        self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        self.pages = PagePool(num_pages)
+        layers, heads = model.num_hidden_layers, model.num_key_value_heads
+        # Zeros, not garbage: attention masks unused slots, but a NaN in one would still poison the sum.
+        self.pool = torch.zeros(num_pages, layers, 2, page_size, heads, model.head_dim, dtype=dtype, device=device)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest request that the empty pool could hold."""
+        return self.pages.num_pages * self.page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
+        return self.pool[:, number, 0], self.pool[:, number, 1]

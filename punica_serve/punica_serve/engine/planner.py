@@ -1,0 +1,150 @@
+"""Decides what the next step runs: plain Python over sequences and page counts, no tensors.
+
+A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step mixes
+at most one prefill, chunked past a token budget, with all decodes (Punica, section 5). A running request whose adapter is
+still on its way keeps its pages and stays out of the step; nobody waits for it.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.sequence import Sequence
+
+_by_arrival = attrgetter("arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, end) of a sequence. The last chunk ends with the newest token and yields the next one."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One model invocation. ``decodes`` is ordered: the prefill's adapter first, then adapter by adapter."""
+
+    prefill: PrefillChunk | None
+    decodes: tuple[Sequence, ...]
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that get a token, in row order."""
+        if self.prefill and self.prefill.is_last:
+            return (self.prefill.sequence, *self.decodes)
+        return self.decodes
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        return (self.prefill.sequence, *self.decodes) if self.prefill else self.decodes
+
+
+class Planner:
+    """Owns the waiting and the running sequences and moves pages of the KvCache between them."""
+
+    def __init__(self, cache: KvCache, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+        self._cache = cache
+        self._max_batch_size = max_batch_size
+        self._prefill_budget_tokens = prefill_budget_tokens
+        self._waiting: list[Sequence] = []  # by arrival
+        self._running: list[Sequence] = []  # by arrival
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_by_arrival)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forgets a sequence and takes its pages back."""
+        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        self._take_pages(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Moves waiting sequences that fit to running, with pages for their tokens and one more; returns them.
+
+        The first that does not fit blocks those behind it.
+        """
+        admitted = []
+        while self._waiting and len(self._running) < self._max_batch_size:
+            sequence = self._waiting[0]
+            needed = self._cache.pages_for(len(sequence.token_ids) + 1)
+            if needed > self._cache.pages.num_free:
+                break
+            del self._waiting[0]
+            sequence.pages = self._cache.pages.allocate(needed)
+            insort(self._running, sequence, key=_by_arrival)
+            admitted.append(sequence)
+        return admitted
+
+    def plan(self, is_ready: Callable[[Sequence], bool]) -> tuple[StepPlan | None, list[Sequence]]:
+        """The next step, and the sequences that it had to put back to wait for want of a page.
+
+        ``is_ready`` tells whether a sequence's adapter is on the device.
+        """
+        displaced = self._grow([sequence for sequence in self._running if sequence.is_decoding and is_ready(sequence)])
+        ready = [sequence for sequence in self._running if is_ready(sequence)]
+        prefill = next((self._chunk(sequence) for sequence in ready if not sequence.is_decoding), None)
+        decodes = [sequence for sequence in ready if sequence.is_decoding]
+        if prefill is None and not decodes:
+            return None, displaced
+        return StepPlan(prefill, _order_decodes(decodes, prefill)), displaced
+
+    def check_invariants(self) -> None:
+        held = [page for sequence in self._running for page in sequence.pages]
+        self._cache.pages.check_invariants(held)
+        assert not any(sequence.pages for sequence in self._waiting), "a waiting sequence holds pages"
+        assert len(self._running) <= self._max_batch_size
+        for queue in (self._waiting, self._running):
+            assert queue == sorted(queue, key=_by_arrival)
+
+    def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
+        """Gives each decoding sequence, oldest first, the page its next token needs, at the newest one's cost."""
+        displaced: list[Sequence] = []
+        for sequence in decoding:
+            missing = self._cache.pages_for(len(sequence.token_ids)) - len(sequence.pages)
+            while missing > self._cache.pages.num_free and sequence not in displaced:
+                displaced.append(self._displace_newest())
+            if sequence not in displaced and missing > 0:
+                sequence.pages += self._cache.pages.allocate(missing)
+        return displaced
+
+    def _displace_newest(self) -> Sequence:
+        """Punica evicts the newest request, which preserves first come, first served (section 5.3)."""
+        newest = self._running.pop()
+        self._take_pages(newest)
+        insort(self._waiting, newest, key=_by_arrival)
+        return newest
+
+    def _take_pages(self, sequence: Sequence) -> None:
+        self._cache.pages.free(sequence.pages)
+        sequence.pages = []
+        sequence.num_cached = 0
+
+    def _chunk(self, sequence: Sequence) -> PrefillChunk:
+        end = min(len(sequence.token_ids), sequence.num_cached + self._prefill_budget_tokens)
+        return PrefillChunk(sequence, sequence.num_cached, end)
+
+
+def _order_decodes(decodes: list[Sequence], prefill: PrefillChunk | None) -> tuple[Sequence, ...]:
+    """Rows that share an adapter adjacent, and those of the prefill's adapter next to the prefill."""
+    by_adapter: dict[str | None, list[Sequence]] = {}
+    if prefill is not None:
+        by_adapter[prefill.sequence.digest] = []
+    for sequence in decodes:
+        by_adapter.setdefault(sequence.digest, []).append(sequence)
+    return tuple(sequence for group in by_adapter.values() for sequence in group)

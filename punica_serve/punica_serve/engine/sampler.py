@@ -1,0 +1,106 @@
+"""Draws the next token of each sampled row as its request asks for.
+
+Order, as most servers have it: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise comes from
+(seed, position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs.
+"""
+
+from collections.abc import Sequence as Rows
+
+import torch
+from punica_kernels.sampling import apply_penalties, sample, token_logprobs
+from torch import Tensor
+
+from punica_serve.engine.sequence import Sequence
+from punica_serve.protocol import SamplingParams, TokenLogprobs
+
+
+class Sampler:
+    """Sampling over one vocabulary with one set of end-of-sequence tokens."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def draw(self, logits: Tensor, rows: Rows[Sequence]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """float32 logits [len(rows), vocab] -> the token of each row, and its logprobs where they are asked for."""
+        adjusted = self._forbid_early_ends(self._penalize(logits, rows), rows)
+        params = [sequence.sampling for sequence in rows]
+        tokens = sample(
+            adjusted,
+            temperatures=self._tensor([p.temperature for p in params], logits),
+            top_p=self._tensor([p.top_p for p in params], logits),
+            top_k=self._tensor([p.top_k for p in params], logits, torch.int64),
+            min_p=self._tensor([p.min_p for p in params], logits),
+            seeds=self._tensor([_as_int64(p.seed or 0) for p in params], logits, torch.int64),
+            positions=self._tensor([sequence.position for sequence in rows], logits, torch.int64),
+        )
+        return tokens.tolist(), _logprobs(logits, tokens, params)
+
+    def is_end(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether the token ends the sequence."""
+        params = sequence.sampling
+        return (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
+
+    def _penalize(self, logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+        """A copy where any row has a penalty; rows without are unchanged."""
+        chosen = [number for number, sequence in enumerate(rows) if _has_penalty(sequence.sampling)]
+        if not chosen:
+            return logits
+        params = [rows[number].sampling for number in chosen]
+        prompts = torch.stack([self._counts(rows[number].request.prompt_ids, logits) for number in chosen])
+        outputs = torch.stack([self._counts(rows[number].generated_ids, logits) for number in chosen])
+        logits = logits.clone()
+        logits[chosen] = apply_penalties(
+            logits[chosen],
+            prompts > 0,
+            outputs,
+            self._tensor([p.repetition_penalty for p in params], logits),
+            self._tensor([p.presence_penalty for p in params], logits),
+            self._tensor([p.frequency_penalty for p in params], logits),
+        )
+        return logits
+
+    def _forbid_early_ends(self, logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+        """A copy where any row is below its min_tokens: there every token that would end it is impossible."""
+        young = [number for number, sequence in enumerate(rows) if sequence.position < sequence.sampling.min_tokens]
+        if not young:
+            return logits
+        logits = logits.clone()
+        for number in young:
+            params = rows[number].sampling
+            ends = (() if params.ignore_eos else self._eos_token_ids) + params.stop_token_ids
+            logits[number, list(ends)] = -torch.inf
+        return logits
+
+    def _counts(self, token_ids: Rows[int], like: Tensor) -> Tensor:
+        """How often each token occurs: int64 [vocab]."""
+        return torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=self._vocab_size).to(like.device)
+
+    @staticmethod
+    def _tensor(values: list[float] | list[int], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=like.device)
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def _as_int64(seed: int) -> int:
+    """The same 64 bits as torch's signed integers hold them."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, params: list[SamplingParams]) -> list[TokenLogprobs | None]:
+    """Of the model's own logits, before penalties, for the rows that ask."""
+    found: list[TokenLogprobs | None] = [None] * len(params)
+    asking = [number for number, p in enumerate(params) if p.logprobs is not None]
+    if not asking:
+        return found
+    top_n = max(params[number].logprobs or 0 for number in asking)
+    chosen, top_ids, top_logprobs = token_logprobs(logits[asking], tokens[asking], top_n)
+    for row, number in enumerate(asking):
+        count = params[number].logprobs or 0
+        found[number] = TokenLogprobs(
+            float(chosen[row]), tuple(top_ids[row, :count].tolist()), tuple(top_logprobs[row, :count].tolist())
+        )
+    return found
