@@ -1,0 +1,73 @@
+"""Request populations and lengths for tests and benchmarks, after Punica's evaluation (section 7). Free of torch."""
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Population(StrEnum):
+    """How requests spread over adapters."""
+
+    DISTINCT = "distinct"
+    """Every request has an adapter of its own."""
+    UNIFORM = "uniform"
+    """ceil(sqrt(n)) adapters, equally popular."""
+    SKEWED = "skewed"
+    """Each adapter is 1.5 times as popular as the next (the paper calls this Zipf-1.5; it is geometric)."""
+    IDENTICAL = "identical"
+    """All requests share one adapter."""
+
+
+class RequestLength(NamedTuple):
+    """Lengths of one request, in tokens."""
+
+    prompt: int
+    output: int
+
+
+def counts(population: Population, num_requests: int) -> list[int]:
+    """Requests of each adapter, the most popular first; they sum to `num_requests`."""
+    match population:
+        case Population.DISTINCT:
+            return [1] * num_requests
+        case Population.UNIFORM:
+            num_adapters = math.ceil(math.sqrt(num_requests))
+            return [len(range(adapter, num_requests, num_adapters)) for adapter in range(num_adapters)]
+        case Population.SKEWED:
+            return _skewed_counts(num_requests)
+        case Population.IDENTICAL:
+            return [num_requests] if num_requests else []
+
+
+def adapter_indices(population: Population, num_requests: int, seed: int) -> list[int]:
+    """The adapter of each request in order of arrival: `counts`, shuffled by `seed`; adapter 0 is the most popular."""
+    adapter_counts = counts(population, num_requests)
+    indices = np.repeat(np.arange(len(adapter_counts)), adapter_counts)
+    order: list[int] = np.random.default_rng(seed).permutation(indices).tolist()
+    return order if population is not Population.DISTINCT else sorted(order)
+
+
+def request_lengths(num_requests: int, seed: int) -> list[RequestLength]:
+    """Lengths like ShareGPT's: log-normal, with mean prompt 160 and mean output 101 tokens after clipping."""
+    rng = np.random.default_rng(seed)
+    prompts = _clipped_lognormal(rng, num_requests, mu=4.4922, sigma=1.1, longest=1024)
+    outputs = _clipped_lognormal(rng, num_requests, mu=4.1910, sigma=1.0, longest=512)
+    return list(map(RequestLength, prompts, outputs))
+
+
+def _skewed_counts(num_requests: int) -> list[int]:
+    """floor(1.5^k) for k = 0, 1, ... while they fit, then one adapter with the rest, as in Punica's benchmarks."""
+    adapter_counts: list[int] = []
+    popularity, remaining = 1.0, num_requests
+    while remaining:
+        adapter_counts.append(min(int(popularity), remaining))
+        remaining -= adapter_counts[-1]
+        popularity *= 1.5
+    return sorted(adapter_counts, reverse=True)
+
+
+def _clipped_lognormal(rng: np.random.Generator, size: int, *, mu: float, sigma: float, longest: int) -> list[int]:
+    lengths: list[int] = np.clip(np.rint(rng.lognormal(mu, sigma, size)), 4, longest).astype(int).tolist()
+    return lengths
