@@ -1,0 +1,166 @@
+"""A PEFT folder, read once: digest, configuration, tensors.
+
+The configuration says which tensors there must be, and of which shape; the file must hold exactly those.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from punica_serve.adapters.adapter import Adapter, HostTensor, LoraPair
+from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
+from punica_serve.adapters.safetensors_file import parse_safetensors
+from punica_serve.adapters.targets import LoraTarget, lora_targets
+from punica_serve.errors import AdapterRejected
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_PICKLE_NAME = "adapter_model.bin"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Both files' bytes, and what they amount to."""
+
+    config: npt.NDArray[np.uint8]
+    weights: npt.NDArray[np.uint8]
+    digest: str
+
+
+def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False) -> Adapter:
+    """Reads and checks a PEFT folder that has not been seen before. Raises AdapterRejected, which names the file.
+
+    An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``.
+    """
+    files = _read_files(folder)
+    config = _read_config(folder, files)
+    with _naming(folder / CONFIG_NAME):
+        _check_base_name(config, model, folder=folder, strict=strict_base)
+    return _build(folder, files, config, model)
+
+
+def load_adapter(ref: AdapterRef, model: ModelConfig) -> Adapter:
+    """Reads a registered adapter again. Raises AdapterRejected when its files are no longer the registered ones."""
+    folder = Path(ref.uri)
+    files = _read_files(folder)
+    if files.digest != ref.digest:
+        raise AdapterRejected(
+            f"{folder}: changed on disk since it was registered; restart or register it again", param="digest"
+        )
+    return _build(folder, files, _read_config(folder, files), model)
+
+
+def weight_name(path: str, side: Literal["A", "B"]) -> str:
+    """The name that PEFT saves half of a module's update under."""
+    return f"base_model.model.{path}.lora_{side}.weight"
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file in front of whatever is wrong with it."""
+    try:
+        yield
+    except AdapterRejected as error:
+        raise AdapterRejected(f"{path}: {error.message}", param=error.param or path.name) from error
+
+
+def _read_files(folder: Path) -> _Files:
+    if not folder.is_dir():
+        raise AdapterRejected(f"{folder}: no such folder", param=str(folder))
+    config = _read_bytes(folder / CONFIG_NAME)
+    if not (folder / WEIGHTS_NAME).exists() and (folder / _PICKLE_NAME).exists():
+        raise AdapterRejected(
+            f"{folder / _PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
+            f" folder).save_pretrained(folder) writes {WEIGHTS_NAME}",
+            param=_PICKLE_NAME,
+        )
+    weights = _read_bytes(folder / WEIGHTS_NAME)
+    digests = hashlib.sha256(config.data).digest() + hashlib.sha256(weights.data).digest()
+    return _Files(config, weights, hashlib.sha256(digests).hexdigest())
+
+
+def _read_bytes(path: Path) -> npt.NDArray[np.uint8]:
+    """The file in an aligned, writable array: torch warns of tensors over memory that is not writable."""
+    try:
+        return np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise AdapterRejected(f"{path}: can't be read: {error.strerror or error}", param=path.name) from error
+
+
+def _read_config(folder: Path, files: _Files) -> PeftConfig:
+    with _naming(folder / CONFIG_NAME):
+        return parse_peft_config(files.config.tobytes())
+
+
+def _check_base_name(config: PeftConfig, model: ModelConfig, *, folder: Path, strict: bool) -> None:
+    """Shapes decide whether an adapter fits; its base's name, a path or a Hub id, only hints. The last parts count."""
+    trained_on = config.base_model_name_or_path
+    if PurePath(trained_on or "").name == PurePath(model.name).name:
+        return
+    if strict:
+        raise AdapterRejected(
+            f"`base_model_name_or_path` is {trained_on!r}, the base model is {model.name!r}; unset `strict_base` to"
+            " serve the adapter all the same",
+            param="base_model_name_or_path",
+        )
+    if trained_on:
+        logger.warning("adapter %s was trained on %r and is served on %r", folder, trained_on, model.name)
+
+
+def _build(folder: Path, files: _Files, config: PeftConfig, model: ModelConfig) -> Adapter:
+    with _naming(folder / CONFIG_NAME):
+        targets = lora_targets(config, model)
+    with _naming(folder / WEIGHTS_NAME):
+        tensors = parse_safetensors(files.weights)
+        _check_names(tensors, targets)
+        pairs = {(target.layer, target.module): _pair(target, tensors, model) for target in targets}
+    ranks: dict[str, int] = {}
+    for (_, module), pair in pairs.items():
+        ranks[module] = max(pair.rank, ranks.get(module, 0))
+    uri = str(folder.resolve())
+    return Adapter(AdapterRef(digest=files.digest, uri=uri, num_bytes=len(files.weights), ranks=ranks), pairs)
+
+
+def _check_names(tensors: dict[str, HostTensor], targets: list[LoraTarget]) -> None:
+    """The file holds both halves of every target, and nothing else."""
+    expected = [weight_name(target.path, side) for target in targets for side in ("A", "B")]
+    for name in expected:
+        if name not in tensors:
+            raise AdapterRejected(f"tensor `{name}` is missing, though {CONFIG_NAME} targets its module", param=name)
+    for name in sorted(tensors.keys() - set(expected)):
+        raise AdapterRejected(
+            f"tensor `{name[:200]}` is not a lora_A or lora_B weight of a module that {CONFIG_NAME} targets in the base"
+            " model",
+            param=name,
+        )
+
+
+def _pair(target: LoraTarget, tensors: dict[str, HostTensor], model: ModelConfig) -> LoraPair:
+    num_out, num_in = model.linear_shapes[target.module]
+    a = _checked(weight_name(target.path, "A"), tensors, (target.rank, num_in))
+    b = _checked(weight_name(target.path, "B"), tensors, (num_out, target.rank))
+    return LoraPair(a, b, target.scaling)
+
+
+def _checked(name: str, tensors: dict[str, HostTensor], shape: tuple[int, int]) -> HostTensor:
+    tensor = tensors[name]
+    if tensor.shape != shape:
+        raise AdapterRejected(
+            f"tensor `{name}` has shape {list(tensor.shape)}; the configuration's rank and the base model's"
+            f" projection need {list(shape)}",
+            param=name,
+        )
+    if not tensor.is_finite():
+        raise AdapterRejected(f"tensor `{name}` holds NaN or infinity", param=name)
+    return tensor

@@ -1,0 +1,81 @@
+"""The safetensors format, read in place: 8 bytes of header length, a JSON header, and the tensors' bytes end to end.
+
+The safetensors package copies every tensor out of the bytes it is given, or reads the file a second time; here one read
+serves digest and tensors. What its parser checks is checked here too: the tensors tile the data without gap or overlap.
+"""
+
+import math
+from typing import Annotated, Any, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from punica_serve.adapters.adapter import STORAGE_DTYPES, HostTensor, TensorDtype
+from punica_serve.errors import AdapterRejected
+
+#: The header of an adapter for a model of 126 layers is 0.3 MB. No adapter is worth parsing a hundred times that.
+MAX_HEADER_BYTES = 16 << 20
+
+_LENGTH_BYTES = 8
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in the header. Offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+def parse_safetensors(file: npt.NDArray[np.uint8]) -> dict[str, HostTensor]:
+    """The tensors of a whole file, as views of it. Raises AdapterRejected, whose ``param`` is the tensor, if any."""
+    header, data = _split(file)
+    entries = _parse_header(header)
+    _check_tiling(entries, len(data))
+    return {name: _view(name, entry, data) for name, entry in entries.items()}
+
+
+def _split(file: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.uint8]]:
+    if len(file) < _LENGTH_BYTES:
+        raise AdapterRejected(f"it is truncated: {len(file)} bytes")
+    num_header_bytes = int.from_bytes(file[:_LENGTH_BYTES].tobytes(), "little")
+    if num_header_bytes > MAX_HEADER_BYTES:
+        raise AdapterRejected(f"its header claims {num_header_bytes} bytes; it is no safetensors file")
+    end = _LENGTH_BYTES + num_header_bytes
+    if len(file) < end:
+        raise AdapterRejected(f"it is truncated: {len(file)} bytes, the header alone takes {end}")
+    return file[_LENGTH_BYTES:end].tobytes(), file[end:]
+
+
+def _parse_header(header: bytes) -> dict[str, _Entry]:
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        return {name: msgspec.json.decode(raw[name], type=_Entry) for name in raw if name != "__metadata__"}
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise AdapterRejected(f"its header is not a safetensors header: {error}") from error
+
+
+def _check_tiling(entries: dict[str, _Entry], num_data_bytes: int) -> None:
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        if begin != position or end < begin:
+            raise AdapterRejected(f"tensor `{name}` is at bytes {begin} to {end}, expected from {position}", param=name)
+        position = end
+    if position != num_data_bytes:
+        raise AdapterRejected(f"it is truncated or has a tail: {num_data_bytes} bytes of tensors, expected {position}")
+
+
+def _view(name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> HostTensor:
+    if entry.dtype not in STORAGE_DTYPES:
+        raise AdapterRejected(f"tensor `{name}` is of {entry.dtype}; only F32, F16 and BF16 are served", param=name)
+    dtype = cast(TensorDtype, entry.dtype)
+    storage = STORAGE_DTYPES[dtype]
+    begin, end = entry.data_offsets
+    if end - begin != math.prod(entry.shape) * storage.itemsize:
+        raise AdapterRejected(f"tensor `{name}` has {end - begin} bytes for {list(entry.shape)} of {dtype}", param=name)
+    view: npt.NDArray[Any] = data[begin:end].view(storage).reshape(entry.shape)
+    return HostTensor(dtype, np.require(view, requirements="A"))
