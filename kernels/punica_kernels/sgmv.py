@@ -92,16 +92,16 @@ def _shrink(v: Tensor, x: Tensor, a_pages: Tensor, index: SegmentIndex) -> None:
 
 
 def _expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], index: SegmentIndex) -> None:
-    page_ranks = b_pages.shape[1]
-    for s, (start, end) in enumerate(pairwise(out_offsets)):
-        y_slice, b_slice = y[:, start:end], b_pages[:, :, start:end]
-        for tile_rows, rows, pages in _chunks(index.tile_groups, page_ranks * (end - start)):
-            num_tiles, num_pages = pages.shape
-            num_ranks = num_pages * page_ranks
-            b = b_slice.index_select(0, pages.view(-1)).float().view(num_tiles, num_ranks, end - start)
-            tiles = v[:, s, :num_ranks].index_select(0, rows).view(num_tiles, tile_rows, num_ranks)
-            total = torch.bmm(tiles, b).view(-1, end - start).add_(y_slice.index_select(0, rows))
-            y_slice.index_copy_(0, rows, total.to(y.dtype))
+    _, page_ranks, h_out = b_pages.shape
+    for tile_rows, rows, pages in _chunks(index.tile_groups, page_ranks * h_out):
+        num_tiles, num_pages = pages.shape
+        num_ranks = num_pages * page_ranks
+        b = b_pages.index_select(0, pages.view(-1)).float().view(num_tiles, num_ranks, h_out)
+        ranks = v[:, :, :num_ranks].index_select(0, rows).view(num_tiles, tile_rows, -1, num_ranks)
+        tiles = y.index_select(0, rows).float().view(num_tiles, tile_rows, h_out)
+        for s, (start, end) in enumerate(pairwise(out_offsets)):
+            tiles[:, :, start:end].baddbmm_(ranks[:, :, s], b[:, :, start:end])
+        y.index_copy_(0, rows, tiles.view(-1, h_out).to(y.dtype))
 
 
 def _chunks(tile_groups: Sequence[TileGroup], page_elements: int) -> Iterator[tuple[int, Tensor, Tensor]]:
