@@ -100,7 +100,7 @@ def _expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], i
         ranks = v[:, :, :num_ranks].index_select(0, rows).view(num_tiles, tile_rows, -1, num_ranks)
         tiles = y.index_select(0, rows).float().view(num_tiles, tile_rows, h_out)
         for s, (start, end) in enumerate(pairwise(out_offsets)):
-            tiles[:, :, start:end].baddbmm_(ranks[:, :, s], b[:, :, start:end])
+            tiles[:, :, start:end].add_(torch.bmm(ranks[:, :, s], b[:, :, start:end]))
         y.index_copy_(0, rows, tiles.view(-1, h_out).to(y.dtype))
 
 
