@@ -1,0 +1,139 @@
+"""Between the engine and the wire: commands become calls, steps become reports.
+
+The engine knows requests, the scheduler assignments; this keeps the one-to-one map between those that are running here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, assert_never
+
+from punica_serve.errors import InvalidRequest
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    AssignmentId,
+    FinishedAssignment,
+    Reset,
+    StartRequest,
+    StepReport,
+    StepToken,
+    StopRequest,
+    SupervisorToWorker,
+)
+
+if TYPE_CHECKING:  # only the worker's process has torch
+    from punica_serve.engine.engine import Engine, StepOutput
+
+log = logging.getLogger(__name__)
+
+Report = StepReport | AdapterLoadFailed
+
+
+class StepLoop:
+    """One turn of it applies the commands that have come, makes one step, and tells what has changed."""
+
+    def __init__(self, engine: Engine, gpu_uuid: str) -> None:
+        self._engine = engine
+        self._gpu_uuid = gpu_uuid
+        self._epoch = 0
+        self._applied_seq = 0
+        self._num_steps = 0
+        #: Both directions of the map.
+        self._assignments: dict[str, AssignmentId] = {}
+        self._request_ids: dict[AssignmentId, str] = {}
+        #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
+        self._told_resident: tuple[str, ...] | None = ()
+
+    def turn(self, commands: Iterable[SupervisorToWorker]) -> tuple[list[Report], bool]:
+        """The reports to send, oldest first, and whether the model ran: if not, there is nothing to do until a wake."""
+        told: list[Report] = []
+        has_news = False
+        for command in commands:
+            told += self._apply(command)
+            has_news = True
+        output = self._engine.step()
+        self._num_steps += output.batch_size > 0
+        for failure in output.load_failures:
+            told += self._load_failed(failure.request_ids, permanent=failure.permanent, message=failure.message)
+        resident = self._engine.resident_adapters
+        if has_news or output.batch_size or output.starved or resident != self._told_resident:
+            told.append(self._report(output, resident))
+        return told, output.batch_size > 0
+
+    def _apply(self, command: SupervisorToWorker) -> list[Report]:
+        match command:
+            case StartRequest():
+                self._applied_seq = command.seq
+                return self._start(command)
+            case StopRequest():
+                self._applied_seq = command.seq
+                self._stop(command.assignment)
+            case Reset():
+                self._reset(command.epoch)
+            case _:
+                assert_never(command)
+        return []
+
+    def _start(self, command: StartRequest) -> list[Report]:
+        request_id = command.request.request_id
+        if (old := self._assignments.get(request_id)) is not None:
+            self._stop(old)
+        self._assignments[request_id] = command.assignment
+        self._request_ids[command.assignment] = request_id
+        try:
+            self._engine.add(command.request)
+        except InvalidRequest as error:
+            # Checked before it came here, so this model and the frontend's differ. It must not harm the others.
+            log.error("request %s can't run here: %s", request_id, error)
+            return self._load_failed((request_id,), permanent=True, message=error.message)
+        return []
+
+    def _stop(self, assignment: AssignmentId) -> None:
+        request_id = self._request_ids.pop(assignment, None)
+        if request_id is not None:
+            del self._assignments[request_id]
+            self._engine.cancel(request_id)
+
+    def _reset(self, epoch: int) -> None:
+        for assignment in tuple(self._request_ids):
+            self._stop(assignment)
+        self._epoch = epoch
+        self._applied_seq = 0
+        self._told_resident = None
+
+    def _load_failed(self, request_ids: tuple[str, ...], *, permanent: bool, message: str) -> list[Report]:
+        """Requests that the engine has dropped, or never took."""
+        lost = tuple(self._forget(request_id) for request_id in request_ids)
+        if not lost:
+            return []
+        return [AdapterLoadFailed(self._gpu_uuid, self._epoch, self._applied_seq, lost, permanent, message)]
+
+    def _forget(self, request_id: str) -> AssignmentId:
+        assignment = self._assignments.pop(request_id)
+        del self._request_ids[assignment]
+        return assignment
+
+    def _report(self, output: StepOutput, resident: tuple[str, ...]) -> StepReport:
+        tokens = tuple(
+            StepToken(self._assignments[token.request_id], token.position, token.token_id, token.logprobs)
+            for token in output.tokens
+        )
+        starved = tuple(self._assignments[request_id] for request_id in output.starved)
+        finished = tuple(FinishedAssignment(self._forget(request_id), reason) for request_id, reason in output.finished)
+        told, self._told_resident = self._told_resident, resident
+        return StepReport(
+            gpu_uuid=self._gpu_uuid,
+            epoch=self._epoch,
+            step=self._num_steps,
+            applied_seq=self._applied_seq,
+            tokens=tokens,
+            finished=finished,
+            free_kv_pages=self._engine.num_free_kv_pages,
+            batch_size=output.batch_size,
+            num_prefill_tokens=output.num_prefill_tokens,
+            num_adapters=output.num_adapters,
+            duration_s=output.duration_s,
+            resident=None if resident == told else resident,
+            starved=starved,
+        )

@@ -1,0 +1,153 @@
+"""The host's process: keeps one worker alive for each device, and stands between them and the scheduler.
+
+It passes on messages and never looks into them. Whatever dies or is lost, both ends start from nothing: a worker that
+comes back joins as an empty GPU, and a link that comes back finds all workers reset. So nothing has to be reconciled.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from punica_serve.backoff import Backoff
+from punica_serve.config import ClusterConfig, RunnerConfig
+from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.protocol import (
+    PROTOCOL_VERSION,
+    AdapterLoadFailed,
+    GpuJoined,
+    GpuLost,
+    RunnerHello,
+    SchedulerToRunner,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    Welcome,
+)
+from punica_serve.wire import Channel, keep_dialling
+
+from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+
+log = logging.getLogger(__name__)
+
+#: A worker that lived for so long has earned a quick restart.
+BACKOFF_RESET_S = 60.0
+
+#: Gives the command line of the worker with this index among the devices.
+WorkerCommand = Callable[[int], Sequence[str]]
+
+
+async def serve(
+    config: ClusterConfig,
+    token: str,
+    *,
+    runner_id: str,
+    scheduler_url: str,
+    worker_command: WorkerCommand | None = None,
+) -> None:
+    """Runs the host until cancelled; then stops its workers within ``runner.stop_timeout_s`` and leaves none behind.
+
+    Raises ConfigError when a worker says that starting it again can't help, or when the scheduler's URL is none.
+    """
+    supervisor = Supervisor(config.runner)
+    command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
+
+    def hello() -> RunnerHello:
+        return RunnerHello(PROTOCOL_VERSION, token, runner_id)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(config.runner.devices)):
+                tasks.create_task(supervisor.keep_worker(index, command(index)))
+            tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session))
+    except BaseExceptionGroup as group:
+        # The first error is the reason; a second one of the same moment adds nothing to act on.
+        raise group.exceptions[0] from None
+
+
+def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> Sequence[str]:
+    return (
+        *(sys.executable, "-P", "-m", "punica_runner.worker"),
+        *("--engine-config", config.engine.model_dump_json()),
+        *("--device", config.runner.devices[index]),
+        *("--runner-id", runner_id),
+        *("--index", str(index)),
+    )
+
+
+class Supervisor:
+    """The workers that are ready, and the link to the scheduler while there is one."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._config = config
+        self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
+        self._channel: Channel | None = None
+
+    async def keep_worker(self, index: int, command: Sequence[str]) -> None:
+        """Runs one life of a worker after the other, until cancelled. Raises ConfigError when that can't help."""
+        config = self._config
+        name = f"worker {index} ({config.devices[index]})"
+        backoff = Backoff(config.restart_backoff_s, config.restart_backoff_max_s, reset_after_s=BACKOFF_RESET_S)
+        while True:
+            started_at = time.monotonic()
+            try:
+                await self._run_worker(name, command)
+            except WorkerDied as death:
+                wait_s = backoff.after(time.monotonic() - started_at)
+                log.warning("%s died: %s; starting it again in %.1f s", name, death, wait_s)
+                await asyncio.sleep(wait_s)
+            except ConfigError as error:
+                raise ConfigError(f"{name} can't run: {error}", param=error.param) from None
+
+    async def session(self, channel: Channel, _: Welcome) -> None:
+        """One link to the scheduler: all GPUs join empty, then its commands go to their workers."""
+        self._channel = channel
+        self._reset_workers()
+        try:
+            for worker in self._workers.values():
+                channel.send(GpuJoined(worker.gpu))
+            async for message in channel:
+                self._dispatch(message)
+        finally:
+            self._channel = None
+            self._reset_workers()
+
+    async def _run_worker(self, name: str, command: Sequence[str]) -> None:
+        config = self._config
+        async with run_worker(
+            command, ready_timeout_s=config.ready_timeout_s, stop_timeout_s=config.stop_timeout_s
+        ) as worker:
+            self._join(name, worker)
+            try:
+                while True:
+                    self._send(await worker.receive())
+            except WorkerDied as death:
+                self._send(GpuLost(worker.gpu.uuid, str(death)))
+                raise
+            finally:
+                del self._workers[worker.gpu.uuid]
+
+    def _join(self, name: str, worker: WorkerProcess) -> None:
+        uuid = worker.gpu.uuid
+        if uuid in self._workers:
+            raise ConfigError(f"another worker already has GPU {uuid}; name each device once in runner.devices")
+        self._workers[uuid] = worker
+        log.info("%s is ready as %s", name, uuid)
+        self._send(GpuJoined(worker.gpu))
+
+    def _send(self, message: GpuJoined | GpuLost | StepReport | AdapterLoadFailed) -> None:
+        """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def _dispatch(self, message: object) -> None:
+        if not isinstance(message, StartRequest | StopRequest):
+            raise ProtocolError(f"the scheduler sent {type(message).__name__} after the handshake")
+        # A worker that has died meanwhile needs no command: its loss is on its way to the scheduler.
+        if (worker := self._workers.get(message.gpu_uuid)) is not None:
+            worker.send(message)
+
+    def _reset_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.reset()

@@ -1,0 +1,181 @@
+"""One life of one worker process, as its supervisor sees it: started, ready, reporting, dead."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    GpuInfo,
+    Reset,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    WorkerFailed,
+    WorkerReady,
+    WorkerToSupervisor,
+)
+
+from punica_runner.pipes import SupervisorPipe
+
+log = logging.getLogger(__name__)
+
+#: Between the end of a worker's pipe and that of its process, whichever comes first. Longer apart is a broken worker.
+LAST_WORDS_S = 1.0
+
+_STDERR = 2
+
+
+class WorkerDied(Exception):
+    """A worker is no more, or no longer to be trusted. The message says why."""
+
+
+class WorkerProcess:
+    """A worker that is ready. Made by ``run_worker``, which also ends it."""
+
+    def __init__(self, gpu: GpuInfo, connection: "_Connection") -> None:
+        self.gpu = gpu
+        self._connection = connection
+        #: Reports of an earlier one are about assignments that a Reset has dropped.
+        self._epoch = 0
+        #: The newest command's, since the GPU joined.
+        self._last_seq = 0
+
+    def reset(self) -> None:
+        """Drops all assignments. Commands count from 1 again."""
+        self._epoch += 1
+        self._last_seq = 0
+        self._connection.pipe.send(Reset(self._epoch))
+
+    def send(self, command: StartRequest | StopRequest) -> None:
+        """Passes a command on, without ever waiting.
+
+        Commands count from 1 at every join, so one with a higher number that comes first was sent to the worker's
+        previous life, and is dropped.
+        """
+        if self._last_seq == 0 and command.seq != 1:
+            return
+        self._last_seq = command.seq
+        self._connection.pipe.send(command)
+
+    async def receive(self) -> StepReport | AdapterLoadFailed:
+        """The next report of the current epoch. Raises WorkerDied, or ConfigError as ``run_worker`` does."""
+        while True:
+            report = await self._connection.receive()
+            if not isinstance(report, StepReport | AdapterLoadFailed):
+                raise WorkerDied(f"it sent {type(report).__name__} after it was ready")
+            if report.epoch == self._epoch:
+                return report
+
+
+@contextlib.asynccontextmanager
+async def run_worker(
+    command: Sequence[str], *, ready_timeout_s: float, stop_timeout_s: float
+) -> AsyncIterator[WorkerProcess]:
+    """Starts a worker and waits until it is ready; on the way out no process is left.
+
+    ``command`` gets the numbers of its pipes' file descriptors appended: ``--read-fd N --write-fd M``. Raises
+    WorkerDied when it is not ready in time or ends before, and ConfigError when it says that it never can be.
+    """
+    process, pipe = await _start(command)
+    connection = _Connection(process, pipe)
+    watch = asyncio.create_task(connection.end_with_process())
+    try:
+        yield WorkerProcess(await connection.ready(ready_timeout_s), connection)
+    finally:
+        watch.cancel()
+        pipe.close()
+        await _stop(process, stop_timeout_s)
+
+
+async def _start(command: Sequence[str]) -> tuple[Process, SupervisorPipe]:
+    their_read, our_write = os.pipe()
+    our_read, their_write = os.pipe()
+    pipe = await SupervisorPipe.open(our_read, our_write, WorkerToSupervisor)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *("--read-fd", str(their_read), "--write-fd", str(their_write)),
+            pass_fds=(their_read, their_write),
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            stdin=DEVNULL,
+            stdout=_STDERR,
+        )
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        os.close(their_read)
+        os.close(their_write)
+    return process, pipe
+
+
+async def _stop(process: Process, timeout_s: float) -> None:
+    """Asks the process to end, and kills it when it has not in time or when there is no time to wait."""
+    try:
+        with contextlib.suppress(TimeoutError, ProcessLookupError):
+            async with asyncio.timeout(timeout_s):
+                process.terminate()
+                await process.wait()
+    finally:
+        if process.returncode is None:
+            log.warning("worker process %d did not stop within %g s and is killed", process.pid, timeout_s)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+class _Connection:
+    """A worker's process and pipe, and the one place that turns their ends into words."""
+
+    def __init__(self, process: Process, pipe: SupervisorPipe) -> None:
+        self.process = process
+        self.pipe = pipe
+
+    async def ready(self, timeout_s: float) -> GpuInfo:
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await self.receive()
+        except TimeoutError:
+            raise WorkerDied(f"it was not ready within {timeout_s:g} s") from None
+        if not isinstance(message, WorkerReady):
+            raise WorkerDied(f"it sent {type(message).__name__} before it was ready")
+        return message.gpu
+
+    async def receive(self) -> Any:
+        """The next message but WorkerFailed, which is raised: as ConfigError if permanent, else as WorkerDied."""
+        try:
+            message = await anext(self.pipe)
+        except StopAsyncIteration:
+            raise WorkerDied(await self._end_reason()) from None
+        except ProtocolError as error:
+            raise WorkerDied(f"it sent what can't be right: {error}") from None
+        if isinstance(message, WorkerFailed):
+            raise (ConfigError if message.permanent else WorkerDied)(message.error.message)
+        return message
+
+    async def end_with_process(self) -> None:
+        """Ends the pipe after the process, even if a child of the worker holds on to it."""
+        await self.process.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        self.pipe.close()
+
+    async def _end_reason(self) -> str:
+        if self.pipe.overflowed:
+            return "it does not read its commands"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.process.wait()
+        match self.process.returncode:
+            case None:
+                return "it closed its pipe"
+            case int(code) if code < 0:
+                return f"killed by {signal.Signals(-code).name}"
+            case code:
+                return f"exit code {code}"
