@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
@@ -10,9 +11,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     The quotient is computed in float32 and rounded to x's dtype before it meets the weight. out, x: [num_rows, h] of
     one dtype, and may be the same tensor; weight: [h].
     """
-    x_float = x.float()
-    scale = torch.rsqrt(x_float.square().mean(-1, keepdim=True).add_(eps))
-    torch.mul((x_float * scale).to(x.dtype), weight, out=out)
+    quotient = functional.rms_norm(x.float(), weight.shape, eps=eps)
+    torch.mul(quotient.to(x.dtype), weight, out=out)
 
 
 def add_rms_norm(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:

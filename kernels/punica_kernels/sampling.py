@@ -13,7 +13,7 @@ from torch import Tensor
 
 _MASK_32 = 0xFFFFFFFF
 _ROUNDS = 10
-# Multipliers and key increments of Philox4x32 (Salmon et al., table 2 and section 3.3: golden ratio and sqrt(3) - 1).
+# The constants of Philox4x32: multipliers of words 0 and 2, and what is added to the key's words after each round.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
@@ -39,7 +39,7 @@ def philox_uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Uniform noise in the open interval (0, 1), float32 [R, vocab_size].
 
     seeds: int64 [R], the bit pattern of an unsigned 64-bit seed, whose halves are the key. positions: int64 [R].
-    Token t takes lane t % 4 of counter (t // 4, position, 0, 0); its upper 23 bits n give (n + 1/2) / 2^23, which
+    Token t takes word t % 4 of counter (t // 4, position, 0, 0); its upper 23 bits n give (n + 1/2) / 2^23, which
     float32 holds exactly and which is never 0 or 1.
     """
     blocks = torch.arange(-(-vocab_size // 4), device=seeds.device)[None]
@@ -79,18 +79,17 @@ def apply_penalties(
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
     """Set to -inf, in place, the logits that each row's filters drop; the most probable token always stays.
 
-    top_k keeps the k most probable tokens (0 = off). top_p keeps, of those, the fewest tokens whose renormalised
-    probability reaches top_p (1 = off). min_p drops tokens below min_p times the highest probability (0 = off).
-    Among equal logits the lower token id counts as more probable.
+    In vLLM's order: min_p drops tokens below min_p times the highest probability (0 = off); top_k keeps the k most
+    probable of the others (0 = off); top_p keeps, of those, the fewest whose renormalised probability reaches top_p
+    (1 = off). Among equal logits the lower token id counts as more probable.
 
     logits: float32 [R, V]; top_k: int64 [R]; top_p, min_p: float32 [R].
     """
     threshold = logits.amax(-1) + min_p.log()
-    sorted_rows = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
-    if sorted_rows.numel():
-        kept = _keep_top(logits[sorted_rows], top_k[sorted_rows], top_p[sorted_rows])
-        logits[sorted_rows] = kept
     logits.masked_fill_(logits < threshold[:, None], -math.inf)
+    rows = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
+    if rows.numel():
+        logits[rows] = _keep_top(logits[rows], top_k[rows], top_p[rows])
 
 
 def _keep_top(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
