@@ -1,0 +1,55 @@
+"""Which requests no GPU of the cluster can ever run, and what their clients are told."""
+
+from collections.abc import Collection
+
+from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
+
+from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.request import RequestRecord
+
+
+def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError | None:
+    """Why none of these GPUs, of which there is at least one, can run the request even alone; None if one can.
+
+    A request that has not begun must fit with its whole answer. One that has begun goes on for as long as it fits.
+    """
+    loadable = [gpu for gpu in gpus if gpu.could_load(record)]
+    if not loadable:
+        return _adapter_too_large(record)
+    capacity = max(gpu.max_request_tokens for gpu in loadable)
+    if record.generated_ids:
+        return None if any(gpu.could_hold(record) for gpu in loadable) else _outgrown(record, capacity)
+    if record.request.max_num_tokens <= capacity:
+        return None
+    return _too_long(record, capacity)
+
+
+def _adapter_too_large(record: RequestRecord) -> PunicaError:
+    pages = ", ".join(f"{count} of {group}" for group, count in record.lora_pages.items())
+    return InvalidRequest(
+        f"the adapter takes more pages ({pages}) than the LoRA pool of any GPU has; "
+        "use an adapter of lower rank or raise engine.num_lora_pages",
+        param="lora_id",
+    )
+
+
+def _too_long(record: RequestRecord, capacity: int) -> PunicaError:
+    num_prompt = len(record.request.prompt_ids)
+    if num_prompt + 1 > capacity:
+        return InvalidRequest(
+            f"the prompt has {num_prompt} tokens and the KvCache of the largest GPU holds {capacity}, "
+            "one of them for the answer; shorten the prompt",
+            param="prompt",
+        )
+    return InvalidRequest(
+        f"a prompt of {num_prompt} tokens and max_tokens of {record.request.sampling.max_tokens} exceed the {capacity} "
+        f"tokens that the KvCache of the largest GPU holds; set max_tokens to {capacity - num_prompt} or less",
+        param="max_tokens",
+    )
+
+
+def _outgrown(record: RequestRecord, capacity: int) -> PunicaError:
+    return RequestFailed(
+        f"the request has grown to {record.num_tokens} tokens, and the KvCache of the largest GPU that is left "
+        f"holds {capacity}; ask for fewer tokens or add a larger GPU"
+    )

@@ -1,0 +1,90 @@
+"""What the scheduler is told: facts, in the past tense."""
+
+from dataclasses import dataclass
+
+from punica_serve import protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendJoined:
+    """A frontend's link is up. One of the same id counts as lost."""
+
+    frontend_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendLost:
+    """A frontend's link is down: nobody hears its requests any more."""
+
+    frontend_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A frontend added a request: a new one, or again one that it owns, with the tokens it holds."""
+
+    frontend_id: str
+    request: protocol.Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    frontend_id: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerJoined:
+    """A runner's link is up. One of the same id counts as lost."""
+
+    runner_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLost:
+    """A runner's link is down: all its GPUs are lost at once."""
+
+    runner_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuJoined:
+    """A worker is ready, with an empty working set. One of the same UUID counts as lost."""
+
+    runner_id: str
+    gpu: protocol.GpuInfo
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLost:
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    report: protocol.StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoadFailed:
+    failure: protocol.AdapterLoadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; nothing else."""
+
+
+Event = (
+    FrontendJoined
+    | FrontendLost
+    | RequestArrived
+    | RequestCancelled
+    | RunnerJoined
+    | RunnerLost
+    | GpuJoined
+    | GpuLost
+    | StepFinished
+    | AdapterLoadFailed
+    | Tick
+)

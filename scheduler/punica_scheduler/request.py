@@ -1,0 +1,117 @@
+"""A request as the scheduler knows it, and the life it can lead.
+
+queued ──▶ placed ──▶ finished
+  ▲  │       │ │
+  │  │       │ └────▶ cancelled, failed
+  │  └───────┼──────▶ cancelled, failed, finished (it lost its GPU after its last token)
+  └──────────┘        evicted, its GPU lost, its adapter not loaded
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from msgspec.structs import replace
+from punica_serve.lora_layout import pages_needed
+from punica_serve.protocol import AssignmentId, LoraGroup, Request, StepToken
+
+
+class RequestState(Enum):
+    QUEUED = "queued"
+    PLACED = "placed"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED})
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.QUEUED: _ENDS | {RequestState.PLACED},
+    RequestState.PLACED: _ENDS | {RequestState.QUEUED},
+    RequestState.FINISHED: frozenset(),
+    RequestState.CANCELLED: frozenset(),
+    RequestState.FAILED: frozenset(),
+}
+
+
+class InvalidTransition(AssertionError):
+    """A bug of ours: a request was to do what its state does not allow. Nothing was changed."""
+
+    def __init__(self, request_id: str, start: RequestState, finish: RequestState, story: Iterable[object]) -> None:
+        super().__init__(f"request {request_id} is {start.value} and can't become {finish.value}")
+        #: The scheduler's newest events and actions, oldest first.
+        self.story = tuple(story)
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """A live request. ``assignment`` and ``gpu_uuid`` are set exactly while it is placed."""
+
+    frontend_id: str
+    #: As it arrived.
+    request: Request
+    #: All tokens generated, those that it arrived with too.
+    generated_ids: list[int]
+    #: Pages of the LoRA pool that its adapter takes, in each group.
+    lora_pages: dict[LoraGroup, int]
+    state: RequestState = RequestState.QUEUED
+    #: Since when it waits, by the scheduler's clock.
+    queued_ns: int = 0
+    assignment: AssignmentId | None = None
+    gpu_uuid: str | None = None
+    #: Where it was placed last, also while it waits.
+    last_gpu_uuid: str | None = None
+    #: Assignments that ended in a failure that may have been the GPU's.
+    num_failures: int = 0
+    #: First come, first served goes by this.
+    arrival: tuple[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrival = (self.request.arrival_ns, self.request.request_id)
+
+    @classmethod
+    def of(cls, frontend_id: str, request: Request) -> "RequestRecord":
+        lora_pages = pages_needed(request.adapter.ranks) if request.adapter else {}
+        return cls(frontend_id, request, list(request.generated_ids), lora_pages)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def digest(self) -> str | None:
+        """Of its adapter; None runs the base model."""
+        return self.request.adapter.digest if self.request.adapter else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer so far."""
+        return len(self.request.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """It has all its tokens: running it would make one too many."""
+        return len(self.generated_ids) >= self.request.sampling.max_tokens
+
+    def num_tokens_after(self, num_steps: int) -> int:
+        """Tokens it may have so many steps from now."""
+        return min(self.num_tokens + num_steps, self.request.max_num_tokens)
+
+    def continues_with(self, tokens: Sequence[StepToken]) -> bool:
+        """Whether these are exactly its next tokens: no gap, no repeat, none too many."""
+        start = len(self.generated_ids)
+        expected = range(start, start + len(tokens))
+        return [token.position for token in tokens] == list(expected) and (
+            expected.stop <= self.request.sampling.max_tokens
+        )
+
+    def as_it_is(self) -> Request:
+        """What a GPU needs to go on with it."""
+        return replace(self.request, generated_ids=tuple(self.generated_ids))
+
+    def become(self, state: RequestState, story: Iterable[object]) -> None:
+        """Moves to another state. Raises InvalidTransition, with the story, and stays as it was."""
+        if state not in TRANSITIONS[self.state]:
+            raise InvalidTransition(self.request_id, self.state, state, story)
+        self.state = state

@@ -1,0 +1,322 @@
+"""The scheduler's core: events in, actions out.
+
+Whatever takes a request off a GPU (eviction, a lost GPU, a failed load) puts it back into the queue at its place by
+arrival, with what it has generated; and every event ends by placing from the queue's head. So there is one way to run a
+request, and one place that decides where.
+"""
+
+from collections import Counter, deque
+from operator import attrgetter
+from typing import assert_never
+
+from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    AssignmentId,
+    ClusterSnapshot,
+    Limits,
+    Request,
+    StepReport,
+)
+
+from punica_scheduler import events
+from punica_scheduler.actions import Action, AnnounceLimits, Start, Stop
+from punica_scheduler.admission import refusal
+from punica_scheduler.audit import check_books
+from punica_scheduler.decision import Decision, StoryEntry
+from punica_scheduler.delivery import Outcome, deliver_error, deliver_outcome, outcomes_of
+from punica_scheduler.fcfs_queue import FcfsQueue
+from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.placement import Placement, punica
+from punica_scheduler.request import RequestRecord, RequestState
+
+#: Assignments of a request that may end in a failed load or a broken stream before it fails itself.
+MAX_TRIES = 3
+#: Events that the story remembers: some seconds of a busy cluster.
+STORY_LENGTH = 1000
+
+COUNTERS = ("arrived", "finished", "cancelled", "failed", "tokens", "evictions", "migrations", "gpus_lost")
+
+
+class Scheduler:
+    """The one global view. No I/O and no clock: ``handle`` is told the time, in nanoseconds, and says what to do.
+
+    ``incarnation`` is the start time, so that no assignment id is ever used twice. For ``settle_ns`` from then on
+    nothing is placed or refused for its size: after a restart GPUs and requests come back in any order.
+    """
+
+    def __init__(
+        self,
+        incarnation: int,
+        *,
+        placement: Placement = punica,
+        max_queue: int = 10_000,
+        queue_timeout_ns: int = 600 * 10**9,
+        settle_ns: int = 0,
+    ) -> None:
+        self._incarnation = incarnation
+        self._placement = placement
+        self._max_queue = max_queue
+        self._queue_timeout_ns = queue_timeout_ns
+        self._settled_ns = incarnation + settle_ns
+        self._is_settled = settle_ns == 0
+        self._num_assignments = 0
+        self._frontends: set[str] = set()
+        self._runners: set[str] = set()
+        self._gpus: dict[str, GpuRecord] = {}
+        self._requests: dict[str, RequestRecord] = {}
+        self._queue = FcfsQueue()
+        self._limits = Limits(num_gpus=0)
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        #: The newest events and what they led to.
+        self.story: deque[StoryEntry] = deque(maxlen=STORY_LENGTH)
+
+    def handle(self, event: events.Event, now_ns: int) -> list[Action]:
+        """What to do about an event, in order."""
+        decision = Decision(now_ns)
+        self.story.append(StoryEntry(now_ns, event, decision.actions))
+        self._apply(event, decision)
+        self._place_from_queue(decision)
+        self._announce_new_limits(decision)
+        return list(decision.actions)
+
+    def snapshot(self, now_ns: int) -> ClusterSnapshot:
+        """The cluster as people see it."""
+        return ClusterSnapshot(
+            incarnation=self._incarnation,
+            now_ns=now_ns,
+            gpus=tuple(gpu.snapshot() for _, gpu in sorted(self._gpus.items())),
+            queue_length=len(self._queue),
+            num_frontends=len(self._frontends),
+            num_runners=len(self._runners),
+            counters=dict(self._counters),
+        )
+
+    def check_invariants(self) -> None:
+        """Audits the books. AssertionError is a bug of ours."""
+        check_books(self._requests, self._gpus, self._queue, self._counters)
+
+    # -------------------------------------------------------------- events
+
+    def _apply(self, event: events.Event, decision: Decision) -> None:
+        match event:
+            case events.FrontendJoined(frontend_id):
+                self._frontend_joined(frontend_id, decision)
+            case events.FrontendLost(frontend_id):
+                self._frontend_lost(frontend_id, decision)
+            case events.RequestArrived(frontend_id, request):
+                self._request_arrived(frontend_id, request, decision)
+            case events.RequestCancelled(frontend_id, request_id):
+                self._request_cancelled(frontend_id, request_id, decision)
+            case events.RunnerJoined(runner_id):
+                self._runner_lost(runner_id, decision)
+                self._runners.add(runner_id)
+            case events.RunnerLost(runner_id):
+                self._runner_lost(runner_id, decision)
+            case events.GpuJoined(runner_id, gpu):
+                self._gpu_lost(gpu.uuid, decision)
+                self._gpus[gpu.uuid] = GpuRecord(gpu, runner_id)
+            case events.GpuLost(gpu_uuid):
+                self._gpu_lost(gpu_uuid, decision)
+            case events.StepFinished(report):
+                self._step_finished(report, decision)
+            case events.AdapterLoadFailed(failure):
+                self._adapter_load_failed(failure, decision)
+            case events.Tick():
+                self._tick(decision)
+            case _:
+                assert_never(event)
+
+    def _frontend_joined(self, frontend_id: str, decision: Decision) -> None:
+        self._frontend_lost(frontend_id, decision)
+        self._frontends.add(frontend_id)
+        decision.actions.append(AnnounceLimits(frontend_id, self._limits))
+
+    def _frontend_lost(self, frontend_id: str, decision: Decision) -> None:
+        self._frontends.discard(frontend_id)
+        for record in [record for record in self._requests.values() if record.frontend_id == frontend_id]:
+            self._cancel(record, decision)
+
+    def _request_arrived(self, frontend_id: str, request: Request, decision: Decision) -> None:
+        self._counters["arrived"] += 1
+        previous = self._requests.get(request.request_id)
+        if previous is not None and previous.frontend_id == frontend_id:
+            self._cancel(previous, decision)
+        record = RequestRecord.of(frontend_id, request)
+        if error := self._refusal_on_arrival(record):
+            self._counters["failed"] += 1
+            decision.actions.append(deliver_error(record, error))
+        else:
+            self._requests[request.request_id] = record
+            self._enqueue(record, decision)
+
+    def _request_cancelled(self, frontend_id: str, request_id: str, decision: Decision) -> None:
+        record = self._requests.get(request_id)
+        if record is not None and record.frontend_id == frontend_id:
+            self._cancel(record, decision)
+
+    def _runner_lost(self, runner_id: str, decision: Decision) -> None:
+        self._runners.discard(runner_id)
+        for uuid in [uuid for uuid, gpu in self._gpus.items() if gpu.runner_id == runner_id]:
+            self._gpu_lost(uuid, decision)
+
+    def _gpu_lost(self, uuid: str, decision: Decision) -> None:
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            return
+        for record in sorted(gpu.working_set.values(), key=attrgetter("arrival")):
+            self._requeue(record, decision, tell_worker=False)
+        del self._gpus[uuid]
+        self._counters["gpus_lost"] += 1
+
+    def _step_finished(self, report: StepReport, decision: Decision) -> None:
+        gpu = self._gpus.get(report.gpu_uuid)
+        if gpu is None:
+            return
+        gpu.account(report)
+        for assignment, outcome in outcomes_of(report).items():
+            # An assignment that is not in the working set has been stopped: its late tokens are dropped.
+            if record := gpu.working_set.get(assignment):
+                self._account(record, gpu, outcome, decision)
+        self._evict(gpu, bool(report.starved), decision)
+
+    def _account(self, record: RequestRecord, gpu: GpuRecord, outcome: Outcome, decision: Decision) -> None:
+        """Takes and delivers what one step made of a request, if it is what must come next."""
+        tokens, reason = outcome
+        position = len(record.generated_ids)
+        if not record.continues_with(tokens):
+            positions = [token.position for token in tokens]
+            error = RequestFailed(f"GPU {gpu.uuid} sent tokens {positions} of it where {position} had to come")
+            self._try_again(record, error, decision, tell_worker=True)
+            return
+        record.generated_ids += [token.token_id for token in tokens]
+        gpu.num_tokens += len(tokens)
+        self._counters["tokens"] += len(tokens)
+        if reason is not None:
+            self._detach(record, decision, tell_worker=False)
+            self._conclude(record, RequestState.FINISHED)
+        decision.actions.append(deliver_outcome(record, position, outcome))
+
+    def _evict(self, gpu: GpuRecord, is_starved: bool, decision: Decision) -> None:
+        """Takes the newest requests off a GPU until the next steps fit: those that came first go on (Punica, 5.3)."""
+        # A worker that lacks pages though none are on their way has fewer than the book says: believe the worker.
+        while gpu.overflows or (is_starved and gpu.working_set and not gpu.book.awaits_pages):
+            self._counters["evictions"] += 1
+            self._requeue(gpu.newest, decision, tell_worker=True)
+
+    def _adapter_load_failed(self, failure: AdapterLoadFailed, decision: Decision) -> None:
+        gpu = self._gpus.get(failure.gpu_uuid)
+        if gpu is None:
+            return
+        for assignment in failure.assignments:
+            gpu.book.drop(assignment)
+            if record := gpu.working_set.get(assignment):
+                error = RequestFailed(f"the adapter can't be loaded: {failure.message}", param="lora_id")
+                self._try_again(record, error, decision, tell_worker=False, is_permanent=failure.permanent)
+
+    def _tick(self, decision: Decision) -> None:
+        self._is_settled = self._is_settled or decision.now_ns >= self._settled_ns
+        latest_ns = decision.now_ns - self._queue_timeout_ns
+        for record in [record for record in self._queue if record.queued_ns <= latest_ns]:
+            error = f"no GPU had room for the request for {self._queue_timeout_ns / 1e9:g} s; try again later"
+            self._fail(record, OutOfCapacity(error), decision)
+
+    # -------------------------------------------------------------- what happens to a request
+
+    def _refusal_on_arrival(self, record: RequestRecord) -> PunicaError | None:
+        if record.request_id in self._requests:
+            return InvalidRequest("another frontend has a request of this id; ids must be unique", param="request_id")
+        # A stream that has begun was admitted once; a restart of ours must not break it.
+        if len(self._queue) >= self._max_queue and not record.generated_ids:
+            return OutOfCapacity(f"{len(self._queue)} requests wait for a GPU already; try again later")
+        return refusal(record, self._gpus.values()) if self._is_settled and self._gpus else None
+
+    def _enqueue(self, record: RequestRecord, decision: Decision) -> None:
+        if record.is_complete:
+            # It has all its tokens but lost the GPU that was to say so.
+            self._conclude(record, RequestState.FINISHED)
+            decision.actions.append(deliver_outcome(record, len(record.generated_ids), ([], "length")))
+        else:
+            record.queued_ns = decision.now_ns
+            self._queue.add(record)
+
+    def _place_from_queue(self, decision: Decision) -> None:
+        """First come, first served: a head that does not fit blocks those behind it."""
+        while self._is_settled and self._gpus and (record := self._queue.head):
+            if error := refusal(record, self._gpus.values()):
+                self._fail(record, error, decision)
+                continue
+            barred = decision.barred.get(record.request_id)
+            candidates = [gpu for gpu in self._gpus.values() if gpu.uuid != barred and gpu.has_room_for(record)]
+            if not candidates:
+                return
+            self._place(record, self._placement(record, candidates), decision)
+
+    def _place(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
+        record.become(RequestState.PLACED, self.story)
+        self._queue.remove(record)
+        self._num_assignments += 1
+        assignment = AssignmentId(self._incarnation, self._num_assignments)
+        self._counters["migrations"] += record.last_gpu_uuid not in (None, gpu.uuid)
+        record.assignment = assignment
+        record.gpu_uuid = record.last_gpu_uuid = gpu.uuid
+        seq = gpu.place(assignment, record)
+        decision.actions.append(Start(gpu.uuid, seq, assignment, record.as_it_is()))
+
+    def _requeue(self, record: RequestRecord, decision: Decision, *, tell_worker: bool) -> None:
+        """Takes a request off its GPU to be placed as a new one, with what it has generated."""
+        assert record.gpu_uuid is not None, f"request {record.request_id} is on no GPU"
+        record.become(RequestState.QUEUED, self.story)
+        decision.barred[record.request_id] = record.gpu_uuid
+        self._detach(record, decision, tell_worker=tell_worker)
+        self._enqueue(record, decision)
+
+    def _try_again(
+        self,
+        record: RequestRecord,
+        error: RequestFailed,
+        decision: Decision,
+        *,
+        tell_worker: bool,
+        is_permanent: bool = False,
+    ) -> None:
+        """Places a request again after a failure that may have been the GPU's, unless it has had its tries."""
+        record.num_failures += 1
+        if is_permanent or record.num_failures >= MAX_TRIES:
+            self._fail(record, error, decision, tell_worker=tell_worker)
+        else:
+            self._requeue(record, decision, tell_worker=tell_worker)
+
+    def _cancel(self, record: RequestRecord, decision: Decision) -> None:
+        self._detach(record, decision)
+        self._conclude(record, RequestState.CANCELLED)
+
+    def _fail(self, record: RequestRecord, error: PunicaError, decision: Decision, *, tell_worker: bool = True) -> None:
+        self._detach(record, decision, tell_worker=tell_worker)
+        self._conclude(record, RequestState.FAILED)
+        decision.actions.append(deliver_error(record, error))
+
+    def _detach(self, record: RequestRecord, decision: Decision, *, tell_worker: bool = True) -> None:
+        """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
+        if record.assignment is None or record.gpu_uuid is None:
+            self._queue.remove(record)
+            return
+        gpu = self._gpus[record.gpu_uuid]
+        del gpu.working_set[record.assignment]
+        if tell_worker:
+            decision.actions.append(Stop(gpu.uuid, gpu.book.stop(), record.assignment))
+        record.assignment = record.gpu_uuid = None
+
+    def _conclude(self, record: RequestRecord, end: RequestState) -> None:
+        record.become(end, self.story)
+        del self._requests[record.request_id]
+        self._counters[end.value] += 1
+
+    # -------------------------------------------------------------- what frontends should know
+
+    def _announce_new_limits(self, decision: Decision) -> None:
+        capacities = [gpu.max_request_tokens for gpu in self._gpus.values()]
+        limits = Limits(num_gpus=len(capacities), max_request_tokens=max(capacities, default=None))
+        if limits != self._limits:
+            self._limits = limits
+            decision.actions += [AnnounceLimits(frontend_id, limits) for frontend_id in sorted(self._frontends)]
