@@ -1,0 +1,38 @@
+"""The command line, `punica-serve`: one file for each command, and the one place that knows every room.
+
+Commands import what they need when they run: `--help` is quick, and `generate` needs neither torch nor the servers.
+"""
+
+import sys
+
+import typer
+
+from punica_serve.cli import config_check, generate, processes, up
+from punica_serve.errors import PunicaError
+from punica_serve.process import EXIT_USER_MISTAKE
+
+app = typer.Typer(
+    name="punica-serve",
+    help="Serve thousands of LoRA models over one shared base model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.command)
+app.command("generate")(generate.command)
+app.command("scheduler")(processes.scheduler)
+app.command("runner")(processes.runner)
+app.command("frontend")(processes.frontend)
+
+config_app = typer.Typer(name="config", help="Work with config files.", no_args_is_help=True)
+config_app.command("check")(config_check.command)
+app.add_typer(config_app)
+
+
+def main() -> None:
+    """Runs a command. A user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except PunicaError as error:
+        print(f"punica-serve: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_MISTAKE)

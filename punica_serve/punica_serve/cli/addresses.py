@@ -1,0 +1,41 @@
+"""Addresses that processes listen on and dial."""
+
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from punica_serve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from punica_serve.config import SchedulerConfig
+
+#: Addresses that mean "all of this machine's": one can listen there, but not dial them.
+_WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def listening_port(host: str, port: int, option: str) -> int:
+    """The port, or a free one for 0, once it is sure that a server can listen there.
+
+    Raises ConfigError, which names ``option`` as what to change.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as server:
+            return int(server.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "the port is in use; stop what listens there"
+        else:
+            reason = error.strerror or str(error)
+        raise ConfigError(f"can't listen on {host}:{port}: {reason}, or change {option}", param=option) from error
+
+
+def dialled(host: str, port: int) -> str:
+    """host:port as a peer on this machine writes it in a URL."""
+    host = _WILDCARDS.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def scheduler_url(config: "SchedulerConfig", port: int | None = None) -> str:
+    """Where the processes of this machine dial the scheduler."""
+    return f"ws://{dialled(config.host, port or config.port)}"

@@ -1,0 +1,102 @@
+"""The processes that `up` starts, each with one owner: a task that starts it, restarts it, and stops it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from punica_serve.backoff import Backoff
+from punica_serve.errors import ConfigError
+from punica_serve.process import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S
+
+#: A process ends itself after STOP_TIMEOUT_S; past this, it can't even do that.
+KILL_TIMEOUT_S = STOP_TIMEOUT_S + 2.0
+
+#: Wait before a dead process starts again, and how long it must live for the wait to start over.
+RESTART_FIRST_S = 0.25
+RESTART_HIGHEST_S = 15.0
+HEALTHY_LIFE_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """The read end of a pipe, for children to inherit. They stop when this process closes the other end or is gone."""
+    read_end, write_end = os.pipe()  # neither is inherited unless asked for
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+@dataclass(frozen=True)
+class Child:
+    """How to start one process."""
+
+    name: str
+    command: Sequence[str]
+    lifeline_fd: int
+    #: Added to this process's own.
+    environment: Mapping[str, str]
+
+    @asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """Keeps the process running while the context is open and stops it at the end.
+
+        Raises ConfigError (in an exception group) when the process says that a user's mistake ended it.
+        """
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._keep_running(), name=self.name)
+            try:
+                yield
+            finally:
+                task.cancel()
+
+    async def _keep_running(self) -> None:
+        backoff = Backoff(RESTART_FIRST_S, RESTART_HIGHEST_S, reset_after_s=HEALTHY_LIFE_S)
+        while True:
+            started_s = time.monotonic()
+            exit_code = await self._run_once()
+            if exit_code == EXIT_USER_MISTAKE:
+                raise ConfigError(f"the {self.name} can't run, for the reason above; everything is stopped")
+            wait_s = backoff.after(time.monotonic() - started_s)
+            log.warning("the %s %s; it starts again in %.1f s", self.name, _cause_of_death(exit_code), wait_s)
+            await asyncio.sleep(wait_s)
+
+    async def _run_once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self.command,
+            env={**os.environ, **self.environment, LIFELINE_ENV: str(self.lifeline_fd)},
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=(self.lifeline_fd,),
+            start_new_session=True,  # a Ctrl-C in the terminal reaches `up` alone, which stops the others in order
+        )
+        try:
+            return await process.wait()
+        finally:
+            await self._stop(process)
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+        """Ends the process, if it runs, and whatever it has left behind in its process group."""
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+            except TimeoutError:
+                log.error("the %s did not stop within %g s and is killed", self.name, KILL_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _cause_of_death(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"exited with code {exit_code}"

@@ -1,0 +1,76 @@
+"""`punica-serve scheduler`, `runner` and `frontend`: one process each, for clusters of more than one machine."""
+
+import socket
+from typing import Annotated
+
+import typer
+
+from punica_serve import process
+from punica_serve.cli.addresses import scheduler_url as default_scheduler_url
+from punica_serve.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    HostOption,
+    LogLevelOption,
+    PortOption,
+    SchedulerUrlOption,
+)
+from punica_serve.process import LogLevel
+
+
+def scheduler(
+    config: ConfigOption = DEFAULT_CONFIG, port: PortOption = None, log_level: LogLevelOption = LogLevel.INFO
+) -> None:
+    """Run the scheduler, which places every request of the cluster."""
+    from punica_scheduler import server
+
+    from punica_serve.config import load_config
+
+    cluster = load_config(config)
+    if port is not None:
+        cluster = cluster.model_copy(update={"scheduler": cluster.scheduler.model_copy(update={"port": port})})
+    process.run("scheduler", server.serve(cluster, process.cluster_token()), log_level=log_level)
+
+
+def runner(
+    config: ConfigOption = DEFAULT_CONFIG,
+    runner_id: Annotated[str | None, typer.Option(help="Unique in the cluster; the host's name by default.")] = None,
+    scheduler_url: SchedulerUrlOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run this host's runner: a worker for each of its devices."""
+    from punica_runner import supervisor
+
+    from punica_serve.config import load_config
+
+    cluster = load_config(config)
+    serve = supervisor.serve(
+        cluster,
+        process.cluster_token(),
+        runner_id=runner_id or socket.gethostname(),
+        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler),
+    )
+    process.run("runner", serve, log_level=log_level)
+
+
+def frontend(
+    config: ConfigOption = DEFAULT_CONFIG,
+    scheduler_url: SchedulerUrlOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run a frontend: the HTTP and websocket API."""
+    import punica_frontend.main
+
+    from punica_serve.config import load_config
+
+    cluster = load_config(config)
+    serve = punica_frontend.main.serve(
+        cluster,
+        process.cluster_token(),
+        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler),
+        host=host or cluster.frontend.host,
+        port=cluster.frontend.port if port is None else port,
+    )
+    process.run("frontend", serve, log_level=log_level)

@@ -1,0 +1,135 @@
+"""How every process of a cluster lives: one coroutine, run until a signal, within deadlines, and never as an orphan.
+
+    scheduler, runner, frontend, up  --  run(name, serve(...))
+
+SIGINT or SIGTERM cancels the coroutine, which then has ``stop_timeout_s`` to clean up; a second signal ends the process
+at once. A process started with a lifeline (the read end of a pipe whose write end its parent alone holds) also stops
+when the parent is gone, however it died.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Coroutine
+from enum import StrEnum
+from typing import Any
+
+from punica_serve.errors import ConfigError, PunicaError
+
+#: The secret that all processes of a cluster share.
+TOKEN_ENV = "PUNICA_CLUSTER_TOKEN"
+#: The lifeline's file descriptor.
+LIFELINE_ENV = "PUNICA_LIFELINE_FD"
+
+#: How long a process may take to clean up.
+STOP_TIMEOUT_S = 10.0
+
+#: Exit code of a process that a user's mistake ended: starting it again can't help.
+EXIT_USER_MISTAKE = 2
+EXIT_GAVE_UP = 1
+
+log = logging.getLogger(__name__)
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def cluster_token() -> str:
+    """The cluster's secret, from the environment. Raises ConfigError."""
+    token = os.environ.get(TOKEN_ENV)
+    if not token:
+        raise ConfigError(
+            f"{TOKEN_ENV} is not set; give all processes of a cluster the same secret, for instance "
+            f"export {TOKEN_ENV}={secrets.token_hex(16)}"
+        )
+    return token
+
+
+def run(
+    name: str,
+    serve: Coroutine[Any, Any, None],
+    *,
+    log_level: LogLevel = LogLevel.INFO,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
+) -> None:
+    """Runs a process's coroutine until it ends or a signal cancels it.
+
+    Raises the first PunicaError when nothing else ended the coroutine, so that a mistake is told in one line, whatever
+    task groups it came through; and other exceptions as they are.
+    """
+    configure_logging(name, log_level)
+    _hold_lifeline(stop_timeout_s)
+    try:
+        asyncio.run(_until_signal(serve, stop_timeout_s))
+    except BaseExceptionGroup as group:
+        mistakes, rest = group.split(PunicaError)
+        if mistakes is None or rest is not None:
+            raise
+        raise _first_leaf(mistakes) from group
+
+
+def configure_logging(name: str, level: LogLevel) -> None:
+    """Log records of this process go to stderr, a line each, with the process's name."""
+    logging.basicConfig(level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+
+
+async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(EXIT_GAVE_UP)
+        stopping = True
+        _exit_after(stop_timeout_s)
+        task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stop)
+    try:
+        await serve
+    except asyncio.CancelledError:
+        if not stopping:
+            raise
+
+
+def _exit_after(timeout_s: float) -> None:
+    """Ends the process if it still lives then. A thread, because the event loop may be what is stuck."""
+
+    def give_up() -> None:
+        log.error("did not stop within %g s, so it ends here", timeout_s)
+        os._exit(EXIT_GAVE_UP)
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+
+
+def _hold_lifeline(stop_timeout_s: float) -> None:
+    """Stops this process once its parent is gone. The variable is taken, so that grandchildren don't see it."""
+    fd = os.environ.pop(LIFELINE_ENV, None)
+    if fd is not None:
+        threading.Thread(target=_watch_lifeline, args=(int(fd), stop_timeout_s), name="lifeline", daemon=True).start()
+
+
+def _watch_lifeline(fd: int, stop_timeout_s: float) -> None:
+    os.read(fd, 1)  # nobody ever writes: this returns when the last write end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(stop_timeout_s)
+    os._exit(EXIT_GAVE_UP)
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

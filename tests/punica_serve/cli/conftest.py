@@ -1,0 +1,85 @@
+"""A model folder and a config file that `up` would start, and a way to run a command in this process."""
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tokenizers
+import yaml
+from punica_serve.cli import main
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+Cli = Callable[..., Outcome]
+WriteConfig = Callable[..., Path]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """cli("up", "--port", "1"): the command, run in this process as the console script runs it."""
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["punica-serve", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        return Outcome(int(exited.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def write_config(tmp_path: Path, model_folder: Path) -> WriteConfig:
+    """write_config(adapters={...}): a config file over the model folder, on free ports."""
+
+    def write(**sections: Any) -> Path:
+        ports = {"scheduler": {"port": 0}, "frontend": {"port": 0}}
+        path = tmp_path / "cluster.yaml"
+        path.write_text(yaml.safe_dump({"engine": {"model": "model"}, **ports, **sections}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,129 @@
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from punica_serve.cli import children
+from punica_serve.cli.children import Child, lifeline
+from punica_serve.errors import ConfigError
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "RESTART_FIRST_S", 0.01)
+
+
+@pytest.fixture
+def lifeline_fd() -> Iterator[int]:
+    with lifeline() as fd:
+        yield fd
+
+
+@asynccontextmanager
+async def kept_running(code: str, lifeline_fd: int, **environment: str) -> AsyncIterator[None]:
+    async with asyncio.timeout(TIMEOUT_S):
+        async with Child("tester", [sys.executable, "-c", code], lifeline_fd, environment).kept_running():
+            yield
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while True:
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+
+
+async def lines(path: Path, count: int) -> list[str]:
+    """The file's lines, once it has so many."""
+
+    def read() -> list[str]:
+        return path.read_text().splitlines() if path.exists() else []
+
+    await until(lambda: len(read()) >= count)
+    return read()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+NOTE_PID_AND_WAIT = """
+import os, time
+with open(os.environ["NOTES"], "a") as notes:
+    print(os.getpid(), file=notes)
+time.sleep(60)
+"""
+
+
+async def test_a_process_is_stopped_at_the_end(lifeline_fd: int, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+        (pid,) = await lines(notes, 1)
+        assert not is_gone(int(pid))
+    assert is_gone(int(pid))
+
+
+async def test_a_dead_process_is_started_again(
+    lifeline_fd: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = tmp_path / "notes"
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+        (first,) = await lines(notes, 1)
+        os.kill(int(first), signal.SIGKILL)
+        _, second = await lines(notes, 2)
+        assert second != first
+    assert "the tester was killed by SIGKILL; it starts again in" in caplog.text
+
+
+async def test_a_users_mistake_ends_everything(lifeline_fd: int) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        async with kept_running("import sys; sys.exit(2)", lifeline_fd):
+            await asyncio.Event().wait()
+    assert raised.group_contains(ConfigError, match="the tester can't run")
+
+
+async def test_a_process_that_ignores_the_signal_is_killed(
+    lifeline_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "KILL_TIMEOUT_S", 0.1)
+    notes = tmp_path / "notes"
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NOTE_PID_AND_WAIT}"
+    async with kept_running(code, lifeline_fd, NOTES=str(notes)):
+        (pid,) = await lines(notes, 1)
+    assert is_gone(int(pid))
+
+
+async def test_what_a_dead_process_leaves_behind_is_killed(lifeline_fd: int, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    grandchild = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {NOTE_PID_AND_WAIT!r}])"
+    code = f"{grandchild}\n{NOTE_PID_AND_WAIT}"
+    async with kept_running(code, lifeline_fd, NOTES=str(notes)):
+        pids = await lines(notes, 2)
+    await until(lambda: all(is_gone(int(pid)) for pid in pids))
+
+
+async def test_a_process_inherits_only_the_reading_end_of_the_lifeline(lifeline_fd: int, tmp_path: Path) -> None:
+    """So that it sees the end when this process closes, or loses, the writing end."""
+    notes = tmp_path / "notes"
+    code = (
+        "import os; from punica_serve import process\n"
+        "note = open(os.environ['NOTES'], 'a')\n"
+        "print('waiting', file=note, flush=True)\n"
+        "print(os.read(int(os.environ[process.LIFELINE_ENV]), 1), file=note, flush=True)"
+    )
+    with lifeline() as fd:
+        waiting = kept_running(code, fd, NOTES=str(notes))
+        await waiting.__aenter__()
+        assert await lines(notes, 1) == ["waiting"]
+    assert (await lines(notes, 2))[1] == "b''"
+    await waiting.__aexit__(None, None, None)

@@ -1,0 +1,39 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.model_config import read_model_config
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteConfig = Callable[..., Path]
+
+
+@pytest.fixture
+def good_adapter(tmp_path: Path, model_folder: Path) -> Path:
+    return write_random_adapter(tmp_path / "good", read_model_config(model_folder), rank=12, seed=0)
+
+
+def test_good_adapters_are_listed_with_rank_and_digest(cli: Cli, write_config: WriteConfig, good_adapter: Path) -> None:
+    exit_code, stdout, stderr = cli("config", "check", str(write_config(adapters={"fine": "good"})))
+    assert (exit_code, stderr) == (0, "")
+    (row,) = [line.split() for line in stdout.splitlines() if "fine" in line]
+    assert {"fine", "12", "ok"} < set(row)
+
+
+def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
+    cli: Cli, write_config: WriteConfig, good_adapter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(write_config(adapters={"fine": "good", "broken": "nowhere"})))
+    assert exit_code == 1
+    rows = {line.split()[1]: line for line in stdout.splitlines() if " ok " in line or " refused " in line}
+    assert "ok" in rows["fine"]
+    assert "refused" in rows["broken"]
+    assert "'broken'" in caplog.text and "no such folder" in caplog.text
+
+
+@pytest.mark.parametrize("engine", [{}, {"model": "nowhere"}])
+def test_a_wrong_config_or_model_is_refused(cli: Cli, write_config: WriteConfig, engine: dict[str, str]) -> None:
+    exit_code, stdout, stderr = cli("config", "check", str(write_config(engine=engine)))
+    assert (exit_code, stdout) == (2, "")
+    assert stderr.startswith("punica-serve: ") and stderr.count("\n") == 1

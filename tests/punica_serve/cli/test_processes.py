@@ -1,0 +1,43 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from punica_serve.process import TOKEN_ENV
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteConfig = Callable[..., Path]
+
+
+@pytest.mark.parametrize("name", ["scheduler", "runner", "frontend"])
+def test_a_process_without_the_clusters_token_does_not_start(
+    name: str, cli: Cli, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_ENV, raising=False)
+    exit_code, _, stderr = cli(name, "--config", str(write_config()))
+    assert exit_code == 2
+    assert stderr.startswith(f"punica-serve: {TOKEN_ENV} is not set; ")
+
+
+@pytest.mark.parametrize("name", ["scheduler", "runner", "frontend"])
+def test_a_process_without_its_config_file_does_not_start(name: str, cli: Cli, tmp_path: Path) -> None:
+    exit_code, _, stderr = cli(name, "--config", str(tmp_path / "none.yaml"))
+    assert exit_code == 2
+    assert stderr.startswith("punica-serve: config file ")
+
+
+def test_a_scheduler_whose_port_is_in_use_does_not_start(
+    cli: Cli, write_config: WriteConfig, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_ENV, "secret")
+    exit_code, _, stderr = cli("scheduler", "--config", str(write_config()), "--port", str(taken_port))
+    assert exit_code == 2
+    assert f"can't listen on 127.0.0.1:{taken_port}" in stderr
+
+
+def test_a_frontend_whose_port_is_in_use_does_not_start(
+    cli: Cli, write_config: WriteConfig, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_ENV, "secret")
+    exit_code, _, stderr = cli("frontend", "--config", str(write_config()), "--port", str(taken_port))
+    assert exit_code == 2
+    assert str(taken_port) in stderr.splitlines()[-1]

@@ -1,0 +1,162 @@
+"""Each test runs a process of its own: signals, exit codes and file descriptors are what is tested."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from punica_serve.errors import ConfigError
+
+from punica_serve import process
+
+TIMEOUT_S = 20.0
+
+PRELUDE = """
+import asyncio, logging, os, sys, time
+from punica_serve import process
+from punica_serve.errors import ConfigError
+
+async def until_cancelled():
+    print("running", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print("cleaned up", flush=True)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@contextmanager
+def started(code: str, *, wait_for: str = "running", **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has printed a line."""
+    child = subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, "-c", PRELUDE + code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+    with child:
+        try:
+            assert child.stdout.readline().strip() == wait_for
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_the_coroutine_and_lets_it_clean_up(signum: signal.Signals) -> None:
+    with started("process.run('test', until_cancelled()); print('returned')") as child:
+        child.send_signal(signum)
+        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert (stdout, stderr, child.returncode) == ("cleaned up\nreturned\n", "", 0)
+
+
+def test_a_coroutine_that_does_not_stop_in_time_is_ended() -> None:
+    code = """
+async def stubborn():
+    try:
+        await until_cancelled()
+    finally:
+        time.sleep(60)
+process.run("test", stubborn(), stop_timeout_s=0.1)
+"""
+    with started(code) as child:
+        child.terminate()
+        _, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert child.returncode == 1
+    assert "test ERROR did not stop within 0.1 s" in stderr
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    code = """
+async def slow():
+    try:
+        await until_cancelled()
+    finally:
+        await asyncio.sleep(60)
+process.run("test", slow(), stop_timeout_s=60)
+"""
+    with started(code) as child:
+        child.terminate()
+        assert child.stdout is not None
+        assert child.stdout.readline() == "cleaned up\n"
+        child.terminate()
+        assert child.wait(TIMEOUT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reaction"),
+    [
+        ("process.run('test', until_cancelled())", "cleaned up\n"),
+        ("async def stuck(): print('running', flush=True); time.sleep(60)\n"
+         "process.run('test', stuck(), stop_timeout_s=0.1)", ""),
+    ],
+    ids=["the coroutine is cancelled", "a stuck event loop is ended"],
+)  # fmt: skip
+def test_a_process_stops_when_the_other_end_of_its_lifeline_closes(body: str, reaction: str) -> None:
+    read_end, write_end = os.pipe()
+    environment = {**os.environ, process.LIFELINE_ENV: str(read_end)}
+    with started(body, env=environment, pass_fds=(read_end,)) as child:
+        os.close(read_end)
+        os.close(write_end)
+        stdout, _ = child.communicate(timeout=TIMEOUT_S)
+    assert stdout == reaction
+
+
+def test_grandchildren_do_not_see_the_lifeline(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    code = """
+async def serve():
+    print(process.LIFELINE_ENV in os.environ, flush=True)
+process.run("test", serve())
+"""
+    environment = {**os.environ, process.LIFELINE_ENV: str(read_end)}
+    with started(code, wait_for="False", env=environment, pass_fds=(read_end,)) as child:
+        child.wait(TIMEOUT_S)
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_log_lines_name_the_process_and_the_level() -> None:
+    code = """
+async def serve():
+    logging.getLogger("anything").info("hidden")
+    logging.getLogger("anything").warning("shown")
+    print("running", flush=True)
+process.run("runner", serve(), log_level=process.LogLevel.WARNING)
+"""
+    with started(code) as child:
+        _, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert stderr.endswith(" runner WARNING shown\n")
+    assert "hidden" not in stderr
+
+
+def test_a_mistake_deep_in_task_groups_is_raised_alone() -> None:
+    async def mistaken() -> None:
+        raise BaseExceptionGroup("outer", [ExceptionGroup("inner", [ConfigError("wrong port")])])
+
+    with pytest.raises(ConfigError, match="wrong port"):
+        process.run("test", mistaken())
+
+
+def test_a_bug_beside_a_mistake_is_not_hidden() -> None:
+    async def buggy() -> None:
+        raise ExceptionGroup("both", [ConfigError("wrong port"), ValueError("bug")])
+
+    with pytest.raises(ExceptionGroup) as raised:
+        process.run("test", buggy())
+    assert raised.group_contains(ValueError, match="bug")
+
+
+def test_a_missing_token_is_refused_with_a_fresh_one_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(process.TOKEN_ENV, raising=False)
+    with pytest.raises(ConfigError, match=rf"export {process.TOKEN_ENV}=[0-9a-f]{{32}}$"):
+        process.cluster_token()
+
+
+def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(process.TOKEN_ENV, "secret")
+    assert process.cluster_token() == "secret"
