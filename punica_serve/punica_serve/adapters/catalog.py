@@ -79,7 +79,7 @@ class AdapterCatalog:
 def _check_name(name: str, base_name: str) -> None:
     if not _NAME.fullmatch(name):
         raise AdapterRejected(
-            f"adapter name {name[:200]!r} must be 1 to 128 letters, digits and . _ : - and start with a letter or digit",
+            f"adapter name {name[:200]!r} must be 1 to 128 letters, digits and . _ : - from a letter or digit on",
             param="name",
         )
     if name == base_name:

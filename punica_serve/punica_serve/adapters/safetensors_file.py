@@ -5,13 +5,13 @@ serves digest and tensors. What its parser checks is checked here too: the tenso
 """
 
 import math
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import STORAGE_DTYPES, HostTensor, TensorDtype
+from punica_serve.adapters.adapter import STORAGE_DTYPES, HostTensor
 from punica_serve.errors import AdapterRejected
 
 #: The header of an adapter for a model of 126 layers is 0.3 MB. No adapter is worth parsing a hundred times that.
@@ -72,10 +72,11 @@ def _check_tiling(entries: dict[str, _Entry], num_data_bytes: int) -> None:
 def _view(name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> HostTensor:
     if entry.dtype not in STORAGE_DTYPES:
         raise AdapterRejected(f"tensor `{name}` is of {entry.dtype}; only F32, F16 and BF16 are served", param=name)
-    dtype = cast(TensorDtype, entry.dtype)
-    storage = STORAGE_DTYPES[dtype]
+    storage = STORAGE_DTYPES[entry.dtype]
     begin, end = entry.data_offsets
     if end - begin != math.prod(entry.shape) * storage.itemsize:
-        raise AdapterRejected(f"tensor `{name}` has {end - begin} bytes for {list(entry.shape)} of {dtype}", param=name)
+        raise AdapterRejected(
+            f"tensor `{name}` has {end - begin} bytes for {list(entry.shape)} of {entry.dtype}", param=name
+        )
     view: npt.NDArray[Any] = data[begin:end].view(storage).reshape(entry.shape)
-    return HostTensor(dtype, np.require(view, requirements="A"))
+    return HostTensor(entry.dtype, np.require(view, requirements="A"))

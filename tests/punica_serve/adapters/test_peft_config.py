@@ -1,0 +1,207 @@
+import json
+from typing import Any
+
+import pytest
+from peft import LoraConfig
+
+from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
+from punica_serve.errors import AdapterRejected
+
+
+def parse(**fields: Any) -> PeftConfig:
+    return parse_peft_config(json.dumps({"peft_type": "LORA", **fields}).encode())
+
+
+def refusal(**fields: Any) -> AdapterRejected:
+    with pytest.raises(AdapterRejected) as caught:
+        parse(**fields)
+    return caught.value
+
+
+def test_defaults_are_pefts() -> None:
+    config, peft = parse(), LoraConfig()
+    assert (config.r, config.lora_alpha, config.use_rslora) == (peft.r, peft.lora_alpha, peft.use_rslora)
+    assert (config.target_modules, config.exclude_modules, config.layers_to_transform) == (None, None, None)
+
+
+def test_what_peft_saves_by_default_is_accepted() -> None:
+    saved = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]).to_dict()
+    saved["target_modules"] = sorted(saved["target_modules"])
+    assert parse(**saved).target_modules == ("q_proj",)
+
+
+def test_applied_fields_are_read() -> None:
+    config = parse(
+        r=4,
+        lora_alpha=2.5,
+        use_rslora=True,
+        rank_pattern={"q_proj": 8},
+        alpha_pattern={"q_proj": 1},
+        target_modules=["q_proj", "v_proj"],
+        exclude_modules="model.*",
+        layers_to_transform=[0, 1],
+        layers_pattern="layers",
+        base_model_name_or_path="org/base",
+    )
+    assert config == PeftConfig(
+        r=4,
+        lora_alpha=2.5,
+        use_rslora=True,
+        rank_pattern={"q_proj": 8},
+        alpha_pattern={"q_proj": 1.0},
+        target_modules=("q_proj", "v_proj"),
+        exclude_modules="model.*",
+        layers_to_transform=(0, 1),
+        layers_pattern="layers",
+        base_model_name_or_path="org/base",
+    )
+
+
+#: Every field of PEFT's LoraConfig by which an adapter can mean more than a low-rank update of linear modules.
+FEATURES = {
+    "use_dora": True,
+    "bias": "lora_only",
+    "lora_bias": True,
+    "modules_to_save": ["lm_head"],
+    "trainable_token_indices": [1, 2],
+    "megatron_config": {"tensor_model_parallel_size": 2},
+    "layer_replication": [[0, 1], [0, 1]],
+    "fan_in_fan_out": True,
+    "alora_invocation_tokens": [5],
+    "use_qalora": True,
+    "target_parameters": ["mlp.experts.gate_up_proj"],
+    "arrow_config": {"top_k": 2},
+    "kasa_config": {},
+    "monteclora_config": {},
+    "use_bdlora": {},
+    "velora_config": {},
+}
+
+#: Those that change nothing about a saved adapter, with values unlike their defaults.
+NO_EFFECT = {
+    "auto_mapping": {"base_model_class": "LlamaForCausalLM"},
+    "corda_config": {"corda_method": "kpm"},
+    "ensure_weight_tying": True,
+    "eva_config": {"rho": 1.0},
+    "inference_mode": True,
+    "loftq_config": {"loftq_bits": 2},
+    "lora_dropout": 0.3,
+    "lora_ga_config": {"scale": "unit"},
+    "megatron_core": "my.core",
+    "peft_version": "9.9",
+    "qalora_group_size": 3,
+    "revision": "main",
+    "runtime_config": {"ephemeral_gpu_offload": True},
+}
+
+
+def test_every_field_of_peft_is_decided() -> None:
+    known = {*FEATURES, *NO_EFFECT, *PeftConfig.__struct_fields__, "peft_type", "task_type", "init_lora_weights"}
+    assert set(LoraConfig().to_dict()) - known == set()
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_that_are_not_applied_are_refused_by_name(name: str) -> None:
+    error = refusal(**{name: FEATURES[name]})
+    assert error.param == name
+    assert f"`{name}`" in error.message
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_fields_without_effect_are_accepted(name: str) -> None:
+    assert parse(**{name: NO_EFFECT[name]}) == parse()
+
+
+@pytest.mark.parametrize("value", [True, 1, "on", [0], {"a": 1}])
+def test_an_unknown_field_that_is_set_is_refused(value: object) -> None:
+    assert refusal(of_the_future=value).param == "of_the_future"
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_an_unknown_field_that_is_empty_is_accepted(value: object) -> None:
+    assert parse(of_the_future=value) == parse()
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new", 1, None, {}])
+def test_initialisations_that_change_the_base_are_refused(init: object) -> None:
+    error = refusal(init_lora_weights=init)
+    assert error.param == "init_lora_weights"
+    assert "path_initial_model_for_weight_conversion" in error.message
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "Gaussian", "eva", "orthogonal", "mica"])
+def test_initialisations_that_leave_the_base_are_accepted(init: object) -> None:
+    assert parse(init_lora_weights=init) == parse()
+
+
+@pytest.mark.parametrize("peft_type", [None, "IA3", "ADALORA", "lora", 1, ["LORA"]])
+def test_other_methods_are_refused(peft_type: object) -> None:
+    assert refusal(peft_type=peft_type).param == "peft_type"
+
+
+@pytest.mark.parametrize("task_type", ["SEQ_CLS", "FEATURE_EXTRACTION", 7])
+def test_other_tasks_are_refused(task_type: object) -> None:
+    assert refusal(task_type=task_type).param == "task_type"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("r", 0),
+        ("r", "8"),
+        ("r", 8.0),
+        ("r", True),
+        ("r", None),
+        ("lora_alpha", "16"),
+        ("lora_alpha", float("nan")),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", 10**400),
+        ("use_rslora", 1),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", ["q_proj"]),
+        ("rank_pattern", {"(": 4}),
+        ("alpha_pattern", {"q_proj": "x"}),
+        ("alpha_pattern", {"q_proj": float("nan")}),
+        ("alpha_pattern", {"(": 4}),
+        ("target_modules", 3),
+        ("target_modules", ["q_proj", 3]),
+        ("target_modules", "(q_proj"),
+        ("target_modules", "a{99999999999999999999}"),
+        ("exclude_modules", "*"),
+        ("layers_to_transform", "1"),
+        ("layers_to_transform", -1),
+        ("layers_to_transform", [0, True]),
+        ("layers_pattern", 3),
+        ("base_model_name_or_path", 3),
+    ],
+)
+def test_wrong_values_are_refused_by_name(name: str, value: object) -> None:
+    error = refusal(**{name: value})
+    assert error.param == name
+    assert f"`{name}`" in error.message
+
+
+def test_a_broken_layers_pattern_is_refused() -> None:
+    error = refusal(target_modules=["q_proj"], layers_to_transform=[0], layers_pattern=["("])
+    assert error.param == "layers_pattern"
+
+
+@pytest.mark.parametrize("fields", [{"layers_to_transform": 0}, {"layers_to_transform": [0], "layers_pattern": "h"}])
+def test_layers_with_a_regular_expression_are_refused_as_by_peft(fields: dict[str, Any]) -> None:
+    assert refusal(target_modules=".*q_proj", **fields).param == "layers_to_transform"
+    with pytest.raises(ValueError, match="layers_to_transform"):
+        LoraConfig(target_modules=".*q_proj", **fields)
+
+
+def test_a_layers_pattern_alone_is_refused_as_by_peft() -> None:
+    assert refusal(target_modules=["q_proj"], layers_pattern="layers").param == "layers_pattern"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"text"', b"1" * 5000])
+def test_text_that_is_no_object_is_refused(text: bytes) -> None:
+    with pytest.raises(AdapterRejected, match="JSON"):
+        parse_peft_config(text)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    assert len(refusal(of_the_future="x" * 10_000).message) < 500
