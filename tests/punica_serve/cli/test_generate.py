@@ -81,23 +81,6 @@ async def test_only_the_options_that_were_given_are_sent() -> None:
 
     sampling = ("--max-tokens", "5", "--temperature", "0", "--top-p", "0.5", "--top-k", "3", "--seed", "7")
     options = ("--lora-id", "roman", *sampling, "--stop", "x", "--stop", "y")
-        "--lora-id",
-        "roman",
-        "--max-tokens",
-        "5",
-        "--temperature",
-        "0",
-        "--top-p",
-        "0.5",
-        "--top-k",
-        "3",
-        "--seed",
-        "7",
-        "--stop",
-        "x",
-        "--stop",
-        "y",
-    ]
     async with frontend(answer) as url:
         await generate("--url", url, "42")
         await generate("--url", f"{url}/", *options, "42")
