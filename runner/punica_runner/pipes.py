@@ -82,7 +82,8 @@ class SupervisorPipe:
     def close(self) -> None:
         """Ends both directions at once. What was read before can still be iterated."""
         self._read.close()
-        self._write.abort()
+        if not self._write.is_closing():
+            self._write.abort()
 
 
 class WorkerPipe:

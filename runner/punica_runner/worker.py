@@ -141,7 +141,7 @@ def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str
         max_batch_size=config.max_batch_size,
         page_size=config.page_size,
         num_kv_pages=engine.num_kv_pages,
-        num_lora_pages={**engine.num_lora_pages},
+        num_lora_pages={str(group): num_pages for group, num_pages in engine.num_lora_pages.items()},
     )
 
 

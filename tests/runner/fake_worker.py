@@ -1,0 +1,82 @@
+"""A worker without an engine. It answers every command with a report, and misbehaves as it is told.
+
+Behaviours: "serve"; before READY: "hang", "die", "permanent" (failure), "grandchild" (dies while a child of its own
+holds its pipes); after it: "deaf" (ignores SIGTERM and the end of its pipe), "garbage" (sends no message), "stale"
+(ignores the epoch of a Reset). A StartRequest whose request_id is "exit" ends the process with code 3, and "fail" with
+last words.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from punica_runner.pipes import WorkerPipe
+from punica_serve.protocol import (
+    GpuInfo,
+    Reset,
+    StartRequest,
+    StepReport,
+    StepToken,
+    SupervisorToWorker,
+    WireError,
+    WorkerFailed,
+    WorkerReady,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--uuid")
+    parser.add_argument("--behaviour")
+    parser.add_argument("--read-fd", type=int)
+    parser.add_argument("--write-fd", type=int)
+    options = parser.parse_args()
+    if options.behaviour == "grandchild":
+        subprocess.Popen(["sleep", "5"], pass_fds=(options.read_fd, options.write_fd))
+        sys.exit(4)
+    pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
+    before_ready(options.behaviour, pipe)
+    pipe.send(WorkerReady(GpuInfo(options.uuid, "cpu", 32, 16, 100, {"qkv": 8})))
+    if options.behaviour == "garbage":
+        os.write(options.write_fd, b"\x00\x00\x00\x03abc")
+    serve(pipe, options)
+
+
+def before_ready(behaviour: str, pipe: WorkerPipe) -> None:
+    if behaviour == "hang":
+        time.sleep(60)
+    if behaviour == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "permanent":
+        pipe.send(WorkerFailed(WireError("model_rejected", "no config.json in /models/none"), permanent=True))
+        sys.exit(2)
+
+
+def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
+    epoch = seq = 0
+    for command in pipe:
+        tokens: tuple[StepToken, ...] = ()
+        if isinstance(command, Reset):
+            seq = 0
+            epoch = 0 if options.behaviour == "stale" else command.epoch
+        else:
+            seq = command.seq
+        if isinstance(command, StartRequest):
+            if command.request.request_id == "exit":
+                os._exit(3)
+            if command.request.request_id == "fail":
+                pipe.send(WorkerFailed(WireError("internal_error", "RuntimeError: a bad step"), permanent=False))
+                sys.exit(1)
+            tokens = (StepToken(command.assignment, 0, os.getpid()),)
+        pipe.send(StepReport(options.uuid, epoch, 1, seq, tokens, (), 100, len(tokens), 0, 0, 0.0))
+    while options.behaviour == "deaf":
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

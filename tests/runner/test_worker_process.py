@@ -1,0 +1,152 @@
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from punica_runner import worker_process
+from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
+
+FakeWorker = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def short_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "LAST_WORDS_S", 0.2)
+
+
+def start(seq: int, request_id: str = "r") -> StartRequest:
+    return StartRequest("CPU-a", seq, AssignmentId(1, seq), Request(request_id, 0, (1, 2), SamplingParams()))
+
+
+def run(
+    command: list[str], *, ready_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
+) -> AbstractAsyncContextManager[WorkerProcess]:
+    return run_worker(command, ready_timeout_s=ready_timeout_s, stop_timeout_s=stop_timeout_s)
+
+
+async def next_report(worker: WorkerProcess) -> StepReport:
+    async with asyncio.timeout(5):
+        report = await worker.receive()
+    assert isinstance(report, StepReport)
+    return report
+
+
+async def pid_of(worker: WorkerProcess) -> int:
+    """A fake worker's tokens are its process id."""
+    worker.send(start(1))
+    return (await next_report(worker)).tokens[0].token_id
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWorker) -> None:
+    async with run(fake_worker("CPU-x")) as worker:
+        assert worker.gpu.uuid == "CPU-x"
+        worker.send(start(1))
+        report = await next_report(worker)
+        assert (report.gpu_uuid, report.applied_seq, report.tokens[0].assignment) == ("CPU-x", 1, AssignmentId(1, 1))
+
+
+async def test_leaving_stops_the_process(fake_worker: FakeWorker) -> None:
+    async with run(fake_worker()) as worker:
+        pid = await pid_of(worker)
+        assert is_alive(pid)
+    assert not is_alive(pid)
+
+
+async def test_a_worker_that_ignores_sigterm_is_killed_in_time(
+    fake_worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run(fake_worker(behaviour="deaf"), stop_timeout_s=0.3):
+        left_at = time.monotonic()
+    assert 0.2 < time.monotonic() - left_at < 2.0
+    assert "did not stop within 0.3 s and is killed" in caplog.text
+
+
+async def test_cancelling_the_wait_for_a_stop_kills_at_once(fake_worker: FakeWorker) -> None:
+    entered = asyncio.Event()
+
+    async def live() -> None:
+        async with run(fake_worker(behaviour="deaf"), stop_timeout_s=60):
+            entered.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        task = asyncio.create_task(live())
+        await entered.wait()
+        task.cancel()
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("hang", "it was not ready within 0.5 s"),
+        ("die", "killed by SIGKILL"),
+        ("grandchild", "exit code 4"),
+    ],
+)
+async def test_a_worker_that_does_not_get_ready(fake_worker: FakeWorker, behaviour: str, reason: str) -> None:
+    ready_timeout_s = 0.5 if behaviour == "hang" else 4.0
+    with pytest.raises(WorkerDied, match=f"^{reason}$"):
+        async with run(fake_worker(behaviour=behaviour), ready_timeout_s=ready_timeout_s):
+            pass
+
+
+async def test_a_permanent_failure_is_a_config_error_with_the_workers_words(fake_worker: FakeWorker) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json in /models/none"):
+        async with run(fake_worker(behaviour="permanent")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "request_id", "reason"),
+    [
+        ("serve", "exit", "exit code 3"),
+        ("serve", "fail", "RuntimeError: a bad step"),
+        ("garbage", "r", "it sent what can't be right: .*"),
+    ],
+)
+async def test_a_death_is_told_in_words(fake_worker: FakeWorker, behaviour: str, request_id: str, reason: str) -> None:
+    async with run(fake_worker(behaviour=behaviour)) as worker:
+        worker.send(start(1, request_id))
+        with pytest.raises(WorkerDied, match=f"^{reason}$"):
+            await next_report(worker)
+
+
+async def test_a_command_that_can_not_run_raises_and_leaves_nothing() -> None:
+    with pytest.raises(FileNotFoundError):
+        async with run(["/no/such/program"]):
+            pass
+
+
+async def test_reports_of_an_earlier_epoch_are_dropped(fake_worker: FakeWorker) -> None:
+    async with run(fake_worker()) as worker:
+        worker.send(start(1))
+        worker.reset()
+        report = await next_report(worker)
+        assert (report.epoch, report.tokens) == (1, ())
+
+
+async def test_a_command_to_the_previous_life_is_dropped(fake_worker: FakeWorker) -> None:
+    async with run(fake_worker()) as worker:
+        for seq in (57, 58, 1, 2):
+            worker.send(start(seq))
+        assert [(await next_report(worker)).applied_seq for _ in range(2)] == [1, 2]
+        worker.reset()
+        worker.send(start(3))
+        worker.send(start(1))
+        assert [(await next_report(worker)).applied_seq for _ in range(2)] == [0, 1]
