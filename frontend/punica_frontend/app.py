@@ -1,0 +1,56 @@
+"""The frontend as an ASGI application. Everything it uses is handed in; it keeps nothing of its own."""
+
+import time
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.config import EngineConfig
+from punica_serve.model_config import ModelConfig
+from punica_serve.text.tokenizer import Tokenizer
+
+from punica_frontend.connection import BodyLimit
+from punica_frontend.errors import install_error_handlers
+from punica_frontend.generation import Generator
+from punica_frontend.routes.cluster import cluster_router
+from punica_frontend.routes.generate import generate_router
+from punica_frontend.routes.health import health_router
+from punica_frontend.routes.models import models_router
+from punica_frontend.routes.stream import stream_router
+from punica_frontend.scheduler_client import SchedulerClient
+
+_DESCRIPTION = (
+    "Many LoRA models over one base model. `WS /v1/generate/stream` runs many requests on one socket: send "
+    '`{"op": "generate", "request_id": "1", "prompt": "42", "lora_id": "roman"}`, receive frames of its tokens.'
+)
+
+
+def create_app(
+    client: SchedulerClient, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, engine: EngineConfig
+) -> FastAPI:
+    """The routes over ``client``. ``engine`` names the base model and may shorten its context."""
+    max_context = min(model.max_position_embeddings, engine.max_context or model.max_position_embeddings)
+    base_name = engine.served_name
+    generator = Generator(client, catalog, tokenizer, model, base_name=base_name, max_context=max_context)
+    app = FastAPI(title="Punica Serve", version=version("punica-serve"), description=_DESCRIPTION)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes(max_context))
+    app.include_router(generate_router(generator))
+    app.include_router(stream_router(generator))
+    app.include_router(
+        models_router(
+            catalog,
+            base_name=base_name,
+            base_root=str(engine.model),
+            max_context=max_context,
+            created_s=int(time.time()),
+        )
+    )
+    app.include_router(cluster_router(client))
+    app.include_router(health_router(client))
+    return app
+
+
+def max_body_bytes(max_context: int) -> int:
+    """Room for any prompt that the context can hold, escaped as it may be, and for all other fields."""
+    return (1 << 20) + 64 * max_context

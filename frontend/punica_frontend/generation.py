@@ -1,0 +1,182 @@
+"""From a checked body to a request of the cluster, and back from its deliveries to the frames of an answer."""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.errors import AdapterRejected, InvalidRequest, RequestFailed
+from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.protocol import AdapterRef, Limits, Request, SamplingParams
+from punica_serve.text.tokenizer import Tokenizer
+
+from punica_frontend.answers import Frame
+from punica_frontend.errors import from_wire
+from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.schemas import GenerateFields
+from punica_frontend.text_stream import TextStream
+
+T = TypeVar("T")
+
+#: Longer prompts are encoded in a thread: a few milliseconds of the event loop are everybody's.
+MAX_INLINE_CHARS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that is ready to be added, and what only this frontend needs to know of it."""
+
+    request: Request
+    #: What the client calls the request.
+    answer_id: str
+    #: None is the base model.
+    lora_id: str | None
+    stops: tuple[str, ...]
+    #: Tokens that end the answer and have no text.
+    end_ids: frozenset[int]
+
+
+class Generator:
+    """Plans requests and streams their answers. Holds no state of its own."""
+
+    def __init__(
+        self,
+        client: SchedulerClient,
+        catalog: AdapterCatalog,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        *,
+        base_name: str,
+        max_context: int,
+    ) -> None:
+        """``base_name`` is what the API calls the base model; ``max_context`` is the longest prompt plus answer."""
+        self._client = client
+        self._catalog = catalog
+        self._tokenizer = tokenizer
+        self._model = model
+        self._base_name = base_name
+        self._max_context = max_context
+
+    async def plan(self, fields: GenerateFields, *, answer_id: str | None = None) -> Plan:
+        """Raises InvalidRequest, AdapterNotFound or AdapterRejected. ``answer_id`` is by default the cluster's own."""
+        arrival_ns = time.time_ns()
+        adapter = self._resolve(fields.lora_id)
+        prompt_ids = await self._prompt_ids(fields)
+        check_vocabulary(fields.stop_token_ids or (), "stop_token_ids", self._model.vocab_size)
+        max_tokens = answer_room(fields, len(prompt_ids), self._max_context, self._client.limits)
+        sampling = sampling_params(fields, self._model.generation, max_tokens, seed=secrets.randbits(64))
+        request = Request(f"gen-{uuid.uuid4().hex}", arrival_ns, prompt_ids, sampling, adapter)
+        eos_ids = () if fields.ignore_eos else self._model.generation.eos_token_ids
+        return Plan(
+            request=request,
+            answer_id=answer_id or request.request_id,
+            lora_id=fields.lora_id if adapter else None,
+            stops=tuple(fields.stop or ()),
+            end_ids=frozenset((*eos_ids, *sampling.stop_token_ids)),
+        )
+
+    async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
+        """Runs a plan; the last frame has a finish_reason. Closing it early cancels the request.
+
+        Raises what the cluster ended the request with, as one of the PunicaErrors.
+        """
+        text = TextStream(
+            self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
+        )
+        async with aclosing(self._client.generate(plan.request)) as deliveries:
+            async for delivery in deliveries:
+                if delivery.error:
+                    raise from_wire(delivery.error)
+                if delivery.finish_reason == "error":
+                    raise RequestFailed("the cluster gave up on the request")
+                frame = text.feed(delivery)
+                yield frame
+                if frame.finish_reason:
+                    return
+
+    def _resolve(self, lora_id: str | None) -> AdapterRef | None:
+        if lora_id is None or lora_id == self._base_name:
+            return None
+        if rejected := self._catalog.rejected.get(lora_id):
+            raise AdapterRejected(f"adapter {lora_id!r} is not served: {rejected.message}", param="lora_id")
+        return self._catalog.ref(lora_id)
+
+    async def _prompt_ids(self, fields: GenerateFields) -> tuple[int, ...]:
+        if (fields.prompt is None) == (fields.input_ids is None):
+            raise InvalidRequest("give exactly one of `prompt` and `input_ids`", param="prompt")
+        if fields.input_ids is not None:
+            check_vocabulary(fields.input_ids, "input_ids", self._model.vocab_size)
+            return _not_empty(fields.input_ids, "input_ids")
+        assert fields.prompt is not None
+        if len(fields.prompt) <= MAX_INLINE_CHARS:
+            return _not_empty(self._tokenizer.encode(fields.prompt) if fields.prompt else (), "prompt")
+        return _not_empty(await asyncio.to_thread(self._tokenizer.encode, fields.prompt), "prompt")
+
+
+def check_vocabulary(token_ids: Sequence[int], param: str, vocab_size: int) -> None:
+    """Raises InvalidRequest for the first id that is no token."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            message = f"`{param}.{index}`: {token_id} is no token id; they go from 0 to {vocab_size - 1}"
+            raise InvalidRequest(message, param=f"{param}.{index}")
+
+
+def answer_room(fields: GenerateFields, num_prompt_tokens: int, max_context: int, limits: Limits | None) -> int:
+    """The most tokens that the answer may have. Raises InvalidRequest where the request asks for too much."""
+    most, holder = max_context, "the context"
+    if limits and limits.max_request_tokens is not None and limits.max_request_tokens < most:
+        most, holder = limits.max_request_tokens, "the largest KvCache of the cluster"
+    room = most - num_prompt_tokens
+    if room < 1:
+        param = "prompt" if fields.input_ids is None else "input_ids"
+        message = (
+            f"`{param}` has {num_prompt_tokens} tokens, but {holder} holds {most}, the answer's included; shorten it"
+        )
+        raise InvalidRequest(message, param=param)
+    max_tokens = fields.max_tokens or room
+    if max_tokens > room:
+        message = (
+            f"`max_tokens` is {max_tokens}, but after the prompt's {num_prompt_tokens} tokens {holder} of {most} "
+            f"has room for {room}"
+        )
+        raise InvalidRequest(message, param="max_tokens")
+    if fields.min_tokens > max_tokens:
+        message = f"`min_tokens` is {fields.min_tokens}, more than the {max_tokens} that the answer may have"
+        raise InvalidRequest(message, param="min_tokens")
+    return max_tokens
+
+
+def sampling_params(
+    fields: GenerateFields, defaults: GenerationDefaults, max_tokens: int, *, seed: int
+) -> SamplingParams:
+    """The client's choices, and the model's defaults where it made none. ``seed`` is taken where it gave none."""
+    return SamplingParams(
+        temperature=_first(fields.temperature, defaults.temperature),
+        top_p=_first(fields.top_p, defaults.top_p),
+        top_k=_first(fields.top_k, defaults.top_k),
+        min_p=_first(fields.min_p, defaults.min_p),
+        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        seed=_first(fields.seed, seed),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=fields.ignore_eos,
+        min_tokens=fields.min_tokens,
+        max_tokens=max_tokens,
+        logprobs=fields.logprobs,
+    )
+
+
+def _first(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _not_empty(token_ids: Sequence[int], param: str) -> tuple[int, ...]:
+    if not token_ids:
+        raise InvalidRequest(f"`{param}` is empty; it needs at least one token", param=param)
+    return tuple(token_ids)

@@ -1,0 +1,111 @@
+"""The frontend as a process: reads the model folder, binds the port, serves until cancelled."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.config import ClusterConfig
+from punica_serve.errors import ConfigError
+from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.text.tokenizer import Tokenizer
+
+from punica_frontend.app import create_app, max_body_bytes
+from punica_frontend.scheduler_client import WireSchedulerClient
+
+log = logging.getLogger(__name__)
+
+#: For answers under way when the frontend is told to stop.
+SHUTDOWN_TIMEOUT_S = 2
+#: Clients that keep a connection for their next request save a handshake.
+KEEP_ALIVE_S = 75
+BACKLOG = 2_048
+
+
+async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: str | None, port: int | None) -> None:
+    """Runs a frontend until cancelled; ``host`` and ``port`` override the config's.
+
+    Raises ConfigError for an address that can't be had or a scheduler URL that is none, and ModelRejected for a model
+    folder that can't be served.
+    """
+    host = config.frontend.host if host is None else host
+    port = config.frontend.port if port is None else port
+    with bind(host, port) as listener:
+        # Reading the adapters takes as long as reading their files does.
+        model, tokenizer, catalog = await asyncio.to_thread(_read_models, config)
+        client = WireSchedulerClient(scheduler_url, token)
+        app = create_app(client, catalog, tokenizer, model, config.engine)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="websockets-sansio",
+                ws_max_size=max_body_bytes(model.max_position_embeddings),
+                ws_per_message_deflate=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+            )
+        )
+        log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        await _run(server, listener, client)
+
+
+@contextlib.contextmanager
+def bind(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, closed at the end. Raises ConfigError that names the address."""
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        if listener:
+            listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {reason}; choose another with --port", param="port"
+        ) from error
+    with listener:
+        yield listener
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are the caller's: it stops when its task is told to."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, AdapterCatalog]:
+    model = read_model_config(config.engine.model)
+    tokenizer = Tokenizer.from_folder(config.engine.model)
+    catalog = AdapterCatalog.load(
+        config.adapters, model, strict_base=config.strict_base, base_name=config.engine.served_name
+    )
+    return model, tokenizer, catalog
+
+
+async def _run(server: uvicorn.Server, listener: socket.socket, client: WireSchedulerClient) -> None:
+    """Serves and keeps the link to the scheduler; when one of them ends, or the caller wants an end, so does the other.
+
+    The server goes first, so that the cancels of its last requests still leave.
+    """
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    linking = asyncio.create_task(client.run())
+    try:
+        done, _ = await asyncio.wait((serving, linking), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        server.should_exit = True
+        await asyncio.wait((serving,))
+        linking.cancel()
+        await asyncio.wait((linking,))

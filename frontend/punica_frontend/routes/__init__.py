@@ -1,0 +1,1 @@
+"""The HTTP and websocket routes. Each module makes one router from what it needs."""

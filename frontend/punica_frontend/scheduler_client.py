@@ -1,0 +1,181 @@
+"""The frontend's end of the link to the scheduler.
+
+``SchedulerClient`` is all that the routes know of a cluster; ``WireSchedulerClient`` is the one over a websocket.
+"""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, Never, Protocol
+
+from punica_serve.errors import ClusterUnavailable, ProtocolError
+from punica_serve.protocol import (
+    PROTOCOL_VERSION,
+    AddRequest,
+    CancelRequest,
+    ClusterReply,
+    ClusterSnapshot,
+    Delivery,
+    FrontendHello,
+    GetCluster,
+    Limits,
+    Message,
+    Request,
+    SchedulerToFrontend,
+    Welcome,
+    WireError,
+)
+from punica_serve.wire import Channel, keep_dialling
+
+from punica_frontend.live_request import LiveRequest
+
+#: How long a new request waits for a scheduler that is not there.
+CONNECT_TIMEOUT_S = 5.0
+
+#: How long live requests outlive the link; they go on where they were when it is back in time.
+RECOVERY_TIMEOUT_S = 60.0
+
+#: For the answer to a unary call.
+CALL_TIMEOUT_S = 5.0
+
+
+class SchedulerClient(Protocol):
+    """A cluster, as seen by the routes."""
+
+    @property
+    def connected(self) -> bool:
+        """The scheduler can be reached now."""
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the cluster can hold; None until the scheduler has said it."""
+
+    def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        """Runs a request: its deliveries, each with what came since the last, up to one with a finish_reason.
+
+        Positions have no gaps and no overlaps. Closing it early cancels the request. Raises ClusterUnavailable.
+        """
+
+    async def cluster(self) -> ClusterSnapshot:
+        """The scheduler's view of now. Raises ClusterUnavailable."""
+
+
+class WireSchedulerClient:
+    """Owns this frontend's requests until they finish, whatever happens to the link.
+
+    ``run`` keeps the link; it has to run beside whatever uses the rest.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._hello = FrontendHello(PROTOCOL_VERSION, token, f"frontend-{uuid.uuid4().hex}")
+        self._channel: Channel | None = None
+        self._connected = asyncio.Event()
+        self._limits: Limits | None = None
+        self._live: dict[str, LiveRequest] = {}
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[ClusterSnapshot]] = {}
+
+    @property
+    def connected(self) -> bool:
+        return self._channel is not None
+
+    @property
+    def limits(self) -> Limits | None:
+        return self._limits
+
+    async def run(self) -> Never:
+        """Keeps the link to the scheduler until cancelled."""
+        giving_up = asyncio.get_running_loop().call_later(RECOVERY_TIMEOUT_S, self._give_up)
+
+        async def session(channel: Channel, _: Welcome) -> None:
+            nonlocal giving_up
+            giving_up.cancel()
+            try:
+                await self._session(channel)
+            finally:
+                giving_up = asyncio.get_running_loop().call_later(RECOVERY_TIMEOUT_S, self._give_up)
+
+        try:
+            await keep_dialling(self._url, lambda: self._hello, SchedulerToFrontend, session)
+        finally:
+            giving_up.cancel()
+            self._give_up()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        await self._wait_connected()
+        live = self._live[request.request_id] = LiveRequest(request)
+        try:
+            self._send(AddRequest(request))
+            while True:
+                # No deadline here: the scheduler's queue has one, and without a scheduler _give_up ends the wait.
+                await live.ready.wait()
+                delivery = live.take()
+                yield delivery
+                if delivery.finish_reason:
+                    return
+        finally:
+            del self._live[request.request_id]
+            if not live.is_finished and self._channel:
+                self._channel.send(CancelRequest(request.request_id))
+
+    async def cluster(self) -> ClusterSnapshot:
+        call_id = next(self._call_ids)
+        call: asyncio.Future[ClusterSnapshot] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = call
+        try:
+            self._send(GetCluster(call_id))
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call
+        except TimeoutError:
+            raise ClusterUnavailable(f"the scheduler did not answer within {CALL_TIMEOUT_S:g} s") from None
+        finally:
+            del self._calls[call_id]
+
+    async def _session(self, channel: Channel) -> None:
+        self._channel = channel
+        self._connected.set()
+        for live in self._live.values():
+            if not live.is_finished:
+                channel.send(AddRequest(live.resumed()))
+        try:
+            async for message in channel:
+                self._receive(message)
+        finally:
+            self._channel = self._limits = None
+            self._connected.clear()
+            for call in self._calls.values():
+                if not call.done():
+                    call.set_exception(ClusterUnavailable("the link to the scheduler was lost; try again"))
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case Delivery():
+                # Of a request that was cancelled on this side, the last words are not awaited.
+                if live := self._live.get(message.request_id):
+                    live.accept(message)
+            case Limits():
+                self._limits = message
+            case ClusterReply():
+                call = self._calls.get(message.call_id)
+                if call and not call.done():
+                    call.set_result(message.cluster)
+            case _:
+                raise ProtocolError(f"the scheduler sent a {type(message).__name__} after its welcome")
+
+    def _send(self, message: Message) -> None:
+        if self._channel is None:
+            raise ClusterUnavailable("the scheduler can't be reached; try again")
+        self._channel.send(message)
+
+    async def _wait_connected(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._connected.wait()
+        except TimeoutError:
+            raise ClusterUnavailable(f"the scheduler at {self._url} can't be reached; try again") from None
+
+    def _give_up(self) -> None:
+        for live in self._live.values():
+            live.fail(WireError(ClusterUnavailable.code, "the scheduler was lost and did not come back; try again"))

@@ -1,0 +1,158 @@
+"""One client's websocket: its live requests, and the frames in and out.
+
+In:  {"op": "generate", "request_id", ...the fields of POST /v1/generate}, {"op": "cancel", "request_id"}
+Out: answers.Frame
+
+A frame that is wrong gets an error frame and harms nobody else. An error frame has the finish_reason "error" when no
+request of that name goes on, and none when one does.
+"""
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import WebSocket
+from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
+from pydantic import ValidationError
+from starlette.websockets import WebSocketDisconnect
+
+from punica_frontend.answers import Frame, Usage, usage
+from punica_frontend.connection import SEND_TIMEOUT_S
+from punica_frontend.errors import error_object, invalid_fields
+from punica_frontend.generation import Generator
+from punica_frontend.schemas import FRAME, MAX_ID_CHARS, CancelFrame, GenerateFrame
+
+log = logging.getLogger(__name__)
+
+#: Requests of one socket that may live at once.
+MAX_LIVE = 1_024
+
+#: Frames that wait for a slow reader. Beyond it each request's tokens are merged into its next frame.
+MAX_QUEUED_FRAMES = 64
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request of the socket, until its last frame is queued."""
+
+    task: asyncio.Task[None]
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        return usage(self.num_prompt_tokens, self.num_tokens)
+
+
+class GenerateSocket:
+    """Serves an accepted websocket until either side ends it; then all its requests are cancelled."""
+
+    def __init__(self, websocket: WebSocket, generator: Generator) -> None:
+        self._websocket = websocket
+        self._generator = generator
+        self._live: dict[str, _Live] = {}
+        self._outgoing: asyncio.Queue[Frame] = asyncio.Queue(MAX_QUEUED_FRAMES)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write())
+                await self._read(group)
+        except* WebSocketDisconnect:
+            pass
+        except* TimeoutError:
+            log.warning("cut a websocket whose client took nothing for %g s", SEND_TIMEOUT_S)
+
+    async def _write(self) -> None:
+        while True:
+            frame = await self._outgoing.get()
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._websocket.send_text(msgspec.json.encode(frame).decode())
+
+    async def _read(self, group: asyncio.TaskGroup) -> None:
+        """Raises WebSocketDisconnect when the client has left, which ends the group."""
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", 1005))
+            content: str | bytes = message.get("text") or message.get("bytes") or ""
+            try:
+                frame = FRAME.validate_json(content)
+            except ValidationError as error:
+                await self._refuse(_request_id(content), _frame_error(error))
+            else:
+                await self._handle(frame, group)
+
+    async def _handle(self, frame: GenerateFrame | CancelFrame, group: asyncio.TaskGroup) -> None:
+        request_id = frame.request_id
+        if isinstance(frame, CancelFrame):
+            await self._cancel(request_id)
+        elif request_id in self._live:
+            message = f"request {request_id!r} is still running on this socket; choose another request_id"
+            await self._refuse(request_id, InvalidRequest(message, param="request_id"))
+        elif len(self._live) >= MAX_LIVE:
+            message = f"{MAX_LIVE} requests run on this socket already; wait for one to finish"
+            await self._refuse(request_id, OutOfCapacity(message))
+        else:
+            self._live[request_id] = _Live(group.create_task(self._serve(frame)))
+
+    async def _serve(self, request: GenerateFrame) -> None:
+        """One request, from its first frame to its last."""
+        try:
+            plan = await self._generator.plan(request, answer_id=request.request_id)
+            live = self._live[request.request_id]
+            live.num_prompt_tokens = len(plan.request.prompt_ids)
+            async with aclosing(self._generator.stream(plan)) as frames:
+                async for frame in frames:
+                    if frame.finish_reason:
+                        del self._live[request.request_id]
+                    await self._outgoing.put(frame)
+                    live.num_tokens = frame.index + len(frame.token_ids)
+        except PunicaError as error:
+            await self._fail(request.request_id, error)
+        except Exception as error:
+            log.exception("request %r of a websocket failed", request.request_id)
+            await self._fail(request.request_id, error)
+
+    async def _cancel(self, request_id: str) -> None:
+        """A request that is not live has finished already, which the client will see."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        live.task.cancel()
+        # It may hold a last frame for the queue; none of its frames must come after this one.
+        await asyncio.wait([live.task])
+        await self._outgoing.put(Frame(request_id, live.num_tokens, finish_reason="cancelled", usage=live.usage))
+
+    async def _fail(self, request_id: str, error: Exception) -> None:
+        """The last frame of a request that has begun."""
+        live = self._live.pop(request_id)
+        frame = Frame(request_id, live.num_tokens, finish_reason="error", usage=live.usage, error=error_object(error))
+        await self._outgoing.put(frame)
+
+    async def _refuse(self, request_id: str | None, error: PunicaError) -> None:
+        """The answer to a frame that began nothing."""
+        goes_on = request_id in self._live
+        await self._outgoing.put(
+            Frame(request_id, 0, finish_reason=None if goes_on else "error", error=error_object(error))
+        )
+
+
+def _request_id(content: str | bytes) -> str | None:
+    """The request_id of a frame that is otherwise wrong, if it can be told."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        document = msgspec.json.decode(content)
+        if isinstance(document, dict) and isinstance(request_id := document.get("request_id"), str):
+            return request_id[:MAX_ID_CHARS]
+    return None
+
+
+def _frame_error(error: ValidationError) -> InvalidRequest:
+    errors = error.errors(include_url=False, include_context=False)
+    if errors[0]["type"] == "json_invalid":
+        return InvalidRequest(f"the frame is not JSON: {errors[0]['msg']}")
+    # The first part of a field's location is the op that the frame is for.
+    return invalid_fields([{**entry, "loc": entry["loc"][1:] or ("op",)} for entry in errors])
