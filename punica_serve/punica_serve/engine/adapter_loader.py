@@ -19,7 +19,7 @@ from punica_serve.engine.packing import PackedAdapter, pack_adapter
 from punica_serve.errors import AdapterRejected
 from punica_serve.lora_layout import pages_needed
 from punica_serve.model_config import ModelConfig
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: Enough to keep one slow disk read from delaying the next adapter; more would only share the same disk.
 _NUM_THREADS = 4
@@ -159,11 +159,11 @@ class AdapterLoader:
         entry.pages, entry.stage = self._pool.allocate(needed), _Stage.COPYING
         self._start(entry, self._threads.submit(self._pool.write, entry.pages, entry.packed))
 
-    def _make_room(self, needed: dict[str, int]) -> bool:
+    def _make_room(self, needed: dict[LoraGroup, int]) -> bool:
         """Evicts unused adapters, least recently used first, but none if even all of them were not enough."""
         unused = [e for e in self._entries.values() if e.stage is _Stage.RESIDENT and e.num_users == 0]
         for group, count in needed.items():
-            reclaimable = sum(len(entry.pages.get(group, ())) for entry in unused)
+            reclaimable = sum(len(entry.pages.get(group, [])) for entry in unused)
             if count > self._pool.groups[group].pages.num_free + reclaimable:
                 return False
         for entry in unused:

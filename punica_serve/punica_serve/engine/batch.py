@@ -69,7 +69,8 @@ def build_batch(plan: StepPlan, device: torch.device) -> Batch:
 def build_segments(plan: StepPlan) -> Segments:
     """Merges neighbouring rows of one adapter."""
     prefill_rows = ((plan.prefill.sequence.digest, plan.prefill.end - plan.prefill.start),) if plan.prefill else ()
-    indptr, digests = [0], []
+    indptr: list[int] = [0]
+    digests: list[str | None] = []
     for digest, num_rows in chain(prefill_rows, ((sequence.digest, 1) for sequence in plan.decodes)):
         if digests and digests[-1] == digest:
             indptr[-1] += num_rows

@@ -27,4 +27,6 @@ class PagePool:
         """Every page is either free or in ``held`` (all pages that owners say they hold), and exactly once."""
         everything = sorted(self._free + held)
         if everything != list(range(self.num_pages)):
-            raise AssertionError(f"pages lost or held twice: {len(self._free)} free, {len(held)} held of {self.num_pages}")
+            raise AssertionError(
+                f"pages lost or held twice: {len(self._free)} free, {len(held)} held of {self.num_pages}"
+            )

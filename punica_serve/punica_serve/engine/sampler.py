@@ -49,16 +49,16 @@ class Sampler:
         params = [rows[number].sampling for number in chosen]
         prompts = torch.stack([self._counts(rows[number].request.prompt_ids, logits) for number in chosen])
         outputs = torch.stack([self._counts(rows[number].generated_ids, logits) for number in chosen])
-        logits = logits.clone()
-        logits[chosen] = apply_penalties(
-            logits[chosen],
+        penalized = logits[chosen]
+        apply_penalties(
+            penalized,
             prompts > 0,
             outputs,
-            self._tensor([p.repetition_penalty for p in params], logits),
-            self._tensor([p.presence_penalty for p in params], logits),
-            self._tensor([p.frequency_penalty for p in params], logits),
+            repetition=self._tensor([p.repetition_penalty for p in params], logits),
+            presence=self._tensor([p.presence_penalty for p in params], logits),
+            frequency=self._tensor([p.frequency_penalty for p in params], logits),
         )
-        return logits
+        return logits.index_copy(0, torch.tensor(chosen, device=logits.device), penalized)
 
     def _forbid_early_ends(self, logits: Tensor, rows: Rows[Sequence]) -> Tensor:
         """A copy where any row is below its min_tokens: there every token that would end it is impossible."""

@@ -65,9 +65,9 @@ class Llama:
     def __init__(self, config: ModelConfig, weights: LlamaWeights) -> None:
         self.config = config
         self._weights = weights
-        device = weights.embedding.device
+        frequencies = inverse_frequencies(config).to(weights.embedding.device)
         self._cos, self._sin = rotary_tables(
-            inverse_frequencies(config).to(device), max_position=config.max_position_embeddings
+            config.head_dim, config.max_position_embeddings, config.rope_theta, inv_freq=frequencies
         )
 
     @classmethod
@@ -126,7 +126,9 @@ def gather_weights(tensors: dict[str, Tensor], config: ModelConfig) -> LlamaWeig
         if tensor is None:
             raise ModelRejected(f"the weights lack tensor `{name}`", param=name)
         if tuple(tensor.shape) != shape:
-            raise ModelRejected(f"tensor `{name}` has shape {tuple(tensor.shape)}, config.json says {shape}", param=name)
+            raise ModelRejected(
+                f"tensor `{name}` has shape {tuple(tensor.shape)}, config.json says {shape}", param=name
+            )
         return tensor
 
     def stack(prefix: str, *modules: str) -> Tensor:

@@ -1,0 +1,55 @@
+"""Fixtures that several rooms share: tiny random models in Hugging Face's format."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from punica_serve.model_config import ModelConfig, read_model_config
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def _write_llama(folder: Path, **overrides: Any) -> Path:
+    """A random Llama folder, saved by transformers, whose weights are large enough that greedy choices are clear."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(7)
+    LlamaForCausalLM(LlamaConfig(**{**settings, **overrides})).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a random Llama folder; keywords override LlamaConfig's."""
+    return lambda **overrides: _write_llama(tmp_path_factory.mktemp("llama"), **overrides)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(make_llama: Callable[..., Path]) -> Path:
+    """A random Llama of two layers with grouped-query attention; token 0 ends a sequence."""
+    return make_llama()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_llama: Path) -> ModelConfig:
+    return read_model_config(tiny_llama)

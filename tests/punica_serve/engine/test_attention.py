@@ -1,0 +1,98 @@
+"""Paged attention against plain attention over each request's whole history."""
+
+import pytest
+import torch
+from punica_serve.engine.attention import TorchPagedAttention
+from punica_serve.engine.batch import build_batch
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.planner import PrefillChunk, StepPlan
+from punica_serve.engine.sequence import Sequence
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import Request, SamplingParams
+from torch import Tensor
+
+CPU = torch.device("cpu")
+HEAD_DIM, LAYERS = 8, 2
+
+
+def _cache(heads: int, kv_heads: int) -> KvCache:
+    model = ModelConfig(
+        vocab_size=8,
+        hidden_size=heads * HEAD_DIM,
+        intermediate_size=8,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        rope_scaling=None,
+        rope_linear_factor=1.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        name="tiny",
+    )
+    cache = KvCache(model, num_pages=32, page_size=4, dtype=torch.float32, device=CPU)
+    cache.pool.uniform_(-9, 9)  # whatever an earlier owner of the pages left
+    return cache
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    """Rows are the tokens from ``first`` on; k and v [context, kv_heads, dim]."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / HEAD_DIM**0.5
+    rows, context = torch.arange(q.shape[0]) + first, torch.arange(k.shape[0])
+    scores = scores.masked_fill(context > rows[:, None], -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+
+
+class _History:
+    """A sequence with the keys and values it has given so far, per layer."""
+
+    def __init__(self, cache: KvCache, num_prompt: int, num_cached: int, heads: tuple[int, int]) -> None:
+        self.sequence = Sequence.of(Request("r", 0, (1,) * num_prompt, SamplingParams()))
+        self.sequence.pages = cache.pages.allocate(cache.pages_for(num_prompt + 1))
+        self.sequence.num_cached = num_cached
+        self.heads = heads
+        self.keys = [torch.randn(num_cached, heads[1], HEAD_DIM) for _ in range(LAYERS)]
+        self.values = [torch.randn(num_cached, heads[1], HEAD_DIM) for _ in range(LAYERS)]
+        for layer in range(LAYERS):
+            pool_keys, pool_values = cache.layer(layer)
+            for token in range(num_cached):
+                page, offset = self.sequence.pages[token // 4], token % 4
+                pool_keys[page, offset] = self.keys[layer][token]
+                pool_values[page, offset] = self.values[layer][token]
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("prefill", [None, (9, 0), (9, 5), (4, 0)])
+def test_mixed_batch_equals_attention_over_each_history(
+    heads: tuple[int, int], prefill: tuple[int, int] | None
+) -> None:
+    torch.manual_seed(0)
+    cache = _cache(*heads)
+    decodes = [_History(cache, n, n - 1, heads) for n in (1, 4, 5, 13)]
+    chunk = _History(cache, *prefill, heads) if prefill else None
+    plan = StepPlan(
+        PrefillChunk(chunk.sequence, chunk.sequence.num_cached, len(chunk.sequence.token_ids)) if chunk else None,
+        tuple(history.sequence for history in decodes),
+    )
+    batch = build_batch(plan, CPU)
+    attention = TorchPagedAttention(cache)
+    attention.plan(plan, batch)
+    for layer in range(LAYERS):
+        rows = batch.batch_len.num_rows
+        q = torch.randn(rows, heads[0], HEAD_DIM)
+        k, v = torch.randn(2, rows, heads[1], HEAD_DIM)
+        got = attention.run(layer, q, k, v)
+        start = 0
+        for history in ([chunk] if chunk else []) + decodes:
+            first = history.sequence.num_cached
+            end = start + history.sequence.num_uncached
+            keys = torch.cat([history.keys[layer], k[start:end]])
+            values = torch.cat([history.values[layer], v[start:end]])
+            torch.testing.assert_close(got[start:end], _reference(q[start:end], keys, values, first))
+            start = end
+        assert start == rows

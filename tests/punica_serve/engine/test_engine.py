@@ -1,0 +1,255 @@
+"""The engine from the outside: requests in, tokens out, books balanced."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+DEADLINE_S = 20.0
+
+
+def _request(
+    name: str, prompt: Iterable[int] = (5, 6, 7), adapter: AdapterRef | None = None, arrival_ns: int = 0, **params: Any
+) -> Request:
+    sampling = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "seed": 1, **params})
+    return Request(name, arrival_ns, tuple(prompt), sampling, adapter)
+
+
+def _run(engine: Engine, *requests: Request) -> dict[str, list[int]]:
+    """Runs until nothing is left; the tokens of each request, checked to come once and in order."""
+    for request in requests:
+        engine.add(request)
+    streams: dict[str, list[int]] = defaultdict(list)
+    for output in _steps(engine):
+        for token in output.tokens:
+            assert token.position == len(streams[token.request_id])
+            streams[token.request_id].append(token.token_id)
+    return streams
+
+
+def _steps(engine: Engine) -> Iterable[StepOutput]:
+    deadline = time.monotonic() + DEADLINE_S
+    while engine.num_requests:
+        assert time.monotonic() < deadline, "the engine makes no progress"
+        output = engine.step()
+        engine.check_invariants()
+        yield output
+        if output.batch_size == 0:
+            engine.wait(0.1)
+
+
+def test_a_request_gets_max_tokens_and_its_pages_come_back(make_engine: Any) -> None:
+    engine = make_engine()
+    assert len(_run(engine, _request("a"))["a"]) == 8
+    assert engine.num_free_kv_pages == engine.num_kv_pages
+
+
+def test_mixed_requests_get_what_each_gets_alone(make_engine: Any, make_adapter: Any) -> None:
+    adapters = [None, *(make_adapter(rank=rank, seed=rank) for rank in (4, 8, 20))]
+    requests = [
+        _request(f"r{number}", range(3, 5 + 3 * number), adapters[number % 4], number, max_tokens=12)
+        for number in range(8)
+    ]
+    together = _run(make_engine(), *requests)
+    for request in requests:
+        assert _run(make_engine(), request) == {request.request_id: together[request.request_id]}
+    assert len({tuple(tokens) for tokens in together.values()}) > 4, "adapters and prompts make a difference"
+
+
+def test_chunked_prefill_changes_nothing(make_engine: Any, make_adapter: Any) -> None:
+    request = _request("a", range(1, 60), make_adapter())
+    whole = _run(make_engine(prefill_budget_tokens=512), request)
+    assert _run(make_engine(prefill_budget_tokens=7), request) == whole
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_moved_request_goes_on_as_if_it_had_stayed(
+    make_engine: Any, make_adapter: Any, temperature: float, cut: int
+) -> None:
+    request = _request("a", adapter=make_adapter(), max_tokens=12, temperature=temperature, seed=99)
+    stayed = _run(make_engine(), request)["a"]
+    moved = msgspec.structs.replace(request, generated_ids=tuple(stayed[:cut]))
+    engine = make_engine()
+    engine.add(moved)
+    rest = [token for output in _steps(engine) for token in output.tokens]
+    assert [token.position for token in rest] == list(range(cut, 12))
+    assert [token.token_id for token in rest] == stayed[cut:]
+
+
+def test_too_little_memory_delays_but_changes_nothing(make_engine: Any, make_adapter: Any) -> None:
+    requests = [_request(f"r{n}", range(1, 8), make_adapter(seed=n), n, max_tokens=20) for n in range(5)]
+    plenty = _run(make_engine(), *requests)
+    engine = make_engine(num_kv_pages=16)
+    for request in requests:
+        engine.add(request)
+    streams: dict[str, list[int]] = defaultdict(list)
+    starved: set[str] = set()
+    for output in _steps(engine):
+        starved.update(output.starved)
+        for token in output.tokens:
+            streams[token.request_id].append(token.token_id)
+    assert starved, "sixteen pages are too few for all five at once"
+    assert streams == plenty
+
+
+def test_cancel_gives_pages_back_at_once_and_others_go_on(make_engine: Any, make_adapter: Any) -> None:
+    engine = make_engine()
+    for name in ("a", "b"):
+        engine.add(_request(name, adapter=make_adapter(), max_tokens=50))
+    free = engine.num_free_kv_pages
+    engine.step()
+    engine.cancel("a")
+    assert engine.num_free_kv_pages > free
+    assert "a" not in _run(engine)
+    engine.cancel("a")  # long gone: nothing happens
+    assert engine.num_free_kv_pages == engine.num_kv_pages
+
+
+def test_steps_mix_one_prefill_with_decodes_of_several_adapters(make_engine: Any, make_adapter: Any) -> None:
+    engine = make_engine()
+    for number in range(5):
+        engine.add(_request(f"r{number}", adapter=make_adapter(seed=number), arrival_ns=number, max_tokens=20))
+    outputs = list(_steps(engine))
+    assert max(output.num_adapters for output in outputs) == 5
+    assert max(output.batch_size for output in outputs) == 5
+    assert all(output.num_prefill_tokens in (0, 3) for output in outputs)
+
+
+def test_finish_reasons(make_engine: Any) -> None:
+    free_run = _run(make_engine(), _request("a", max_tokens=30))["a"]
+    stop = free_run[10]
+    engine = make_engine()
+    engine.add(_request("a", max_tokens=30, stop_token_ids=(stop,)))
+    outputs = list(_steps(engine))
+    assert outputs[-1].finished == (("a", "stop"),)
+    tokens = [token.token_id for output in outputs for token in output.tokens]
+    assert tokens == free_run[: free_run.index(stop) + 1]
+
+
+def test_min_tokens_forbids_ends_before(make_engine: Any) -> None:
+    first = _run(make_engine(), _request("a"))["a"][0]
+    tokens = _run(make_engine(), _request("a", max_tokens=9, stop_token_ids=(first,), min_tokens=5))["a"]
+    assert first not in tokens[:5]
+
+
+def test_the_end_of_the_context_ends_a_request(make_engine: Any) -> None:
+    engine = make_engine(max_context=16)
+    with pytest.raises(InvalidRequest, match="longest request of 16"):
+        engine.add(_request("a", max_tokens=14))
+    assert len(_run(engine, _request("a", max_tokens=13))["a"]) == 13
+
+
+def test_bad_requests_are_refused_by_field(make_engine: Any, make_adapter: Any) -> None:
+    engine = make_engine(num_lora_pages=1)
+    for request, param in (
+        (_request("a", ()), "prompt"),
+        (_request("a", (3, 97)), "prompt"),
+        (_request("a", adapter=make_adapter(rank=16)), "lora_id"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            engine.add(request)
+        assert caught.value.param == param
+    engine.add(_request("twice"))
+    with pytest.raises(InvalidRequest, match="running already"):
+        engine.add(_request("twice"))
+    engine.cancel("twice")
+
+
+def test_a_changed_adapter_fails_its_requests_alone_and_for_good(make_engine: Any, make_adapter: Any) -> None:
+    engine, changed = make_engine(), make_adapter(seed=3)
+    config = Path(changed.uri) / "adapter_config.json"
+    config.write_text(config.read_text() + " ")
+    engine.add(_request("bad", adapter=changed))
+    engine.add(_request("good", adapter=make_adapter(seed=4)))
+    outputs = list(_steps(engine))
+    (failure,) = [failure for output in outputs for failure in output.load_failures]
+    assert failure.request_ids == ("bad",) and failure.permanent and "changed" in failure.message
+    assert {token.request_id for output in outputs for token in output.tokens} == {"good"}
+
+
+def test_more_adapters_than_the_pool_holds_take_turns(make_engine: Any, make_adapter: Any) -> None:
+    engine = make_engine(num_lora_pages=2)
+    adapters = [make_adapter(seed=number) for number in range(5)]
+    streams = _run(engine, *(_request(f"r{n}", adapter=ref, arrival_ns=n) for n, ref in enumerate(adapters)))
+    assert [len(streams[f"r{n}"]) for n in range(5)] == [8] * 5
+    assert len(engine.resident_adapters) <= 2
+    again = _run(engine, _request("again", adapter=adapters[0]))
+    assert again["again"] == streams["r0"], "an adapter that was evicted comes back whole"
+
+
+def test_nobody_waits_for_a_strangers_load(
+    make_engine: Any, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hangs on one adapter: the others load, start and finish meanwhile."""
+    from punica_serve.engine import adapter_loader
+
+    slow, quick = make_adapter(seed=1), make_adapter(seed=2)
+    disk, load = threading.Event(), adapter_loader.load_adapter
+
+    def load_slowly(ref: AdapterRef, model: Any) -> Any:
+        if ref.digest == slow.digest:
+            assert disk.wait(DEADLINE_S)
+        return load(ref, model)
+
+    monkeypatch.setattr(adapter_loader, "load_adapter", load_slowly)
+    engine = make_engine()
+    engine.add(_request("slow", adapter=slow, arrival_ns=1))
+    engine.add(_request("quick", adapter=quick, arrival_ns=2))
+    engine.add(_request("base", arrival_ns=3))
+    finished: list[str] = []
+    for output in _steps(engine):
+        finished += [name for name, _ in output.finished]
+        if len(finished) == 2:
+            disk.set()
+    assert sorted(finished[:2]) == ["base", "quick"] and finished[2] == "slow"
+
+
+def test_a_request_without_a_seed_is_given_one(make_engine: Any) -> None:
+    streams = [tuple(_run(make_engine(), _request("a", temperature=1.0, seed=None))["a"]) for _ in range(3)]
+    assert len(set(streams)) > 1
+
+
+def test_logprobs_are_those_of_the_model(make_engine: Any) -> None:
+    engine = make_engine()
+    engine.add(_request("a", logprobs=3))
+    engine.add(_request("b"))
+    for output in _steps(engine):
+        for token in output.tokens:
+            if token.request_id == "b":
+                assert token.logprobs is None
+                continue
+            assert token.logprobs is not None
+            assert token.logprobs.top_ids[0] == token.token_id, "greedy draws the most likely"
+            assert token.logprobs.logprob == token.logprobs.top_logprobs[0] <= 0
+            assert len(token.logprobs.top_ids) == 3
+
+
+def test_wait_ends_when_woken(make_engine: Any) -> None:
+    engine = make_engine()
+    assert engine.step() == StepOutput()
+    threading.Timer(0.05, engine.wake).start()
+    started = time.monotonic()
+    engine.wait(DEADLINE_S)
+    assert time.monotonic() - started < DEADLINE_S / 2
+
+
+def test_what_can_never_work_is_said_at_the_start(make_engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelRejected, match="does not exist"):
+        make_engine(model=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="the model's limit is 256"):
+        make_engine(max_context=257)
+
+
+def test_half_precision_runs(make_engine: Any, make_adapter: Any) -> None:
+    for dtype in ("bfloat16", "float16"):
+        streams = _run(make_engine(dtype=dtype), _request("a", adapter=make_adapter()), _request("b"))
+        assert [len(tokens) for tokens in streams.values()] == [8, 8]

@@ -1,0 +1,159 @@
+"""Parity with transformers and PEFT: the same tokens and logits for every adapter, however requests share batches.
+
+One engine runs requests of all adapters and of the base together, with prefills and decodes mixed in its steps. The
+oracle scores each answer alone, through PEFT: it is the greedy one if each of its tokens is the most likely after those
+before it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.engine.engine import Engine
+from punica_serve.model_config import read_model_config
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+NUM_LAYERS = 3
+MAX_TOKENS = 12
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+#: Mixed ranks, alphas, rslora, patterns and targets: one of each meaning that PEFT can give an adapter.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all": {"r": 8, "lora_alpha": 16, "target_modules": ALL},
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "mlp": {"r": 16, "lora_alpha": 4, "target_modules": ["gate_proj", "down_proj"]},
+    "rslora": {"r": 32, "lora_alpha": 8, "use_rslora": True, "target_modules": ALL},
+    "one": {"r": 1, "lora_alpha": 3, "target_modules": ["o_proj"]},
+    "odd": {"r": 5, "lora_alpha": 7, "target_modules": "all-linear"},
+    "ranks": {
+        "r": 8,
+        "lora_alpha": 8,
+        "target_modules": ALL,
+        "rank_pattern": {"q_proj": 24, r"layers.1.mlp.up_proj": 2},
+    },
+    "alphas": {
+        "r": 8,
+        "lora_alpha": 8,
+        "use_rslora": True,
+        "target_modules": ALL,
+        "rank_pattern": {"down_proj": 12},
+        "alpha_pattern": {"down_proj": 30, "k_proj": 1},
+    },
+    "layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
+    "regex": {"r": 6, "lora_alpha": 12, "target_modules": r".*\.(1|2)\.self_attn\.(q|o)_proj"},
+}
+
+BASES: dict[str, dict[str, Any]] = {
+    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "multi_head": {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "multi_query": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class _World:
+    """A base model with all adapters: ours by reference, theirs in memory."""
+
+    folder: Path
+    refs: dict[str, AdapterRef]
+    peft: PeftModel
+
+    def logprobs(self, adapter: str | None, prompt: tuple[int, ...], generated: list[int]) -> Tensor:
+        """Log-probabilities of each token's whole vocabulary, given those before it: [len(generated), vocab]."""
+        ids = torch.tensor([[*prompt, *generated[:-1]]])
+        with torch.inference_mode():
+            if adapter is None:
+                with self.peft.disable_adapter():
+                    logits = self.peft(ids).logits
+            else:
+                self.peft.set_adapter(adapter)
+                logits = self.peft(ids).logits
+        return logits[0, len(prompt) - 1 :].log_softmax(-1)
+
+
+def _save_adapters(folder: Path, base: Path) -> None:
+    for number, (name, settings) in enumerate(VARIANTS.items()):
+        torch.manual_seed(number)
+        model = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+            LoraConfig(task_type="CAUSAL_LM", **settings),
+        )
+        for tensor_name, tensor in model.named_parameters():
+            if "lora_" in tensor_name:
+                torch.nn.init.normal_(tensor, std=0.4 / settings["r"] ** 0.5)
+        model.save_pretrained(folder / name)
+
+
+@pytest.fixture(scope="module", params=BASES)
+def world(
+    request: pytest.FixtureRequest, make_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[_World]:
+    base = make_llama(num_hidden_layers=NUM_LAYERS, **BASES[request.param])
+    adapters = tmp_path_factory.mktemp("adapters")
+    _save_adapters(adapters, base)
+    model = read_model_config(base)
+    peft = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    first, *others = VARIANTS
+    peft = PeftModel.from_pretrained(peft, adapters / first, adapter_name=first).eval()
+    for name in others:
+        peft.load_adapter(adapters / name, adapter_name=name)
+    yield _World(base, {name: read_adapter(adapters / name, model).ref for name in VARIANTS}, peft)
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    return tuple((number * 31 + 7 * index) % 96 + 1 for index in range(1 + (number * 5) % 17))
+
+
+def test_mixed_batches_equal_transformers_and_peft(world: _World, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(world.folder, prefill_budget_tokens=8)
+    names = [None, *VARIANTS, None, *reversed(VARIANTS)]
+    for number, name in enumerate(names):
+        params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=97)
+        ref = world.refs[name] if name else None
+        engine.add(Request(f"{number}", number, _prompt(number), params, ref))
+    streams: dict[str, list[int]] = {str(number): [] for number in range(len(names))}
+    rows: dict[str, list[Tensor]] = {request_id: [] for request_id in streams}
+    mixed_steps = most_adapters = 0
+    while engine.num_requests:
+        output = engine.step()
+        mixed_steps += output.num_prefill_tokens > 0 and output.batch_size > 1
+        most_adapters = max(most_adapters, output.num_adapters)
+        for token in output.tokens:
+            assert token.logprobs is not None
+            streams[token.request_id].append(token.token_id)
+            row = torch.empty(97)
+            row[list(token.logprobs.top_ids)] = torch.tensor(token.logprobs.top_logprobs)
+            rows[token.request_id].append(row)
+        if output.batch_size == 0:
+            engine.wait(0.1)
+    assert mixed_steps > len(names) / 2 and most_adapters >= 8
+    for number, name in enumerate(names):
+        tokens = streams[str(number)]
+        expected = world.logprobs(name, _prompt(number), tokens)
+        assert tokens == expected.argmax(-1).tolist(), f"request {number} of {name}"
+        torch.testing.assert_close(torch.stack(rows[str(number)]), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_every_adapter_changes_the_answer(world: _World) -> None:
+    """Else the parity above would prove little."""
+    base = world.logprobs(None, _prompt(3), [1])
+    for name in VARIANTS:
+        assert (base - world.logprobs(name, _prompt(3), [1])).abs().max() > 0.05, name

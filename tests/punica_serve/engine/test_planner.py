@@ -1,0 +1,180 @@
+"""The planner's decisions, without any tensor of a model."""
+
+from collections.abc import Callable
+
+import torch
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.planner import Planner
+from punica_serve.engine.sequence import Sequence
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+PAGE_SIZE = 4
+_MODEL = ModelConfig(
+    vocab_size=8,
+    hidden_size=2,
+    intermediate_size=2,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    rope_linear_factor=1.0,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    name="tiny",
+)
+
+
+def _planner(num_pages: int = 16, max_batch_size: int = 4, budget: int = 8) -> tuple[Planner, KvCache]:
+    cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
+    return Planner(cache, max_batch_size=max_batch_size, prefill_budget_tokens=budget), cache
+
+
+def _sequence(name: str, arrival_ns: int, num_prompt: int = 3, adapter: str | None = None) -> Sequence:
+    ref = AdapterRef(adapter, "", 0, {"q_proj": 8}) if adapter else None
+    return Sequence.of(Request(name, arrival_ns, (1,) * num_prompt, SamplingParams(), ref))
+
+
+def _ready(sequence: Sequence) -> bool:
+    return True
+
+
+def _run(planner: Planner, is_ready: Callable[[Sequence], bool] = _ready) -> tuple[str | None, list[str], list[str]]:
+    """One step as the engine accounts for it: (prefill, decodes, displaced) by name."""
+    planner.admit()
+    plan, displaced = planner.plan(is_ready)
+    planner.check_invariants()
+    if plan is None:
+        return None, [], [s.request_id for s in displaced]
+    for sequence in plan.decodes:
+        sequence.num_cached += 1
+    if plan.prefill:
+        plan.prefill.sequence.num_cached = plan.prefill.end
+    for sequence in plan.sampled:
+        sequence.token_ids.append(1)
+    prefill = plan.prefill.sequence.request_id if plan.prefill else None
+    return prefill, [s.request_id for s in plan.decodes], [s.request_id for s in displaced]
+
+
+def test_one_prefill_a_step_oldest_first_with_all_decodes() -> None:
+    planner, _ = _planner()
+    for name, arrival in (("b", 2), ("a", 1), ("c", 3)):
+        planner.add(_sequence(name, arrival))
+    assert _run(planner) == ("a", [], [])
+    assert _run(planner) == ("b", ["a"], [])
+    assert _run(planner) == ("c", ["a", "b"], [])
+    assert _run(planner) == (None, ["a", "b", "c"], [])
+
+
+def test_a_long_prompt_is_chunked_and_yields_its_token_with_the_last_chunk() -> None:
+    planner, _ = _planner(budget=8)
+    sequence = _sequence("long", 1, num_prompt=19)
+    planner.add(sequence)
+    planner.admit()
+    ends = []
+    while sequence.num_uncached > 1:
+        plan, _ = planner.plan(_ready)
+        assert plan is not None and plan.prefill is not None
+        ends.append((plan.prefill.end, len(plan.sampled)))
+        sequence.num_cached = plan.prefill.end
+        for sampled in plan.sampled:
+            sampled.token_ids.append(1)
+    assert ends == [(8, 0), (16, 0), (19, 1)]
+
+
+def test_decodes_of_one_adapter_are_adjacent_and_the_prefills_come_first() -> None:
+    planner, _ = _planner(max_batch_size=8)
+    for number, adapter in enumerate(("x", "y", None, "x", "y")):
+        planner.add(_sequence(f"{adapter}{number}", number, adapter=adapter))
+    for _ in range(5):
+        _run(planner)
+    planner.add(_sequence("y9", 9, adapter="y"))
+    assert _run(planner) == ("y9", ["y1", "y4", "x0", "x3", "None2"], [])
+
+
+def test_a_full_batch_admits_nobody_until_somebody_leaves() -> None:
+    planner, _ = _planner(max_batch_size=2)
+    sequences = [_sequence(name, number) for number, name in enumerate("abc")]
+    for sequence in sequences:
+        planner.add(sequence)
+    assert [s.request_id for s in planner.admit()] == ["a", "b"]
+    planner.remove(sequences[0])
+    assert [s.request_id for s in planner.admit()] == ["c"]
+
+
+def test_the_first_that_does_not_fit_blocks_those_behind_it() -> None:
+    planner, _ = _planner(num_pages=3)
+    planner.add(_sequence("large", 1, num_prompt=15))  # 16 tokens with the next one: 4 pages
+    planner.add(_sequence("small", 2, num_prompt=1))
+    assert planner.admit() == []
+
+
+def test_admission_takes_pages_for_prompt_and_one_token_not_for_max_tokens() -> None:
+    planner, cache = _planner(num_pages=2)
+    planner.add(_sequence("a", 1, num_prompt=7))
+    planner.admit()
+    assert cache.pages.num_free == 0
+    planner, cache = _planner(num_pages=2)
+    planner.add(_sequence("b", 1, num_prompt=3))
+    planner.admit()
+    assert cache.pages.num_free == 1
+
+
+def test_a_missing_adapter_keeps_its_request_out_and_nobody_else() -> None:
+    planner, _ = _planner()
+    planner.add(_sequence("cold", 1, adapter="x"))
+    planner.add(_sequence("warm", 2))
+
+    def is_ready(sequence: Sequence) -> bool:
+        return sequence.digest is None
+
+    assert _run(planner, is_ready) == ("warm", [], [])
+    assert _run(planner, is_ready) == (None, ["warm"], [])
+    assert _run(planner) == ("cold", ["warm"], [])
+
+
+def test_the_newest_gives_way_when_an_older_one_needs_a_page() -> None:
+    planner, _ = _planner(num_pages=4)
+    old, mid, new = (_sequence(name, number, num_prompt=3) for number, name in enumerate(("old", "mid", "new")))
+    for sequence in (old, mid, new):
+        planner.add(sequence)
+    displaced: list[str] = []
+    while not displaced:
+        displaced = _run(planner)[2]
+    assert displaced == ["new"]
+    assert planner.running == (old, mid) and planner.waiting == (new,)
+    assert new.pages == [] and new.num_cached == 0
+    assert len(new.token_ids) > 3, "what it has generated is kept"
+
+
+def test_the_newest_may_be_the_one_that_needs_the_page() -> None:
+    planner, _ = _planner(num_pages=2)
+    planner.add(_sequence("old", 1, num_prompt=1))
+    planner.add(_sequence("new", 2, num_prompt=3))
+    outcomes = [_run(planner) for _ in range(4)]
+    assert ["new"] in [displaced for *_, displaced in outcomes]
+    assert all("old" in (prefill, *decodes) for prefill, decodes, _ in outcomes), "the oldest never stands still"
+
+
+def test_a_displaced_request_comes_back_by_prefill_of_all_its_tokens() -> None:
+    planner, _ = _planner(num_pages=2)
+    old, new = _sequence("old", 1, num_prompt=2), _sequence("new", 2, num_prompt=3)
+    planner.add(old)
+    planner.add(new)
+    while new not in planner.waiting or not new.token_ids[3:]:
+        _run(planner)
+    num_tokens = len(new.token_ids)
+    planner.remove(old)
+    planner.admit()
+    plan, _ = planner.plan(_ready)
+    assert plan is not None and plan.prefill is not None
+    assert (plan.prefill.start, plan.prefill.end) == (0, num_tokens)
+
+
+def test_nothing_to_do_is_no_plan() -> None:
+    planner, _ = _planner()
+    assert planner.plan(_ready) == (None, [])
