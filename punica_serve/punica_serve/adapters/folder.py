@@ -123,7 +123,7 @@ def _build(folder: Path, files: _Files, config: PeftConfig, model: ModelConfig) 
         targets = lora_targets(config, model)
     with _naming(folder / WEIGHTS_NAME):
         tensors = parse_safetensors(files.weights)
-        _check_names(tensors, targets)
+        _check_names(tensors, targets, model)
         pairs = {(target.layer, target.module): _pair(target, tensors, model) for target in targets}
     ranks: dict[str, int] = {}
     for (_, module), pair in pairs.items():
@@ -132,17 +132,21 @@ def _build(folder: Path, files: _Files, config: PeftConfig, model: ModelConfig) 
     return Adapter(AdapterRef(digest=files.digest, uri=uri, num_bytes=len(files.weights), ranks=ranks), pairs)
 
 
-def _check_names(tensors: dict[str, HostTensor], targets: list[LoraTarget]) -> None:
+def _check_names(tensors: dict[str, HostTensor], targets: list[LoraTarget], model: ModelConfig) -> None:
     """The file holds both halves of every target, and nothing else."""
     expected = [weight_name(target.path, side) for target in targets for side in ("A", "B")]
+    unexpected = sorted(tensors.keys() - set(expected))
     for name in expected:
         if name not in tensors:
-            raise AdapterRejected(f"tensor `{name}` is missing, though {CONFIG_NAME} targets its module", param=name)
-    for name in sorted(tensors.keys() - set(expected)):
+            instead = f"; instead there is `{unexpected[0][:200]}`" if unexpected else ""
+            raise AdapterRejected(
+                f"tensor `{name}` is missing, though {CONFIG_NAME} targets its module{instead}", param=name
+            )
+    if unexpected:
         raise AdapterRejected(
-            f"tensor `{name[:200]}` is not a lora_A or lora_B weight of a module that {CONFIG_NAME} targets in the base"
-            " model",
-            param=name,
+            f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that {CONFIG_NAME} targets in"
+            f" the base model's {model.num_hidden_layers} layers",
+            param=unexpected[0],
         )
 
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-
 from punica_serve.adapters.adapter import HostTensor
 
 

@@ -3,10 +3,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
-
 from punica_serve.adapters.safetensors_file import MAX_HEADER_BYTES, parse_safetensors
 from punica_serve.errors import AdapterRejected
+from safetensors.numpy import save
 
 
 def pack(header: object, data: bytes = b"") -> np.ndarray:

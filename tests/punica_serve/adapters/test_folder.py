@@ -1,0 +1,221 @@
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from punica_serve.adapters.folder import load_adapter, read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.errors import AdapterRejected
+from punica_serve.model_config import ModelConfig
+from safetensors.numpy import load_file, save_file
+
+Q0_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+Q0_B = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+Q9_A = "base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"
+K0_A = "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight"
+
+SetConfig = Callable[..., None]
+EditTensors = Callable[[Callable[[dict[str, np.ndarray]], object]], None]
+
+
+def refusal(folder: Path, model: ModelConfig, **options: Any) -> AdapterRejected:
+    with pytest.raises(AdapterRejected) as caught:
+        read_adapter(folder, model, **options)
+    assert str(folder) in caught.value.message
+    return caught.value
+
+
+def test_reads_a_folder(folder: Path, model: ModelConfig) -> None:
+    adapter = read_adapter(folder, model)
+    assert list(adapter.pairs) == [(0, "q_proj"), (0, "up_proj"), (1, "q_proj"), (1, "up_proj")]
+    pair = adapter.pairs[0, "q_proj"]
+    assert (pair.a.shape, pair.b.shape, pair.rank, pair.scaling) == ((4, 24), (32, 4), 4, 1.0)
+    np.testing.assert_array_equal(pair.a.array, load_file(folder / "adapter_model.safetensors")[Q0_A])
+
+
+def test_the_ref_says_what_the_bytes_are(folder: Path, model: ModelConfig) -> None:
+    config = (folder / "adapter_config.json").read_bytes()
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    ref = read_adapter(folder, model).ref
+    digests = hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()
+    assert ref.digest == hashlib.sha256(digests).hexdigest()
+    assert ref.uri == str(folder.resolve())
+    assert ref.num_bytes == len(weights)
+    assert ref.ranks == {"q_proj": 4, "up_proj": 4}
+
+
+def test_the_ref_has_the_highest_rank_of_each_module(
+    folder: Path, model: ModelConfig, set_config: SetConfig, edit_tensors: EditTensors
+) -> None:
+    set_config(rank_pattern={r"layers\.0\.self_attn\.q_proj": 6})
+    edit_tensors(lambda tensors: tensors.update({Q0_A: np.ones((6, 24)), Q0_B: np.ones((32, 6))}))
+    edit_tensors(lambda tensors: tensors.update({name: tensors[name].astype(np.float32) for name in (Q0_A, Q0_B)}))
+    adapter = read_adapter(folder, model)
+    assert adapter.ref.ranks == {"q_proj": 6, "up_proj": 4}
+    assert adapter.pairs[0, "q_proj"].scaling == 4 / 6
+
+
+def test_a_relative_folder_gets_an_absolute_uri(
+    folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert read_adapter(Path(folder.name), model).ref.uri == str(folder.resolve())
+
+
+def test_loads_what_was_registered(folder: Path, model: ModelConfig) -> None:
+    adapter = read_adapter(folder, model)
+    again = load_adapter(adapter.ref, model)
+    assert again.ref == adapter.ref
+    np.testing.assert_array_equal(again.pairs[1, "up_proj"].b.array, adapter.pairs[1, "up_proj"].b.array)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_does_not_load_what_changed_on_disk(folder: Path, model: ModelConfig, broken: bool) -> None:
+    ref = read_adapter(folder, model).ref
+    if broken:
+        (folder / "adapter_config.json").write_text("{")
+    else:
+        write_random_adapter(folder, model, rank=4, seed=1, target_modules=("q_proj", "up_proj"))
+    with pytest.raises(AdapterRejected, match="changed on disk since it was registered"):
+        load_adapter(ref, model)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_missing_files_are_named(folder: Path, model: ModelConfig, name: str) -> None:
+    (folder / name).unlink()
+    error = refusal(folder, model)
+    assert error.param == name
+    assert name in error.message
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_in_place_of_a_file_is_named(folder: Path, model: ModelConfig, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    assert refusal(folder, model).param == name
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig) -> None:
+    assert "no such folder" in refusal(tmp_path / "nowhere", model).message
+
+
+def test_pickles_are_refused_with_the_way_out(folder: Path, model: ModelConfig) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    error = refusal(folder, model)
+    assert error.param == "adapter_model.bin"
+    assert "save_pretrained" in error.message
+
+
+def test_a_broken_configuration_names_the_file_and_field(
+    folder: Path, model: ModelConfig, set_config: SetConfig
+) -> None:
+    set_config(use_dora=True)
+    error = refusal(folder, model)
+    assert error.param == "use_dora"
+    assert "adapter_config.json: `use_dora`" in error.message
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        (lambda t: t.pop(Q0_A), Q0_A, "missing"),
+        (lambda t: t.pop(Q0_B), Q0_B, "missing"),
+        (lambda t: t.update({K0_A: t[Q0_A]}), K0_A, "is not a lora_A or lora_B"),
+        (lambda t: t.update({Q9_A: t[Q0_A]}), Q9_A, "is not a lora_A or lora_B"),
+        (lambda t: t.update({"lm_head.weight": t[Q0_A]}), "lm_head.weight", "is not a lora_A or lora_B"),
+        (lambda t: t.update({Q0_A: t[Q0_A][:3]}), Q0_A, r"has shape \[3, 24\].*need \[4, 24\]"),
+        (lambda t: t.update({Q0_A: t[Q0_A][:, :23]}), Q0_A, r"has shape \[4, 23\].*need \[4, 24\]"),
+        (lambda t: t.update({Q0_B: t[Q0_B].T}), Q0_B, r"has shape \[4, 32\].*need \[32, 4\]"),
+        (lambda t: t.update({Q0_B: t[Q0_B][None]}), Q0_B, r"has shape \[1, 32, 4\]"),
+        (lambda t: t[Q0_A].__setitem__((3, 23), np.nan), Q0_A, "NaN or infinity"),
+        (lambda t: t[Q0_B].__setitem__((0, 0), np.inf), Q0_B, "NaN or infinity"),
+        (lambda t: t.update({Q0_A: t[Q0_A].astype(np.float64)}), Q0_A, "F64"),
+        (lambda t: t.update({Q0_A: t[Q0_A].astype(np.int8)}), Q0_A, "I8"),
+    ],
+)
+def test_wrong_tensors_are_named(
+    folder: Path,
+    model: ModelConfig,
+    edit_tensors: EditTensors,
+    change: Callable[[dict[str, np.ndarray]], object],
+    param: str,
+    message: str,
+) -> None:
+    edit_tensors(lambda tensors: change(tensors))
+    with pytest.raises(AdapterRejected, match=message) as caught:
+        read_adapter(folder, model)
+    assert caught.value.param == param
+    assert f"adapter_model.safetensors: tensor `{param}`" in caught.value.message
+
+
+def test_an_adapter_name_within_tensor_names_is_refused(folder: Path, model: ModelConfig) -> None:
+    """Whether PEFT finds such weights or leaves its own in place depends on its version and the name it loads under."""
+    path = folder / "adapter_model.safetensors"
+    save_file({name.replace(".weight", ".default.weight"): tensor for name, tensor in load_file(path).items()}, path)
+    message = refusal(folder, model).message
+    assert f"tensor `{Q0_A}` is missing" in message
+    assert "lora_A.default.weight" in message
+
+
+@pytest.mark.parametrize("name", ["tiny", "org/tiny", "/models/tiny/", "", None])
+def test_base_names_that_agree_are_silent(
+    folder: Path, model: ModelConfig, set_config: SetConfig, caplog: pytest.LogCaptureFixture, name: str | None
+) -> None:
+    set_config(base_model_name_or_path=name)
+    read_adapter(folder, model)
+    assert not caplog.records
+
+
+def test_another_base_name_warns(
+    folder: Path, model: ModelConfig, set_config: SetConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_config(base_model_name_or_path="org/other")
+    with caplog.at_level(logging.WARNING):
+        ref = read_adapter(folder, model).ref
+        load_adapter(ref, model)
+    (record,) = caplog.records
+    assert "org/other" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["org/other", "", None])
+def test_strict_base_refuses_another_base_name(
+    folder: Path, model: ModelConfig, set_config: SetConfig, name: str | None
+) -> None:
+    read_adapter(folder, model, strict_base=True)
+    set_config(base_model_name_or_path=name)
+    assert refusal(folder, model, strict_base=True).param == "base_model_name_or_path"
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folder: Path, model: ModelConfig) -> None:
+    write_random_adapter(folder, model, rank=1, seed=0, target_modules=("q_proj",))
+    good = read_adapter(folder, model).ref
+    path = folder / data.draw(st.sampled_from(["adapter_config.json", "adapter_model.safetensors"]))
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans(), label="truncate"):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    # Most of a weights file is weights: aim at its header.
+    for _ in range(data.draw(st.integers(0, 4))):
+        if content:
+            content[data.draw(st.integers(0, min(len(content), 1500) - 1))] = data.draw(st.integers(0, 255))
+    changed = bytes(content) != path.read_bytes()
+    path.write_bytes(content)
+    try:
+        adapter = read_adapter(folder, model)
+    except AdapterRejected as error:
+        assert changed
+        assert str(path) in error.message
+    else:
+        assert (adapter.ref.digest != good.digest) == changed
+
+
+def test_a_configuration_that_is_not_an_object_is_named(folder: Path, model: ModelConfig) -> None:
+    (folder / "adapter_config.json").write_text(json.dumps(["r", 4]))
+    assert refusal(folder, model).param == "adapter_config.json"

@@ -1,0 +1,142 @@
+"""Against PEFT's own matching functions, over the modules of Hugging Face's Llama."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.other import get_pattern_key
+from punica_serve.adapters.peft_config import PeftConfig
+from punica_serve.adapters.targets import linear_modules, lora_targets
+from punica_serve.errors import AdapterRejected
+from punica_serve.model_config import ModelConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+module_ends = st.sampled_from([*SEVEN, "mlp.up_proj", "1.self_attn.q_proj", "layers.0.mlp.down_proj"])
+regexes = st.sampled_from(
+    [
+        r".*\.(q|k|v)_proj",
+        r".*layers\.1\..*_proj",
+        r"model\.layers\.[01]\.mlp\.(gate|up)_proj",
+        r".*self_attn\..*",
+        r".*_proj",
+    ]
+)
+path_patterns = st.sampled_from(
+    [
+        "q_proj",
+        "mlp.up_proj",
+        r"layers\.0\..*",
+        "layers.1.self_attn.v_proj",
+        "up_proj|q_proj",
+        "^model.*k_proj",
+        "proj",
+        ".*",
+    ]
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "r": draw(st.integers(1, 8)),
+        "lora_alpha": draw(st.integers(-4, 32)),
+        "use_rslora": draw(st.booleans()),
+        "rank_pattern": draw(st.dictionaries(path_patterns, st.integers(1, 64), max_size=3)),
+        "alpha_pattern": draw(st.dictionaries(path_patterns, st.integers(1, 64), max_size=3)),
+        "target_modules": draw(st.lists(module_ends, min_size=1, unique=True) | regexes),
+        "exclude_modules": draw(st.none() | st.lists(module_ends, max_size=3) | regexes),
+    }
+    if isinstance(fields["target_modules"], list):
+        fields["layers_to_transform"] = draw(st.none() | st.integers(0, 1) | st.lists(st.integers(0, 1)))
+        if fields["layers_to_transform"] is not None:
+            fields["layers_pattern"] = draw(st.sampled_from([None, "", "layers", ["h", "layers"], [], "h", r"la\w+"]))
+    return fields
+
+
+def peft_targets(fields: dict[str, Any], model: ModelConfig) -> dict[str, tuple[int, float]]:
+    """path -> (rank, alpha), by the functions that PEFT itself calls."""
+    config = LoraConfig(**fields)
+    targets = {}
+    for _, _, path in linear_modules(model):
+        if check_target_module_exists(config, path):
+            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, path), config.r)
+            alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, path), config.lora_alpha)
+            targets[path] = (rank, alpha)
+    return targets
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=configs())
+def test_targets_ranks_and_alphas_are_pefts(fields: dict[str, Any], model: ModelConfig) -> None:
+    expected = peft_targets(fields, model)
+    config = msgspec.convert(fields, PeftConfig)
+    if expected:
+        assert {t.path: (t.rank, t.alpha) for t in lora_targets(config, model)} == expected
+    else:
+        with pytest.raises(AdapterRejected, match="target_modules"):
+            lora_targets(config, model)
+
+
+def test_module_paths_are_those_of_llama(model: ModelConfig) -> None:
+    config = LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=model.num_hidden_layers)
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(config)
+    linear = {name for name, module in llama.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {path for _, _, path in linear_modules(model)} == linear - {"lm_head"}
+    for name, _ in llama.named_modules():
+        if name and name not in linear - {"lm_head"}:
+            with pytest.raises(AdapterRejected, match=f"matches `{name}`"):
+                lora_targets(PeftConfig(target_modules=f".*q_proj|{name}"), model)
+
+
+def test_an_excluded_module_may_be_matched(model: ModelConfig) -> None:
+    config = PeftConfig(target_modules=".*q_proj|lm_head", exclude_modules=("lm_head",))
+    assert {target.module for target in lora_targets(config, model)} == {"q_proj"}
+
+
+@pytest.mark.parametrize("spelling", ["all-linear", "ALL-linear"])
+def test_all_linear_leaves_out_the_output_layer(model: ModelConfig, spelling: str) -> None:
+    targets = lora_targets(PeftConfig(target_modules=spelling, exclude_modules=("down_proj",)), model)
+    assert [(target.layer, target.module) for target in targets] == [(i, m) for i in range(2) for m in SEVEN[:-1]]
+
+
+def test_no_target_modules_means_pefts_choice_for_llama(model: ModelConfig) -> None:
+    assert {target.module for target in lora_targets(PeftConfig(), model)} == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "foo", "proj", "", "model.layers.2.self_attn.q_proj"])
+def test_names_of_no_linear_module_are_refused(model: ModelConfig, name: str) -> None:
+    with pytest.raises(AdapterRejected, match=f"names `{name}`") as caught:
+        lora_targets(PeftConfig(target_modules=("q_proj", name)), model)
+    assert caught.value.param == "target_modules"
+
+
+@pytest.mark.parametrize("target_modules", [(), "q_proj", "", "dummy-target-modules"])
+def test_matching_nothing_is_refused(model: ModelConfig, target_modules: str | tuple[str, ...]) -> None:
+    with pytest.raises(AdapterRejected, match="`target_modules`"):
+        lora_targets(PeftConfig(target_modules=target_modules), model)
+
+
+@pytest.mark.parametrize("layers", [2, (0, 2)])
+def test_layers_that_the_base_lacks_are_refused(model: ModelConfig, layers: int | tuple[int, ...]) -> None:
+    with pytest.raises(AdapterRejected, match="names layer 2; the base model has layers 0 to 1"):
+        lora_targets(PeftConfig(target_modules=("q_proj",), layers_to_transform=layers), model)
+
+
+def test_full_paths_with_layers_are_refused(model: ModelConfig) -> None:
+    config = PeftConfig(target_modules=("model.layers.0.self_attn.q_proj",), layers_to_transform=1)
+    with pytest.raises(AdapterRejected, match="`layers_to_transform`"):
+        lora_targets(config, model)
+
+
+def test_a_layers_pattern_without_an_index_selects_nothing(model: ModelConfig) -> None:
+    config = PeftConfig(target_modules=("q_proj",), layers_to_transform=0, layers_pattern="model|x")
+    with pytest.raises(AdapterRejected, match="`target_modules`"):
+        lora_targets(config, model)
