@@ -13,7 +13,7 @@ def rotary_tables(
     are made on its device.
     """
     if inv_freq is None:
-        inv_freq = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if inv_freq.shape != (head_dim // 2,):
         raise ValueError(f"inv_freq must be {[head_dim // 2]}, got {list(inv_freq.shape)}")
     positions = torch.arange(max_position, dtype=torch.float32, device=inv_freq.device)

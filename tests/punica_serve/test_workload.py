@@ -1,0 +1,52 @@
+from collections import Counter
+from statistics import mean
+
+import pytest
+from punica_serve.workload import Population, adapter_indices, counts, request_lengths
+
+
+@pytest.mark.parametrize(
+    ("population", "num_requests", "expected"),
+    [
+        (Population.DISTINCT, 4, [1, 1, 1, 1]),
+        (Population.UNIFORM, 16, [4, 4, 4, 4]),
+        (Population.UNIFORM, 32, [6, 6, 5, 5, 5, 5]),
+        (Population.UNIFORM, 5, [2, 2, 1]),
+        (Population.SKEWED, 1, [1]),
+        (Population.SKEWED, 32, [11, 7, 5, 3, 2, 2, 1, 1]),
+        (Population.SKEWED, 1000, [291, 194, 133, 129, 86, 57, 38, 25, 17, 11, 7, 5, 3, 2, 1, 1]),
+        (Population.IDENTICAL, 9, [9]),
+    ],
+)
+def test_counts(population: Population, num_requests: int, expected: list[int]) -> None:
+    assert counts(population, num_requests) == expected
+
+
+@pytest.mark.parametrize("population", Population)
+def test_counts_sum_to_the_requests_most_popular_first(population: Population) -> None:
+    for num_requests in range(70):
+        adapter_counts = counts(population, num_requests)
+        assert sum(adapter_counts) == num_requests
+        assert adapter_counts == sorted(adapter_counts, reverse=True)
+        assert all(adapter_counts)
+
+
+@pytest.mark.parametrize("population", Population)
+def test_indices_hold_the_counts_in_an_order_of_the_seed(population: Population) -> None:
+    indices = adapter_indices(population, 100, seed=3)
+    assert [Counter(indices)[adapter] for adapter in range(len(set(indices)))] == counts(population, 100)
+    assert indices == adapter_indices(population, 100, seed=3)
+    shuffled = population in (Population.UNIFORM, Population.SKEWED)
+    assert (indices != sorted(indices)) == shuffled
+    assert (indices != adapter_indices(population, 100, seed=4)) == shuffled
+
+
+def test_lengths_are_those_of_the_shared_workload() -> None:
+    """The first requests of seed 20231028, which every comparison with other systems uses."""
+    lengths = request_lengths(1000, seed=20231028)
+    assert lengths[:4] == [(63, 49), (152, 44), (29, 100), (517, 135)]
+    assert mean(length.prompt for length in lengths) == pytest.approx(160, abs=0.1)
+    assert mean(length.output for length in lengths) == pytest.approx(101, abs=0.1)
+    assert {min(length.prompt for length in lengths), max(length.prompt for length in lengths)} == {4, 1024}
+    assert min(length.output for length in lengths) >= 4
+    assert max(length.output for length in lengths) <= 512
