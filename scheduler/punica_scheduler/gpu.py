@@ -42,6 +42,12 @@ class GpuRecord:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.info.page_size)
 
+    @property
+    def num_free_pages(self) -> int:
+        """By the book, and with the pages of the whole working set counted as used, taken by the worker yet or not."""
+        used = sum(self.pages_for(record.num_tokens_after(1)) for record in self.working_set.values())
+        return min(self.book.num_free, self.info.num_kv_pages - used)
+
     def place(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
         self.working_set[assignment] = record
@@ -62,7 +68,7 @@ class GpuRecord:
         """
         return (
             len(self.working_set) < self.info.max_batch_size
-            and self.pages_for(record.num_tokens + 1) <= self.book.num_free
+            and self.pages_for(record.num_tokens + 1) <= self.num_free_pages
             and self.could_hold(record)
             and self.fits_loras(record)
         )

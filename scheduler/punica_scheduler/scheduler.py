@@ -187,7 +187,7 @@ class Scheduler:
         if not record.continues_with(tokens):
             positions = [token.position for token in tokens]
             error = RequestFailed(f"GPU {gpu.uuid} sent tokens {positions} of it where {position} had to come")
-            self._try_again(record, error, decision, tell_worker=True)
+            self._try_again(record, gpu, error, decision, tell_worker=True)
             return
         record.generated_ids += [token.token_id for token in tokens]
         gpu.num_tokens += len(tokens)
@@ -201,8 +201,10 @@ class Scheduler:
         """Takes the newest requests off a GPU until the next steps fit: those that came first go on (Punica, 5.3)."""
         # A worker that lacks pages though none are on their way has fewer than the book says: believe the worker.
         while gpu.overflows or (is_starved and gpu.working_set and not gpu.book.awaits_pages):
+            victim = gpu.newest
             self._counters["evictions"] += 1
-            self._requeue(gpu.newest, decision, tell_worker=True)
+            decision.barred[victim.request_id] = gpu.uuid
+            self._requeue(victim, decision, tell_worker=True)
 
     def _adapter_load_failed(self, failure: AdapterLoadFailed, decision: Decision) -> None:
         gpu = self._gpus.get(failure.gpu_uuid)
@@ -212,7 +214,7 @@ class Scheduler:
             gpu.book.drop(assignment)
             if record := gpu.working_set.get(assignment):
                 error = RequestFailed(f"the adapter can't be loaded: {failure.message}", param="lora_id")
-                self._try_again(record, error, decision, tell_worker=False, is_permanent=failure.permanent)
+                self._try_again(record, gpu, error, decision, tell_worker=False, is_permanent=failure.permanent)
 
     def _tick(self, decision: Decision) -> None:
         self._is_settled = self._is_settled or decision.now_ns >= self._settled_ns
@@ -265,26 +267,26 @@ class Scheduler:
 
     def _requeue(self, record: RequestRecord, decision: Decision, *, tell_worker: bool) -> None:
         """Takes a request off its GPU to be placed as a new one, with what it has generated."""
-        assert record.gpu_uuid is not None, f"request {record.request_id} is on no GPU"
         record.become(RequestState.QUEUED, self.story)
-        decision.barred[record.request_id] = record.gpu_uuid
         self._detach(record, decision, tell_worker=tell_worker)
         self._enqueue(record, decision)
 
     def _try_again(
         self,
         record: RequestRecord,
+        gpu: GpuRecord,
         error: RequestFailed,
         decision: Decision,
         *,
         tell_worker: bool,
         is_permanent: bool = False,
     ) -> None:
-        """Places a request again after a failure that may have been the GPU's, unless it has had its tries."""
+        """Places a request elsewhere after a failure that may have been the GPU's, unless it has had its tries."""
         record.num_failures += 1
         if is_permanent or record.num_failures >= MAX_TRIES:
             self._fail(record, error, decision, tell_worker=tell_worker)
         else:
+            decision.barred[record.request_id] = gpu.uuid
             self._requeue(record, decision, tell_worker=tell_worker)
 
     def _cancel(self, record: RequestRecord, decision: Decision) -> None:

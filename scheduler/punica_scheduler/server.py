@@ -1,0 +1,201 @@
+"""The scheduler on websockets: messages become events, actions become messages, and that is all.
+
+Every event goes through ``Server.apply``, which decides and sends without waiting for anything. So the actions of one
+event leave before those of the next, and each GPU gets its commands in the order of their numbers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Never
+
+from punica_serve.config import ClusterConfig, SchedulerConfig
+from punica_serve.errors import ProtocolError
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    AddRequest,
+    CancelRequest,
+    ClusterReply,
+    FrontendHello,
+    FrontendToScheduler,
+    GetCluster,
+    GpuInfo,
+    GpuJoined,
+    GpuLost,
+    RunnerHello,
+    RunnerToScheduler,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    ToScheduler,
+)
+from punica_serve.wire import Channel, accept, listen
+
+from punica_scheduler import events
+from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
+from punica_scheduler.placement import PLACEMENTS
+from punica_scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+#: How often deadlines are looked at.
+TICK_S = 0.2
+
+
+def _ignore(_port: int) -> None:
+    pass
+
+
+async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[int], object] = _ignore) -> None:
+    """Runs the scheduler until cancelled; ``on_listening`` gets the port. Raises ConfigError if it can't be had."""
+    server = Server(config.scheduler, token, incarnation=time.time_ns())
+    host = config.scheduler.host
+    async with listen(host, config.scheduler.port, ToScheduler, server.session) as port:
+        log.info("scheduler listens on %s:%d", host, port)
+        on_listening(port)
+        await server.keep_ticking()
+
+
+class Server:
+    """A ``Scheduler`` and the channels to its peers."""
+
+    def __init__(self, config: SchedulerConfig, token: str, *, incarnation: int) -> None:
+        self._token = token
+        self._incarnation = incarnation
+        self._scheduler = Scheduler(
+            incarnation,
+            placement=PLACEMENTS[config.placement],
+            max_queue=config.max_queue,
+            queue_timeout_ns=round(config.queue_timeout_s * 1e9),
+            settle_ns=round(config.settle_s * 1e9),
+        )
+        self._frontends: dict[str, Channel] = {}
+        self._runners: dict[str, Channel] = {}
+        #: GPU UUID -> its runner's channel.
+        self._gpus: dict[str, Channel] = {}
+        self._failure: Exception | None = None
+
+    def apply(self, event: events.Event) -> None:
+        """Tells the scheduler what happened and does what it says.
+
+        An error here is a bug of ours after which the books can't be trusted: from then on every call raises it, so
+        that the ticker ends this incarnation. The next one is given everything again by the frontends.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            for action in self._scheduler.handle(event, time.time_ns()):
+                self._do(action)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    async def keep_ticking(self) -> Never:
+        """Lets time pass for the scheduler."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.apply(events.Tick())
+
+    async def session(self, channel: Channel) -> None:
+        """One link, from its hello to its end."""
+        hello = await accept(channel, token=self._token, incarnation=self._incarnation)
+        match hello:
+            case FrontendHello():
+                await self._serve_frontend(channel, hello.frontend_id)
+            case RunnerHello():
+                await self._serve_runner(channel, hello.runner_id)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(gpu_uuid, seq, assignment, request):
+                self._gpus[gpu_uuid].send(StartRequest(gpu_uuid, seq, assignment, request))
+            case Stop(gpu_uuid, seq, assignment):
+                self._gpus[gpu_uuid].send(StopRequest(gpu_uuid, seq, assignment))
+            case Deliver(frontend_id, delivery):
+                self._frontends[frontend_id].send(delivery)
+            case AnnounceLimits(frontend_id, limits):
+                self._frontends[frontend_id].send(limits)
+
+    # -------------------------------------------------------------- frontends
+
+    async def _serve_frontend(self, channel: Channel, frontend_id: str) -> None:
+        log.info("frontend %s joined", frontend_id)
+        self._frontends[frontend_id] = channel
+        self.apply(events.FrontendJoined(frontend_id))
+        try:
+            async for message in channel:
+                _check_current(self._frontends.get(frontend_id), channel, f"frontend {frontend_id}")
+                self._frontend_said(channel, frontend_id, message)
+        finally:
+            if self._frontends.get(frontend_id) is channel:
+                log.info("frontend %s left", frontend_id)
+                self.apply(events.FrontendLost(frontend_id))
+                del self._frontends[frontend_id]
+
+    def _frontend_said(
+        self, channel: Channel, frontend_id: str, message: FrontendToScheduler | RunnerToScheduler
+    ) -> None:
+        match message:
+            case AddRequest(request):
+                self.apply(events.RequestArrived(frontend_id, request))
+            case CancelRequest(request_id):
+                self.apply(events.RequestCancelled(frontend_id, request_id))
+            case GetCluster(call_id):
+                channel.send(ClusterReply(call_id, self._scheduler.snapshot(time.time_ns())))
+            case _:
+                raise ProtocolError(f"a frontend may not send {type(message).__name__}")
+
+    # -------------------------------------------------------------- runners
+
+    async def _serve_runner(self, channel: Channel, runner_id: str) -> None:
+        log.info("runner %s joined", runner_id)
+        self._runners[runner_id] = channel
+        self.apply(events.RunnerJoined(runner_id))
+        try:
+            async for message in channel:
+                _check_current(self._runners.get(runner_id), channel, f"runner {runner_id}")
+                self._runner_said(channel, runner_id, message)
+        finally:
+            if self._runners.get(runner_id) is channel:
+                log.info("runner %s left, with all its GPUs", runner_id)
+                self.apply(events.RunnerLost(runner_id))
+                del self._runners[runner_id]
+            self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
+
+    def _runner_said(self, channel: Channel, runner_id: str, message: FrontendToScheduler | RunnerToScheduler) -> None:
+        match message:
+            case GpuJoined(gpu):
+                _check_gpu(gpu)
+                log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
+                self._gpus[gpu.uuid] = channel
+                self.apply(events.GpuJoined(runner_id, gpu))
+            case GpuLost() | StepReport() | AdapterLoadFailed():
+                # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
+                if self._gpus.get(message.gpu_uuid) is channel:
+                    self._gpu_said(message)
+            case _:
+                raise ProtocolError(f"a runner may not send {type(message).__name__}")
+
+    def _gpu_said(self, message: GpuLost | StepReport | AdapterLoadFailed) -> None:
+        match message:
+            case StepReport():
+                self.apply(events.StepFinished(message))
+            case AdapterLoadFailed():
+                self.apply(events.AdapterLoadFailed(message))
+            case GpuLost(gpu_uuid, reason):
+                log.warning("GPU %s is lost: %s", gpu_uuid, reason)
+                self.apply(events.GpuLost(gpu_uuid))
+                del self._gpus[gpu_uuid]
+
+
+def _check_current(current: Channel | None, channel: Channel, peer: str) -> None:
+    """A peer that has dialled again speaks on its new link alone, also while the old one is not yet seen to be dead."""
+    if current is not channel:
+        raise ProtocolError(f"{peer} has dialled again; its old link is cut")
+
+
+def _check_gpu(gpu: GpuInfo) -> None:
+    """Raises ProtocolError for a GPU that could hold nothing."""
+    if min(gpu.max_batch_size, gpu.page_size, gpu.num_kv_pages) < 1:
+        raise ProtocolError(f"GPU {gpu.uuid} can't join without a batch, a page size and pages: {gpu}")
