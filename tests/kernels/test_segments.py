@@ -19,7 +19,8 @@ def tiles_of(index: SegmentIndex) -> dict[int, list[int]]:
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.lists(st.integers(0, 99), max_size=9)), max_size=12))
 def test_every_row_with_lora_is_in_one_tile_of_its_adapter(segments: list[tuple[int, list[int]]]) -> None:
-    indptr, expected = [0], {}
+    indptr: list[int] = [0]
+    expected: dict[int, list[int]] = {}
     for num_rows, pages in segments:
         if pages:
             expected |= dict.fromkeys(range(indptr[-1], indptr[-1] + num_rows), pages)

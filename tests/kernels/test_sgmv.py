@@ -1,5 +1,6 @@
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_strided_inputs_and_outputs() -> None:
         ("v", torch.zeros(6, 1, 16, dtype=torch.bfloat16)),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(argument: str, value: object) -> None:
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
     case = replace(make_case([5, 1], [16, 3]), **{argument: value})
     with pytest.raises(ValueError, match=f"^{argument} must"):
         case.run()
