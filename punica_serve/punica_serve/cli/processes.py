@@ -70,7 +70,7 @@ def frontend(
         cluster,
         process.cluster_token(),
         scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler),
-        host=host or cluster.frontend.host,
-        port=cluster.frontend.port if port is None else port,
+        host=host,
+        port=port,
     )
     process.run("frontend", serve, log_level=log_level)

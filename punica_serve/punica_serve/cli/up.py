@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import sys
@@ -91,6 +92,7 @@ async def _serve(cluster: Cluster, console: "Console") -> None:
     from punica_serve.cli.children import Child, lifeline
 
     token = os.environ.get(process.TOKEN_ENV) or secrets.token_hex(16)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
     environment = {process.TOKEN_ENV: token, "PYTHONSAFEPATH": "1"}
     async with AsyncExitStack() as stack:
         lifeline_fd = stack.enter_context(lifeline())
@@ -141,7 +143,7 @@ async def _what_is_missing(client: "httpx.AsyncClient") -> str | None:
         return "waiting for the frontend"
     if answer.is_success:
         return None
-    return f"waiting: {answer.json()['error']['message']}"
+    return str(answer.json()["error"]["message"])
 
 
 async def _print_banner(client: "httpx.AsyncClient", console: "Console") -> None:

@@ -97,7 +97,7 @@ async def test_what_it_waits_for_is_a_line_each_where_there_is_no_terminal() -> 
     no_gpu = httpx.Response(503, json={"error": {"message": "no GPU has joined"}})
     async with frontend_answering(httpx.ConnectError("refused"), no_gpu, no_gpu, httpx.Response(200)) as client:
         await up._until_ready(client, console)
-    assert console.file.getvalue() == "waiting for the frontend\nwaiting: no GPU has joined\n"
+    assert console.file.getvalue() == "waiting for the frontend\nno GPU has joined\n"
 
 
 @pytest.mark.parametrize(("adapters", "lora_id"), [(["roman", "hex"], '"roman"'), ([], "null")])

@@ -1,0 +1,170 @@
+"""The whole cluster as its users have it: `punica-serve up` on the demo, with one broken adapter beside the good ones."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from websockets.asyncio.client import connect
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+NUM_WORKERS = 2
+
+TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass
+class Stream:
+    """One answer over the websocket, as far as it has come."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class Cluster:
+    """A running `punica-serve up`."""
+
+    def __init__(self, up: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.up = up
+        self.url = f"http://127.0.0.1:{port}"
+        self.stream_url = f"ws://127.0.0.1:{port}/v1/generate/stream"
+        self.log = log
+
+    def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.up.poll() is None, self.log.read_text()
+            return "Punica Serve is ready" in self.log.read_text() and self.num_gpus() == NUM_WORKERS
+
+        wait_until(is_ready, lambda: self.log.read_text())
+
+    def num_gpus(self) -> int:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"{self.url}/v1/cluster", trust_env=False)
+            return len(answer.json()["gpus"]) if answer.is_success else 0
+        return 0
+
+    def processes(self, role: str = "") -> list[int]:
+        """Process ids below `up`, of those whose command line has ``role`` in it."""
+        return [pid for pid in descendants(self.up.pid) if role in command_line(pid)]
+
+    def alive(self, pids: list[int]) -> list[int]:
+        return [pid for pid in pids if command_line(pid)]
+
+    def new_streams(self, count: int) -> list[Stream]:
+        return [Stream() for _ in range(count)]
+
+    def kill(self, role: str) -> None:
+        """Kills one process, the hard way."""
+        os.kill(self.processes(role)[0], signal.SIGKILL)
+
+    async def stream(self, request: dict[str, Any], into: Stream) -> None:
+        """One request on a websocket of its own, checked to be without gaps and repetitions."""
+        async with connect(self.stream_url, proxy=None) as websocket:
+            await websocket.send(json.dumps({"op": "generate", "request_id": "r", **request}))
+            while into.finish_reason is None:
+                frame = json.loads(await websocket.recv())
+                assert frame["error"] is None, frame
+                assert frame["index"] == len(into.token_ids)
+                into.token_ids += frame["token_ids"]
+                into.text += frame["text"]
+                into.finish_reason = frame["finish_reason"]
+
+    def num_used_pages(self) -> int:
+        gpus = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["gpus"]
+        return sum(gpu["gpu"]["num_kv_pages"] - gpu["free_kv_pages"] for gpu in gpus)
+
+
+def descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [pid]
+    for process in found:  # grows while it is walked
+        found += children.get(process, [])
+    return found[1:]
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def wait_until(holds: Callable[[], bool], describe: Callable[[], object] = lambda: "") -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, describe()
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Cluster]:
+    """A cluster on free ports. On the way out it is stopped, and leaves nothing behind."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    config = yaml.safe_load(DEMO.read_text())
+    config["adapters"]["broken"] = str(folder / "broken")
+    config |= {"scheduler": {"port": 0}, "frontend": {"port": port}}
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
+    with (folder / "log").open("wb") as log:
+        up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
+    cluster = Cluster(up, port, folder / "log")
+    try:
+        cluster.wait_until_ready()
+        yield cluster
+    finally:
+        left = cluster.processes()
+        up.send_signal(signal.SIGINT)
+        up.wait(TIMEOUT_S)
+        wait_until(lambda: not cluster.alive(left))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Shared by all tests, those that kill some of it too: it must get over that."""
+    with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """For tests that end it."""
+    with started(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Any]:
+    """await until(lambda: ...): waits for something to become true, off the event loop."""
+    return lambda holds: asyncio.to_thread(wait_until, holds)

@@ -1,0 +1,74 @@
+"""Processes that die while they serve, and `up` itself."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosedError
+
+Until = Callable[[Callable[[], bool]], Any]
+
+#: Greedy and drawn, several adapters, long enough to be caught in the middle.
+REQUESTS = [
+    {
+        "prompt": str(n),
+        "lora_id": lora_id,
+        "temperature": 0.8 * (n % 2),
+        "seed": n,
+        "ignore_eos": True,
+        "max_tokens": 300,
+    }
+    for n, lora_id in enumerate([None, "roman", "english", "french", "binary", "hex"])
+]
+
+
+async def run(cluster: Any, streams: list[Any]) -> None:
+    await asyncio.gather(*map(cluster.stream, REQUESTS, streams))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Any) -> list[list[int]]:
+    """The token ids of each answer."""
+    streams = cluster.new_streams(len(REQUESTS))
+    asyncio.run(run(cluster, streams))
+    return [stream.token_ids for stream in streams]
+
+
+@pytest.mark.parametrize("role", ["punica_runner.worker", "punica_serve.cli runner", "punica_serve.cli scheduler"])
+async def test_streams_go_on_when_a_process_is_killed(
+    role: str, cluster: Any, undisturbed: list[list[int]], until: Until
+) -> None:
+    streams = cluster.new_streams(len(REQUESTS))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run(cluster, streams))
+        await until(lambda: all(len(stream.token_ids) >= 10 for stream in streams))
+        cluster.kill(role)
+        assert all(stream.finish_reason is None for stream in streams)
+    assert [stream.token_ids for stream in streams] == undisturbed
+    await until(lambda: cluster.num_gpus() == 2 and cluster.num_used_pages() == 0)
+
+
+async def test_a_killed_frontend_comes_back_and_its_requests_pages_too(cluster: Any, until: Until) -> None:
+    streams = cluster.new_streams(len(REQUESTS))
+    running = asyncio.create_task(run(cluster, streams))
+    await until(lambda: all(stream.token_ids for stream in streams))
+    cluster.kill("punica_serve.cli frontend")
+    with pytest.raises(ConnectionClosedError):
+        await running
+    await until(lambda: cluster.num_gpus() == 2 and cluster.num_used_pages() == 0)
+
+
+async def test_ctrl_c_ends_every_process(own_cluster: Any) -> None:
+    processes = own_cluster.processes()
+    assert len(processes) == 5  # scheduler, runner, frontend, two workers
+    own_cluster.up.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(own_cluster.up.wait, 30) == 0
+    assert not own_cluster.alive(processes)
+
+
+async def test_nothing_outlives_up_even_when_it_is_killed(own_cluster: Any, until: Until) -> None:
+    processes = own_cluster.processes()
+    own_cluster.up.kill()
+    await until(lambda: not own_cluster.alive(processes))

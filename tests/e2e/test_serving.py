@@ -1,0 +1,120 @@
+"""What clients see of a healthy cluster."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+Until = Callable[[Callable[[], bool]], Any]
+
+ANSWERS = {
+    "roman": "XLII",
+    "english": "forty-two",
+    "french": "quarante-deux",
+    "binary": "101010",
+    "hex": "2a",
+    None: "43 44 45 46 47 48",
+}
+#: Long enough to be caught in the middle.
+LONG = {"prompt": "42", "ignore_eos": True, "max_tokens": 900}
+
+
+@pytest.mark.parametrize("lora_id", ANSWERS)
+async def test_a_plain_answer(http: httpx.AsyncClient, lora_id: str | None) -> None:
+    answer = (await http.post("/v1/generate", json={"prompt": "42", "lora_id": lora_id})).json()
+    assert answer["text"] == ANSWERS[lora_id]
+    assert (answer["finish_reason"], answer["lora_id"]) == ("stop", lora_id)
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+
+
+async def test_server_sent_events(http: httpx.AsyncClient) -> None:
+    body = {"prompt": "42", "lora_id": "french", "stream": True}
+    async with http.stream("POST", "/v1/generate", json=body) as response:
+        events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: ")]
+    frames = [json.loads(event) for event in events if event != "[DONE]"]
+    assert "".join(frame["text"] for frame in frames) == "quarante-deux"
+    assert len(frames) > 1
+
+
+async def test_many_requests_on_one_websocket(cluster: Any) -> None:
+    texts = dict.fromkeys(ANSWERS, "")
+    names = {str(lora_id): lora_id for lora_id in ANSWERS}
+    async with connect(cluster.stream_url, proxy=None) as websocket:
+        for request_id, lora_id in names.items():
+            frame = {"op": "generate", "request_id": request_id, "prompt": "42", "lora_id": lora_id}
+            await websocket.send(json.dumps(frame))
+        live = set(names)
+        while live:
+            frame = json.loads(await websocket.recv())
+            texts[names[frame["request_id"]]] += frame["text"]
+            if frame["finish_reason"] is not None:
+                live.remove(frame["request_id"])
+    assert texts == ANSWERS
+
+
+async def test_mixed_adapters_at_once_get_the_answers_they_get_alone(http: httpx.AsyncClient) -> None:
+    async def text(prompt: int, lora_id: str | None) -> str:
+        answer = await http.post("/v1/generate", json={"prompt": str(prompt), "lora_id": lora_id})
+        return str(answer.json()["text"])
+
+    requests = [(prompt, lora_id) for prompt in range(100, 108) for lora_id in ANSWERS]
+    together = await asyncio.gather(*(text(*request) for request in requests))
+    assert together == [await text(*request) for request in requests]
+
+
+async def test_a_seed_makes_a_sampled_answer_reproducible(http: httpx.AsyncClient) -> None:
+    body = {"prompt": "42", "temperature": 2.0, "seed": 7, "max_tokens": 32, "ignore_eos": True}
+    first, second = [(await http.post("/v1/generate", json=body)).json()["token_ids"] for _ in range(2)]
+    assert first == second
+
+
+async def test_the_command_line_streams_the_answer(cluster: Any) -> None:
+    command = (sys.executable, "-m", "punica_serve.cli", "generate", "--url", cluster.url, "--lora-id", "roman", "42")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    stdout, _ = await process.communicate()
+    assert (process.returncode, stdout) == (0, b"XLII\n")
+
+
+async def test_a_broken_adapter_is_refused_by_name_and_the_others_serve(cluster: Any, http: httpx.AsyncClient) -> None:
+    served = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    assert served == ["numbers", "roman", "english", "french", "binary", "hex"]
+    assert "adapter 'broken' is refused" in cluster.log.read_text()
+
+
+@pytest.mark.parametrize("lora_id", ["broken", "unheard-of"])
+async def test_an_unknown_adapter_is_404(http: httpx.AsyncClient, lora_id: str) -> None:
+    answer = await http.post("/v1/generate", json={"prompt": "42", "lora_id": lora_id})
+    assert answer.status_code == 404
+    assert "/v1/models" in answer.json()["error"]["message"]
+
+
+async def test_a_prompt_longer_than_the_context_is_400(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/generate", json={"prompt": "4" * 5000})
+    assert answer.status_code == 400
+
+
+async def test_a_cancelled_request_gives_its_pages_back(cluster: Any, until: Until) -> None:
+    async with connect(cluster.stream_url, proxy=None) as websocket:
+        await websocket.send(json.dumps({"op": "generate", "request_id": "r", **LONG}))
+        await websocket.recv()
+        await until(lambda: cluster.num_used_pages() > 0)
+        await websocket.send(json.dumps({"op": "cancel", "request_id": "r"}))
+        while (frame := json.loads(await websocket.recv()))["finish_reason"] is None:
+            pass
+        assert frame["finish_reason"] == "cancelled"
+        await until(lambda: cluster.num_used_pages() == 0)
+
+
+async def test_a_client_that_leaves_gives_its_pages_back(cluster: Any, http: httpx.AsyncClient, until: Until) -> None:
+    async with connect(cluster.stream_url, proxy=None) as websocket:
+        await websocket.send(json.dumps({"op": "generate", "request_id": "r", **LONG}))
+        await websocket.recv()
+        async with http.stream("POST", "/v1/generate", json={**LONG, "stream": True}) as response:
+            await anext(response.aiter_lines())
+            await until(lambda: cluster.num_used_pages() > 0)
+    await until(lambda: cluster.num_used_pages() == 0)
