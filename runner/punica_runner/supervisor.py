@@ -48,7 +48,7 @@ async def serve(
 ) -> None:
     """Runs the host until cancelled; then stops its workers within ``runner.stop_timeout_s`` and leaves none behind.
 
-    Raises ConfigError when a worker says that starting it again can't help, or when the scheduler's URL is none.
+    Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help.
     """
     supervisor = Supervisor(config.runner)
     command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
@@ -56,14 +56,10 @@ async def serve(
     def hello() -> RunnerHello:
         return RunnerHello(PROTOCOL_VERSION, token, runner_id)
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for index in range(len(config.runner.devices)):
-                tasks.create_task(supervisor.keep_worker(index, command(index)))
-            tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session))
-    except BaseExceptionGroup as group:
-        # The first error is the reason; a second one of the same moment adds nothing to act on.
-        raise group.exceptions[0] from None
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(len(config.runner.devices)):
+            tasks.create_task(supervisor.keep_worker(index, command(index)))
+        tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session))
 
 
 def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> Sequence[str]:

@@ -7,7 +7,6 @@ worker never outlives its supervisor, not even with a step that hangs.
 import argparse
 import contextlib
 import ctypes
-import logging
 import os
 import queue
 import signal
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
+from punica_serve.process import LogLevel, configure_logging
 from punica_serve.protocol import GpuInfo, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
 
 from punica_runner.pipes import WorkerPipe
@@ -61,6 +61,7 @@ class Inbox:
 
 def main() -> None:
     options = _parse(sys.argv[1:])
+    configure_logging(f"worker {options.index}", LogLevel.INFO)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
     inbox = Inbox()
@@ -166,5 +167,4 @@ def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     main()

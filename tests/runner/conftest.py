@@ -28,3 +28,17 @@ async def _until(condition: Callable[[], object], timeout_s: float = 10.0) -> No
 def until() -> Callable[..., object]:
     """Waits until a condition holds, with a deadline."""
     return _until
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def is_alive() -> Callable[[int], bool]:
+    """Whether a process runs; a zombie that nobody has waited for does not."""
+    return _is_alive

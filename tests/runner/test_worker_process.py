@@ -1,5 +1,4 @@
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +10,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 
 FakeWorker = Callable[..., list[str]]
+IsAlive = Callable[[int], bool]
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,6 @@ async def pid_of(worker: WorkerProcess) -> int:
     return (await next_report(worker)).tokens[0].token_id
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWorker) -> None:
     async with run(fake_worker("CPU-x")) as worker:
         assert worker.gpu.uuid == "CPU-x"
@@ -57,7 +49,7 @@ async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWork
         assert (report.gpu_uuid, report.applied_seq, report.tokens[0].assignment) == ("CPU-x", 1, AssignmentId(1, 1))
 
 
-async def test_leaving_stops_the_process(fake_worker: FakeWorker) -> None:
+async def test_leaving_stops_the_process(fake_worker: FakeWorker, is_alive: IsAlive) -> None:
     async with run(fake_worker()) as worker:
         pid = await pid_of(worker)
         assert is_alive(pid)

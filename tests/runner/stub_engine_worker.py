@@ -1,0 +1,50 @@
+"""The real worker's process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
+
+"idle": not at all. "slow-start": takes a minute to load. "broken-step": raises in its first step. "stuck-step": hangs
+in its first step, deaf to signals.
+"""
+
+import signal
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from punica_runner import worker
+
+
+class Engine:
+    num_kv_pages = num_free_kv_pages = 4
+    resident_adapters = ()
+    num_lora_pages = {"qkv": 8}  # noqa: RUF012
+
+    def __init__(self, config: Any, device: str) -> None:
+        self.behaviour = device
+        self.device = SimpleNamespace(type="cpu")
+        if device == "stuck-step":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a call into C that does not return
+        if device == "slow-start":
+            time.sleep(60)
+
+    def step(self) -> Any:
+        if self.behaviour == "broken-step":
+            raise ZeroDivisionError("a bad step")
+        if self.behaviour == "stuck-step":
+            time.sleep(60)
+        return SimpleNamespace(batch_size=0, tokens=(), finished=(), load_failures=(), starved=())
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(0.01)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+stub: Any = ModuleType("punica_serve.engine.engine")
+stub.Engine = Engine
+sys.modules["punica_serve.engine"] = ModuleType("punica_serve.engine")
+sys.modules["punica_serve.engine.engine"] = stub
+worker.main()

@@ -1,0 +1,173 @@
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from punica_runner.step_loop import StepLoop
+from punica_serve.engine.engine import GeneratedToken, LoadFailure, StepOutput
+from punica_serve.errors import InvalidRequest
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    AssignmentId,
+    FinishedAssignment,
+    Request,
+    Reset,
+    SamplingParams,
+    StartRequest,
+    StepReport,
+    StepToken,
+    StopRequest,
+)
+
+
+@dataclass
+class ScriptedEngine:
+    """Does nothing but give the outputs that it was told to, and remember its calls."""
+
+    outputs: list[StepOutput] = field(default_factory=list)
+    resident_adapters: tuple[str, ...] = ()
+    num_free_kv_pages: int = 9
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    rejects: bool = False
+
+    def add(self, request: Request) -> None:
+        if self.rejects:
+            raise InvalidRequest("token id 99 is outside the vocabulary of 97")
+        self.calls.append(("add", request.request_id))
+
+    def cancel(self, request_id: str) -> None:
+        self.calls.append(("cancel", request_id))
+
+    def step(self) -> StepOutput:
+        return self.outputs.pop(0) if self.outputs else StepOutput()
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def loop(engine: ScriptedEngine) -> StepLoop:
+    return StepLoop(engine, "gpu")  # type: ignore[arg-type]
+
+
+def assignment(counter: int) -> AssignmentId:
+    return AssignmentId(7, counter)
+
+
+def start(seq: int, request_id: str = "a") -> StartRequest:
+    return StartRequest("gpu", seq, assignment(seq), Request(request_id, 0, (1,), SamplingParams()))
+
+
+def stop(seq: int, counter: int) -> StopRequest:
+    return StopRequest("gpu", seq, assignment(counter))
+
+
+def ran(*tokens: tuple[str, int, int], **more: Any) -> StepOutput:
+    made = tuple(GeneratedToken(*token, logprobs=None) for token in tokens)
+    return StepOutput(made, batch_size=len(made), **more)
+
+
+def only_report(loop: StepLoop, *commands: Any) -> StepReport:
+    (report,), _ = loop.turn(commands)
+    assert isinstance(report, StepReport)
+    return report
+
+
+def test_an_idle_turn_has_nothing_to_tell_or_to_do(loop: StepLoop) -> None:
+    assert loop.turn([]) == ([], False)
+
+
+def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("b", 0, 11), ("a", 4, 12))]
+    reports, has_run = loop.turn([start(1, "a"), start(2, "b")])
+    assert has_run
+    assert reports == [
+        StepReport(
+            gpu_uuid="gpu",
+            epoch=0,
+            step=1,
+            applied_seq=2,
+            tokens=(StepToken(assignment(2), 0, 11), StepToken(assignment(1), 4, 12)),
+            finished=(),
+            free_kv_pages=9,
+            batch_size=2,
+            num_prefill_tokens=0,
+            num_adapters=0,
+            duration_s=0.0,
+        )
+    ]
+
+
+def test_commands_applied_without_a_step_are_acknowledged(loop: StepLoop) -> None:
+    report = only_report(loop, start(1), stop(2, 1), stop(3, 99))
+    assert (report.applied_seq, report.batch_size, report.step) == (3, 0, 0)
+
+
+def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
+    loop: StepLoop, engine: ScriptedEngine
+) -> None:
+    engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
+    report = only_report(loop, start(1))
+    assert report.tokens and report.finished == (FinishedAssignment(assignment(1), "stop"),)
+    only_report(loop, stop(2, 1))
+    assert engine.calls == [("add", "a")]  # the late stop reached nobody
+
+
+def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [StepOutput(), ran(("a", 0, 5))]
+    only_report(loop, start(1, "a"))
+    report = only_report(loop, start(2, "a"), stop(3, 1))
+    assert engine.calls == [("add", "a"), ("cancel", "a"), ("add", "a")]
+    assert [token.assignment for token in report.tokens] == [assignment(2)]
+
+
+def test_the_resident_adapters_are_told_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
+    assert only_report(loop, start(1)).resident is None
+    engine.resident_adapters = ("d1",)
+    assert only_report(loop).resident == ("d1",)
+    assert loop.turn([]) == ([], False)
+    engine.resident_adapters = ()
+    assert only_report(loop).resident == ()
+
+
+def test_a_reset_drops_all_and_tells_all_again_in_its_epoch(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.resident_adapters = ("d1",)
+    only_report(loop, start(1, "a"), start(2, "b"))
+    report = only_report(loop, Reset(4))
+    assert sorted(engine.calls[2:]) == [("cancel", "a"), ("cancel", "b")]
+    assert (report.epoch, report.applied_seq, report.resident) == (4, 0, ("d1",))
+    assert only_report(loop, start(1, "a")).epoch == 4
+
+
+def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [
+        StepOutput(),
+        ran(
+            ("c", 0, 5),
+            load_failures=(LoadFailure(("a", "b"), True, "bad bytes"), LoadFailure((), False, "nobody's")),
+        ),
+    ]
+    loop.turn([start(1, "a"), start(2, "b"), start(3, "c")])
+    (failed, step), _ = loop.turn([])
+    assert failed == AdapterLoadFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, "bad bytes")
+    assert isinstance(step, StepReport) and step.tokens[0].assignment == assignment(3)
+
+
+def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [StepOutput(), StepOutput(starved=("a",)), ran(("a", 0, 5))]
+    loop.turn([start(1, "a")])
+    assert only_report(loop).starved == (assignment(1),)
+    assert only_report(loop).tokens[0].assignment == assignment(1)
+
+
+def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.rejects = True
+    (failed, report), _ = loop.turn([start(1, "a")])
+    assert failed == AdapterLoadFailed(
+        "gpu", 0, 1, (assignment(1),), True, "token id 99 is outside the vocabulary of 97"
+    )
+    assert isinstance(report, StepReport) and report.applied_seq == 1
+    engine.rejects = False
+    only_report(loop, start(2, "a"))
+    assert engine.calls == [("add", "a")]

@@ -1,0 +1,268 @@
+import asyncio
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from punica_runner import supervisor, worker_process
+from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import (
+    AssignmentId,
+    GpuJoined,
+    GpuLost,
+    Request,
+    RunnerHello,
+    SamplingParams,
+    StartRequest,
+    StepReport,
+    ToScheduler,
+)
+
+from punica_serve import wire
+
+FakeWorker = Callable[..., list[str]]
+IsAlive = Callable[[int], bool]
+Until = Callable[..., Any]
+TOKEN = "cluster token"
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RECONNECT_FIRST_S", 0.02)
+    monkeypatch.setattr(wire, "RECONNECT_HIGHEST_S", 0.05)
+    monkeypatch.setattr(worker_process, "LAST_WORDS_S", 0.2)
+
+
+class FakeScheduler:
+    """Accepts one runner at a time, and keeps what it says and what it is to be told."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.hellos: list[Any] = []
+        self.heard: list[Any] = []
+        self.channel: wire.Channel | None = None
+
+    async def session(self, channel: wire.Channel) -> None:
+        self.hellos.append(await wire.accept(channel, token=TOKEN, incarnation=1))
+        self.channel = channel
+        async for message in channel:
+            self.heard.append(message)
+
+    def tell(self, *messages: Any) -> None:
+        assert self.channel is not None
+        for message in messages:
+            self.channel.send(message)
+
+    def all(self, kind: type[T]) -> list[T]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def pids(self) -> list[int]:
+        """A fake worker's tokens are its process id."""
+        return [token.token_id for report in self.all(StepReport) for token in report.tokens]
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[FakeScheduler]:
+    fake = FakeScheduler()
+    async with wire.listen("127.0.0.1", 0, ToScheduler, fake.session) as port:
+        fake.url = f"ws://127.0.0.1:{port}"
+        yield fake
+
+
+def config(num_devices: int = 1, **settings: Any) -> ClusterConfig:
+    defaults = {"ready_timeout_s": 10.0, "restart_backoff_s": 0.05, "restart_backoff_max_s": 0.2}
+    runner = RunnerConfig(devices=("cpu",) * num_devices, **{**defaults, **settings})
+    return ClusterConfig(engine=EngineConfig(model=Path("none")), runner=runner)
+
+
+@asynccontextmanager
+async def running(
+    scheduler: FakeScheduler, *commands: list[str], **settings: Any
+) -> AsyncIterator["asyncio.Task[None]"]:
+    """A supervisor of one worker for each command line; cancelled at the end."""
+    serve = supervisor.serve(
+        config(len(commands), **settings),
+        TOKEN,
+        runner_id="host",
+        scheduler_url=scheduler.url,
+        worker_command=lambda index: commands[index],
+    )
+    task = asyncio.create_task(serve)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def start(seq: int, gpu_uuid: str = "CPU-a", request_id: str = "r") -> StartRequest:
+    return StartRequest(gpu_uuid, seq, AssignmentId(1, seq), Request(request_id, 0, (1,), SamplingParams()))
+
+
+async def test_every_device_joins_and_gets_its_own_commands(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-b")):
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+        scheduler.tell(start(1, "CPU-b"), start(1, "CPU-unknown"), start(1, "CPU-a"), start(2, "CPU-b"))
+        await until(lambda: len(scheduler.pids()) == 3)
+    assert [hello.runner_id for hello in scheduler.hellos if isinstance(hello, RunnerHello)] == ["host"]
+    assert {joined.gpu.uuid for joined in scheduler.all(GpuJoined)} == {"CPU-a", "CPU-b"}
+    by_gpu = [(report.gpu_uuid, report.applied_seq) for report in scheduler.all(StepReport) if report.tokens]
+    assert sorted(by_gpu) == [("CPU-a", 1), ("CPU-b", 1), ("CPU-b", 2)]
+
+
+async def test_cancelling_leaves_no_process(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-b")) as task:
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+        scheduler.tell(start(1, "CPU-a"), start(1, "CPU-b"))
+        await until(lambda: len(scheduler.pids()) == 2)
+        assert all(map(is_alive, scheduler.pids()))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert not any(map(is_alive, scheduler.pids()))
+
+
+async def test_workers_that_ignore_sigterm_don_t_hold_up_the_end(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until
+) -> None:
+    deaf = [fake_worker(uuid, "deaf") for uuid in ("CPU-a", "CPU-b")]
+    async with running(scheduler, *deaf, stop_timeout_s=0.5) as task:
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+        cancelled_at = time.monotonic()
+        task.cancel()
+        await asyncio.wait([task])
+    assert time.monotonic() - cancelled_at < 2.0
+
+
+@pytest.mark.parametrize(("request_id", "reason"), [("exit", "exit code 3"), ("fail", "RuntimeError: a bad step")])
+async def test_a_worker_that_dies_is_lost_and_comes_back_alone(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, request_id: str, reason: str
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-b")):
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+        scheduler.tell(start(1, "CPU-a"), start(1, "CPU-b"), start(2, "CPU-a", request_id))
+        await until(lambda: len(scheduler.all(GpuJoined)) == 3)
+        scheduler.tell(start(1, "CPU-a"), start(2, "CPU-b"))
+        await until(lambda: len(scheduler.pids()) == 4)
+    assert scheduler.all(GpuLost) == [GpuLost("CPU-a", reason)]
+    order = [type(message) for message in scheduler.heard if getattr(message, "gpu_uuid", "CPU-a") == "CPU-a"]
+    assert order.index(GpuLost) < len(order) - 1 - order[::-1].index(GpuJoined)
+    pids: dict[str, list[int]] = {"CPU-a": [], "CPU-b": []}
+    for report in scheduler.all(StepReport):
+        pids[report.gpu_uuid] += [token.token_id for token in report.tokens]
+    assert len(set(pids["CPU-a"])) == 2 and len(set(pids["CPU-b"])) == 1
+
+
+async def test_a_worker_that_never_gets_ready_is_restarted_with_growing_waits(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deaths() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "died" in record.getMessage()]
+
+    async with running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-b", "die")):
+        await until(lambda: len(deaths()) >= 4)
+        scheduler.tell(start(1, "CPU-a"))
+        await until(scheduler.pids)
+    assert deaths()[0].startswith("worker 1 (cpu) died: killed by SIGKILL; starting it again in 0.")
+    assert [joined.gpu.uuid for joined in scheduler.all(GpuJoined)] == ["CPU-a"]
+    assert not scheduler.all(GpuLost)
+
+
+async def test_a_worker_that_hangs_before_it_is_ready_is_restarted(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a", "hang"), ready_timeout_s=0.2):
+        await until(lambda: caplog.text.count("it was not ready within 0.2 s; starting it again") >= 2)
+
+
+async def test_a_lost_link_resets_the_workers_and_joins_them_again(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a")):
+        await until(lambda: scheduler.all(GpuJoined))
+        scheduler.tell(start(1), start(2))
+        await until(lambda: len(scheduler.pids()) == 2)
+        first_epoch = scheduler.all(StepReport)[-1].epoch
+        scheduler.heard.clear()
+        assert scheduler.channel is not None
+        await scheduler.channel.close("restarting")
+        await until(lambda: scheduler.all(GpuJoined))
+        scheduler.tell(start(1))
+        await until(scheduler.pids)
+        reports = scheduler.all(StepReport)
+    assert isinstance(scheduler.heard[0], GpuJoined)
+    assert len({report.epoch for report in reports}) == 1 and reports[0].epoch > first_epoch
+    assert [report.applied_seq for report in reports] == [0, 1]
+
+
+async def test_reports_of_an_old_epoch_never_reach_the_scheduler(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until
+) -> None:
+    async with running(scheduler, fake_worker("CPU-a", "stale"), fake_worker("CPU-b")):
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+        assert scheduler.channel is not None
+        await scheduler.channel.close("so that all are reset")
+        await until(lambda: len(scheduler.all(GpuJoined)) == 4)
+        scheduler.tell(start(1, "CPU-a"), start(1, "CPU-b"))
+        await until(scheduler.pids)
+    assert {report.gpu_uuid for report in scheduler.all(StepReport) if report.epoch} == {"CPU-b"}
+    assert not [report for report in scheduler.all(StepReport) if report.gpu_uuid == "CPU-a" and report.tokens]
+
+
+async def test_a_permanent_failure_ends_the_runner_with_the_workers_words(
+    scheduler: FakeScheduler, fake_worker: FakeWorker
+) -> None:
+    async with asyncio.timeout(10), running(scheduler, fake_worker("CPU-a"), fake_worker("", "permanent")) as task:
+        await asyncio.wait([task])
+    words = r"worker 1 \(cpu\) can't run: no config\.json in /models/none"
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=words)):
+        task.result()
+
+
+async def test_a_device_named_twice_is_a_config_error(scheduler: FakeScheduler, fake_worker: FakeWorker) -> None:
+    async with asyncio.timeout(10), running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-a")) as task:
+        await asyncio.wait([task])
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="another worker already has GPU CPU-a")):
+        task.result()
+
+
+async def test_a_killed_supervisor_takes_its_workers_along(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive, tmp_path: Path
+) -> None:
+    script = tmp_path / "run_supervisor.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import asyncio
+            from punica_runner import supervisor
+            from punica_serve.config import ClusterConfig
+            config = ClusterConfig.model_validate_json({config().model_dump_json()!r})
+            asyncio.run(supervisor.serve(config, {TOKEN!r}, runner_id="host", scheduler_url={scheduler.url!r},
+                                         worker_command=lambda index: {fake_worker("CPU-a")!r}))
+            """)
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-P", str(script))
+    try:
+        await until(lambda: scheduler.all(GpuJoined))
+        scheduler.tell(start(1))
+        await until(scheduler.pids)
+    finally:
+        process.kill()
+        await process.wait()
+    (pid,) = scheduler.pids()
+    await until(lambda: not is_alive(pid), timeout_s=2.0)
+
+
+def test_importing_the_supervisor_never_imports_torch() -> None:
+    code = "import sys, punica_runner.supervisor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

@@ -1,0 +1,176 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from punica_runner.supervisor import engine_worker_command
+from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport, StopRequest
+
+STUB = Path(__file__).with_name("stub_engine_worker.py")
+Until = Callable[..., object]
+
+
+def command(model: Path, *, device: str = "cpu", index: int = 0) -> Sequence[str]:
+    engine = EngineConfig(model=model, dtype="float32", page_size=4, num_kv_pages=64, cpu_threads=1)
+    config = ClusterConfig(engine=engine, runner=RunnerConfig(devices=(device,) * (index + 1)))
+    return engine_worker_command(config, "host", index)
+
+
+@asynccontextmanager
+async def running(command: Sequence[str]) -> AsyncIterator[WorkerProcess]:
+    async with run_worker(command, ready_timeout_s=60, stop_timeout_s=5) as worker:
+        yield worker
+
+
+def start(seq: int, prompt_ids: tuple[int, ...], **sampling: int) -> StartRequest:
+    request = Request(f"r{seq}", 0, prompt_ids, SamplingParams(**{"seed": 0, **sampling}))
+    return StartRequest("gpu", seq, AssignmentId(1, seq), request)
+
+
+async def test_the_real_worker_runs_requests_and_frees_their_pages(tiny_llama: Path) -> None:
+    """One start of a worker for all of it, for each imports torch."""
+    tokens: dict[AssignmentId, list[int]] = {AssignmentId(1, seq): [] for seq in (1, 2, 3, 4)}
+    finished: dict[AssignmentId, str] = {}
+    async with asyncio.timeout(90), running(command(tiny_llama, index=1)) as worker:
+        assert (worker.gpu.device, worker.gpu.num_kv_pages, worker.gpu.page_size) == ("cpu", 64, 4)
+        assert worker.gpu.uuid.startswith("CPU-") and set(worker.gpu.num_lora_pages) == {"qkv", "o", "gate_up", "down"}
+        for seq in (1, 2):
+            worker.send(start(seq, (5, 6, 7), max_tokens=6, ignore_eos=True))
+        worker.send(start(3, (8, 9), max_tokens=200, ignore_eos=True))
+        worker.send(start(4, (1, 99_999), max_tokens=4))
+        stopped = False
+        refusal = ""
+        while True:
+            report = await worker.receive()
+            if not isinstance(report, StepReport):
+                refusal = report.message
+                assert report.assignments == (AssignmentId(1, 4),) and report.permanent
+                continue
+            for token in report.tokens:
+                assert token.position == len(tokens[token.assignment])
+                tokens[token.assignment].append(token.token_id)
+            finished |= {end.assignment: end.reason for end in report.finished}
+            if not stopped and len(finished) == 2:
+                worker.send(StopRequest("gpu", 5, AssignmentId(1, 3)))
+                stopped = True
+            if report.applied_seq == 5:
+                break
+    assert report.free_kv_pages == 64
+    assert "token id 99999 is outside the vocabulary" in refusal
+    assert finished == {AssignmentId(1, 1): "length", AssignmentId(1, 2): "length"}
+    assert len(tokens[AssignmentId(1, 1)]) == 6 and tokens[AssignmentId(1, 1)] == tokens[AssignmentId(1, 2)]
+    assert 0 < len(tokens[AssignmentId(1, 3)]) < 200 and not tokens[AssignmentId(1, 4)]
+
+
+async def test_a_model_that_is_not_there_is_a_permanent_failure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path / "none")):
+        async with running(command(tmp_path / "none")):
+            pass
+
+
+def stub(behaviour: str, index: int = 0) -> Sequence[str]:
+    real = command(Path("none"), device=behaviour, index=index)
+    return (sys.executable, "-P", str(STUB), *real[4:])
+
+
+async def test_a_cpu_has_a_name_of_its_own_that_outlives_the_process() -> None:
+    uuids = []
+    for index in (0, 1, 0):
+        async with running(stub("idle", index)) as worker:
+            uuids.append(worker.gpu.uuid)
+    assert uuids[0] == uuids[2] != uuids[1]
+
+
+async def test_an_error_in_a_step_is_told_with_its_traceback_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkerDied, match=r"^ZeroDivisionError: a bad step$"):
+        async with running(stub("broken-step")) as worker:
+            await worker.receive()
+    assert "Traceback" in capfd.readouterr().err
+
+
+class Pipes:
+    """A worker's process without a supervisor over it: the test holds the pipes."""
+
+    def __init__(self, behaviour: str) -> None:
+        their_read, self.write_fd = os.pipe()
+        self.read_fd, their_write = os.pipe()
+        fds = (their_read, their_write)
+        arguments = ("--read-fd", str(their_read), "--write-fd", str(their_write))
+        self.process = subprocess.Popen((*stub(behaviour), *arguments), pass_fds=fds, stderr=subprocess.PIPE)
+        for fd in fds:
+            os.close(fd)
+
+    def wait_until_ready(self) -> None:
+        assert os.read(self.read_fd, 4)
+
+    def end(self) -> tuple[int, bytes]:
+        """Its exit code and what it wrote to stderr."""
+        try:
+            _, stderr = self.process.communicate(timeout=2.5)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            for fd in {self.read_fd, self.write_fd} - {-1}:
+                os.close(fd)
+        return self.process.returncode, stderr
+
+    def lose_supervisor(self) -> None:
+        os.close(self.write_fd)
+        self.write_fd = -1
+
+
+def test_sigterm_ends_it_cleanly_and_sigint_not_at_all() -> None:
+    worker = Pipes("idle")
+    worker.wait_until_ready()
+    worker.process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.process.wait(0.2)
+    worker.process.terminate()
+    assert worker.end() == (0, b"")
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("idle", 0), ("stuck-step", 1)])
+def test_a_ready_worker_without_a_supervisor_ends(behaviour: str, code: int) -> None:
+    worker = Pipes(behaviour)
+    worker.wait_until_ready()
+    worker.lose_supervisor()
+    assert worker.end() == (code, b"")
+
+
+def test_a_worker_that_still_loads_ends_with_its_supervisor() -> None:
+    worker = Pipes("slow-start")
+    worker.lose_supervisor()
+    assert worker.end() == (0, b"")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the second net is Linux's")
+async def test_even_a_stopped_worker_ends_with_its_supervisor(
+    tmp_path: Path, until: Until, is_alive: Callable[[int], bool]
+) -> None:
+    """A process that starts a worker, stops it (SIGSTOP: no Python can run in it), and dies."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        f"""
+import asyncio, os, signal
+from punica_runner.worker_process import run_worker
+async def main():
+    async with run_worker({stub("idle")!r}, ready_timeout_s=10, stop_timeout_s=5) as worker:
+        pid = worker._connection.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        print(pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-P", str(script), stdout=subprocess.PIPE)
+    async with asyncio.timeout(10):
+        stdout, _ = await parent.communicate()
+    await until(lambda: not is_alive(int(stdout)), timeout_s=2.0)  # type: ignore[misc]
