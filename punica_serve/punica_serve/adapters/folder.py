@@ -5,6 +5,7 @@ The configuration says which tensors there must be, and of which shape; the file
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,10 +77,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_files(folder: Path) -> _Files:
-    if not folder.is_dir():
-        raise AdapterRejected(f"{folder}: no such folder", param=str(folder))
+    if not os.path.isdir(folder):  # where Path's own raises on a path it may not look at, this says no
+        raise AdapterRejected(f"{folder}: no such folder, or not readable", param=str(folder))
     config = _read_bytes(folder / CONFIG_NAME)
-    if not (folder / WEIGHTS_NAME).exists() and (folder / _PICKLE_NAME).exists():
+    if not os.path.exists(folder / WEIGHTS_NAME) and os.path.exists(folder / _PICKLE_NAME):
         raise AdapterRejected(
             f"{folder / _PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
             f" folder).save_pretrained(folder) writes {WEIGHTS_NAME}",
@@ -94,8 +95,9 @@ def _read_bytes(path: Path) -> npt.NDArray[np.uint8]:
     """The file in an aligned, writable array: torch warns of tensors over memory that is not writable."""
     try:
         return np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise AdapterRejected(f"{path}: can't be read: {error.strerror or error}", param=path.name) from error
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AdapterRejected(f"{path}: can't be read: {reason}", param=path.name) from error
 
 
 def _read_config(folder: Path, files: _Files) -> PeftConfig:

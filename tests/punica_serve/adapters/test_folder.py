@@ -101,8 +101,20 @@ def test_a_folder_in_place_of_a_file_is_named(folder: Path, model: ModelConfig, 
     assert refusal(folder, model).param == name
 
 
-def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig) -> None:
-    assert "no such folder" in refusal(tmp_path / "nowhere", model).message
+@pytest.mark.parametrize("name", ["nowhere", "n" * 5000, "nul\0", "loop"])
+def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig, name: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "no such folder" in refusal(tmp_path / name, model).message
+
+
+def test_a_file_too_large_for_memory_is_named(
+    folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fromfile(path: Path, dtype: object) -> None:
+        raise MemoryError("Unable to allocate 8 TiB")
+
+    monkeypatch.setattr(np, "fromfile", fromfile)
+    assert "Unable to allocate 8 TiB" in refusal(folder, model).message
 
 
 def test_pickles_are_refused_with_the_way_out(folder: Path, model: ModelConfig) -> None:

@@ -152,15 +152,11 @@ def test_other_tasks_are_refused(task_type: object) -> None:
         ("r", True),
         ("r", None),
         ("lora_alpha", "16"),
-        ("lora_alpha", float("nan")),
-        ("lora_alpha", float("inf")),
-        ("lora_alpha", 10**400),
         ("use_rslora", 1),
         ("rank_pattern", {"q_proj": 0}),
         ("rank_pattern", ["q_proj"]),
         ("rank_pattern", {"(": 4}),
         ("alpha_pattern", {"q_proj": "x"}),
-        ("alpha_pattern", {"q_proj": float("nan")}),
         ("alpha_pattern", {"(": 4}),
         ("target_modules", 3),
         ("target_modules", ["q_proj", 3]),
@@ -196,7 +192,22 @@ def test_a_layers_pattern_alone_is_refused_as_by_peft() -> None:
     assert refusal(target_modules=["q_proj"], layers_pattern="layers").param == "layers_pattern"
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"text"', b"1" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"peft_type": "LORA", "r": 4',
+        b'{"peft_type": "LORA", "lora_alpha": NaN}',
+        b'{"peft_type": "LORA", "lora_alpha": 1e999}',
+        b'{"peft_type": "LORA", "r": 1' + b"0" * 5000 + b"}",
+        b'{"peft_type": "LORA", "base_model_name_or_path": "\\ud800"}',
+    ],
+)
 def test_text_that_is_no_object_is_refused(text: bytes) -> None:
     with pytest.raises(AdapterRejected, match="JSON"):
         parse_peft_config(text)
