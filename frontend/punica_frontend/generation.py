@@ -103,7 +103,7 @@ class Generator:
         if lora_id is None or lora_id == self._base_name:
             return None
         if rejected := self._catalog.rejected.get(lora_id):
-            raise AdapterRejected(f"adapter {lora_id!r} is not served: {rejected.message}", param="lora_id")
+            raise AdapterRejected(f"`lora_id`: adapter {lora_id!r} is not served: {rejected.message}", param="lora_id")
         return self._catalog.ref(lora_id)
 
     async def _prompt_ids(self, fields: GenerateFields) -> tuple[int, ...]:

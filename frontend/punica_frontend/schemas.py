@@ -5,7 +5,8 @@ What needs to know the model, such as lengths and vocabulary, is checked by ``ge
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -17,7 +18,17 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+def _whole_characters(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("string_unicode", "Input should be valid Unicode, without lone surrogates") from error
+    return value
+
+
+#: JSON's escapes can spell half characters, which no tokenizer takes.
+Text = Annotated[str, AfterValidator(_whole_characters)]
+StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[
     list[StopString],
     Field(max_length=MAX_STOPS),
@@ -32,7 +43,7 @@ class _Strict(BaseModel):
 class GenerateFields(_Strict):
     """One request. Fields that are null or left out take the model's own defaults."""
 
-    prompt: str | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
+    prompt: Text | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
     input_ids: list[int] | None = Field(None, description="The prompt as token ids, taken as they are.")
     lora_id: str | None = Field(None, description="Name of the LoRA model; null is the base model.", examples=["roman"])
     max_tokens: int | None = Field(None, ge=1, description="Default: as many as the context has room for.")

@@ -9,6 +9,7 @@ request of that name goes on, and none when one does.
 
 import asyncio
 import contextlib
+import json
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -143,10 +144,11 @@ class GenerateSocket:
 
 def _request_id(content: str | bytes) -> str | None:
     """The request_id of a frame that is otherwise wrong, if it can be told."""
-    with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
-        document = msgspec.json.decode(content)
+    # The standard decoder takes more than JSON allows, such as NaN, and half characters, which could not be sent back.
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(content)
         if isinstance(document, dict) and isinstance(request_id := document.get("request_id"), str):
-            return request_id[:MAX_ID_CHARS]
+            return request_id[:MAX_ID_CHARS].encode().decode()
     return None
 
 

@@ -1,0 +1,176 @@
+"""A cluster that answers at once, one token for each byte, and an application over it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+import httpx
+import pytest
+import tokenizers
+import uvicorn
+from fastapi import FastAPI
+from punica_frontend.app import create_app
+from punica_frontend.main import _Server, bind
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.config import EngineConfig
+from punica_serve.errors import AdapterRejected, ClusterUnavailable
+from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.protocol import (
+    AdapterRef,
+    ClusterSnapshot,
+    Delivery,
+    GpuInfo,
+    GpuSnapshot,
+    Limits,
+    Request,
+    TokenLogprobs,
+)
+from punica_serve.text.tokenizer import Tokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+EOS = 0
+CONTEXT = 64
+
+
+class EchoCluster:
+    """Answers each request with its prompt and an end of sequence; a SchedulerClient in memory."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.limits: Limits | None = Limits(num_gpus=1, max_request_tokens=None)
+        self.requests: list[Request] = []
+        self.live: set[str] = set()
+        self.cancelled: list[str] = []
+        #: Tokens given out, all requests together.
+        self.num_tokens = 0
+        #: Requests wait for ``resumed`` before the token of this position.
+        self.pause_at: int | None = None
+        self.resumed = asyncio.Event()
+        self.answer: Callable[[Request], Iterable[int]] = lambda request: [*request.prompt_ids, EOS]
+        #: What the request ends with instead of its token at ``fail_at``.
+        self.failure: Delivery | Exception | None = None
+        self.fail_at = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+        self.requests.append(request)
+        self.live.add(request.request_id)
+        is_finished = False
+        try:
+            for position, token_id in enumerate(self.answer(request)):
+                if position == self.pause_at:
+                    await self.resumed.wait()
+                if self.failure and position == self.fail_at:
+                    is_finished = True
+                    if isinstance(self.failure, Exception):
+                        raise self.failure
+                    yield self.failure
+                is_last = token_id == EOS or position + 1 == request.sampling.max_tokens
+                is_finished = is_last
+                self.num_tokens += 1
+                yield Delivery(
+                    request.request_id,
+                    position,
+                    (token_id,),
+                    () if request.sampling.logprobs is None else (TokenLogprobs(-0.5, (token_id,), (-0.5,)),),
+                    ("stop" if token_id == EOS else "length") if is_last else None,
+                )
+                if is_last:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.live.discard(request.request_id)
+            if not is_finished:
+                self.cancelled.append(request.request_id)
+
+    async def cluster(self) -> ClusterSnapshot:
+        if not self.connected:
+            raise ClusterUnavailable("the scheduler can't be reached; try again")
+        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8})
+        gpu = GpuSnapshot(info, "host", 2, 1, 1, 90, ("d1",), 7, 11)
+        return ClusterSnapshot(1, 2, (gpu,), 0, 1, 1, {"tokens": 11})
+
+
+@pytest.fixture
+def cluster() -> EchoCluster:
+    return EchoCluster()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Token 0 is </s>, and each byte is a token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({"</s>": EOS} | {c: i for i, c in enumerate(letters, 1)}, []))
+    backend.add_special_tokens(["</s>"])
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+@pytest.fixture
+def model(tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        rope_scaling=None,
+        rope_linear_factor=1.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        name="numbers",
+        generation=GenerationDefaults(eos_token_ids=(EOS,), temperature=0.7, top_p=0.9),
+    )
+
+
+@pytest.fixture
+def catalog() -> AdapterCatalog:
+    roman = AdapterRef("d1", "/adapters/roman", 100, {"q_proj": 8})
+    rejected = AdapterRejected("/adapters/broken: `r` must be a positive integer", param="r")
+    return AdapterCatalog({"roman": roman}, {"broken": rejected})
+
+
+@pytest.fixture
+def app(cluster: EchoCluster, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> FastAPI:
+    engine = EngineConfig(model=Path("/models/numbers"), model_name="numbers")
+    return create_app(cluster, catalog, tokenizer, model, engine)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://frontend") as client:
+        yield client
+
+
+@pytest.fixture
+async def address(app: FastAPI) -> AsyncIterator[str]:
+    """HOST:PORT of the application behind a real server."""
+    server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await until(lambda: server.started)
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits for something to become true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., object]:
+    return until

@@ -1,0 +1,10 @@
+import httpx
+
+
+async def test_the_routes_are_documented(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/docs")).status_code == 200
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert set(paths) == {"/v1/generate", "/v1/models", "/v1/cluster", "/health", "/ready"}
+    assert all(operation["summary"] for path in paths.values() for operation in path.values())
+    body = paths["/v1/generate"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"].endswith("GenerateBody")

@@ -1,0 +1,71 @@
+from typing import Any
+
+import httpx
+import pytest
+from punica_frontend.errors import STATUS, from_wire, status_of
+from punica_serve.errors import AdapterNotFound, ConfigError, InvalidRequest, PunicaError, RequestFailed
+from punica_serve.protocol import WireError
+
+JSON = {"content-type": "application/json"}
+
+
+async def post(client: httpx.AsyncClient, content: bytes, headers: dict[str, str] = JSON) -> tuple[int, dict[str, Any]]:
+    response = await client.post("/v1/generate", content=content, headers=headers)
+    return response.status_code, response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "not JSON: Expecting property name"),
+        (b'{"prompt": "4",}', "at character 15"),
+        (b'{"prompt": "\xff"}', "not JSON in UTF-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"seed": ' + b"1" * 5_000 + b"}", "not JSON"),
+    ],
+)
+async def test_broken_json(client: httpx.AsyncClient, content: bytes, says: str) -> None:
+    status, error = await post(client, content)
+    assert (status, error["code"], error["param"]) == (400, "invalid_request", None)
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [(b'{"prompt": "4"}', {"content-type": "text/plain"}), (b"[]", JSON), (b"4", JSON), (b"", JSON)],
+)
+async def test_a_body_that_is_no_object(client: httpx.AsyncClient, content: bytes, headers: dict[str, str]) -> None:
+    status, error = await post(client, content, headers)
+    assert status == 422
+    assert "application/json" in error["message"]
+
+
+async def test_a_body_without_end_is_cut_off(client: httpx.AsyncClient) -> None:
+    status, error = await post(client, b'{"prompt": "' + b"4" * (2 << 20))
+    assert status == 413
+    assert "longer than" in error["message"]
+
+
+async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v2/generate")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "route_not_found"
+    response = await client.get("/v1/generate")
+    assert response.status_code == 405 and response.headers["allow"] == "POST"
+    assert "takes POST, not GET" in response.json()["error"]["message"]
+
+
+async def test_more_than_one_wrong_field_is_said(client: httpx.AsyncClient) -> None:
+    _, error = await post(client, b'{"prompt": "4", "top_p": 9, "top_k": -1}')
+    assert error["message"].startswith("`top_p`: ") and error["message"].endswith("got 9 (and 1 more)")
+
+
+def test_statuses() -> None:
+    assert status_of(AdapterNotFound("x")) == 404
+    assert status_of(ConfigError("x")) == STATUS[PunicaError] == 500
+
+
+def test_errors_come_back_from_the_wire_as_they_were() -> None:
+    error = from_wire(WireError("invalid_request", "wrong", "top_p"))
+    assert (type(error), error.message, error.param) == (InvalidRequest, "wrong", "top_p")
+    assert type(from_wire(WireError("worker_exploded", "boom"))) is RequestFailed

@@ -1,0 +1,99 @@
+import threading
+from typing import Any
+
+import pytest
+from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
+from punica_frontend.schemas import GenerateFields
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.protocol import Limits, SamplingParams
+from punica_serve.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> Generator:
+    return Generator(cluster, catalog, tokenizer, model, base_name="numbers", max_context=64)
+
+
+def test_what_the_request_leaves_open_comes_from_the_model() -> None:
+    defaults = GenerationDefaults((0,), temperature=0.7, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.1)
+    assert sampling_params(GenerateFields(), defaults, 16, seed=5) == SamplingParams(0.7, 0.9, 40, 0.1, 1.1, seed=5)
+    chosen = GenerateFields(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1, seed=0)
+    assert sampling_params(chosen, defaults, 16, seed=5) == SamplingParams(seed=0)
+
+
+def test_an_answer_may_fill_the_rest_of_what_holds_least() -> None:
+    assert answer_room(GenerateFields(), 10, 64, None) == 54
+    assert answer_room(GenerateFields(), 10, 64, Limits(0, None)) == 54
+    assert answer_room(GenerateFields(), 10, 64, Limits(1, 1000)) == 54
+    assert answer_room(GenerateFields(), 10, 64, Limits(1, 32)) == 22
+    assert answer_room(GenerateFields(max_tokens=22), 10, 64, Limits(1, 32)) == 22
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_prompt_tokens", "limits", "param", "says"),
+    [
+        ({"prompt": ""}, 64, None, "prompt", "64 tokens, but the context holds 64"),
+        ({"input_ids": []}, 70, None, "input_ids", "70 tokens"),
+        ({}, 40, Limits(1, 32), "prompt", "largest KvCache of the cluster holds 32"),
+        ({"max_tokens": 55}, 10, None, "max_tokens", "room for 54"),
+        ({"max_tokens": 30}, 10, Limits(1, 32), "max_tokens", "largest KvCache of the cluster of 32 has room for 22"),
+        ({"max_tokens": 5, "min_tokens": 6}, 10, None, "min_tokens", "more than the 5"),
+    ],
+)
+def test_too_much_is_refused_by_field(
+    fields: dict[str, Any], num_prompt_tokens: int, limits: Limits | None, param: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        answer_room(GenerateFields(**fields), num_prompt_tokens, 64, limits)
+    assert caught.value.param == param
+
+
+async def test_a_plan_is_a_whole_request(generator: Generator, tokenizer: Tokenizer) -> None:
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", stop="x", stop_token_ids=[7]))
+    assert plan.request.prompt_ids == tuple(tokenizer.encode("42"))
+    assert plan.request.adapter is not None and plan.request.adapter.digest == "d1"
+    assert plan.request.arrival_ns > 0
+    assert plan.answer_id == plan.request.request_id
+    assert (plan.lora_id, plan.stops, plan.end_ids) == ("roman", ("x",), {0, 7})
+    assert plan.request.sampling.max_tokens == 62
+
+
+async def test_requests_get_ids_and_seeds_of_their_own(generator: Generator) -> None:
+    plans = [await generator.plan(GenerateFields(prompt="42"), answer_id="mine") for _ in range(2)]
+    assert {plan.answer_id for plan in plans} == {"mine"}
+    assert len({plan.request.request_id for plan in plans}) == 2
+    assert len({plan.request.sampling.seed for plan in plans}) == 2
+
+
+@pytest.mark.parametrize("lora_id", [None, "numbers"])
+async def test_the_base_model_has_no_adapter(generator: Generator, lora_id: str | None) -> None:
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id=lora_id))
+    assert (plan.request.adapter, plan.lora_id) == (None, None)
+
+
+async def test_ignoring_eos_shows_what_comes_after_it(generator: Generator) -> None:
+    assert (await generator.plan(GenerateFields(prompt="4", ignore_eos=True))).end_ids == set()
+
+
+async def test_unknown_and_refused_adapters(generator: Generator) -> None:
+    with pytest.raises(AdapterNotFound, match="GET /v1/models"):
+        await generator.plan(GenerateFields(prompt="42", lora_id="nope"))
+    with pytest.raises(AdapterRejected, match=r"'broken' is not served: .*positive integer"):
+        await generator.plan(GenerateFields(prompt="42", lora_id="broken"))
+
+
+async def test_long_prompts_are_encoded_off_the_event_loop(
+    generator: Generator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def encode(text: str) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    await generator.plan(GenerateFields(prompt="x" * MAX_INLINE_CHARS))
+    await generator.plan(GenerateFields(prompt="x" * (MAX_INLINE_CHARS + 1)))
+    assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()
