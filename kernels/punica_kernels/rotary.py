@@ -4,18 +4,11 @@ import torch
 from torch import Tensor
 
 
-def rotary_tables(
-    head_dim: int, max_position: int, theta: float, *, inv_freq: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inv_freq, each float32 [max_position, head_dim / 2].
+def rotary_tables(inv_freq: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * inv_freq, each float32 [max_position, head_dim / 2], on inv_freq's device.
 
-    `inv_freq`, float [head_dim / 2], replaces theta^(-2i / head_dim) where a model scales its frequencies; the tables
-    are made on its device.
+    `inv_freq`: float [head_dim / 2], such as theta^(-2i / head_dim).
     """
-    if inv_freq is None:
-        inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if inv_freq.shape != (head_dim // 2,):
-        raise ValueError(f"inv_freq must be {[head_dim // 2]}, got {list(inv_freq.shape)}")
     positions = torch.arange(max_position, dtype=torch.float32, device=inv_freq.device)
     angles = torch.outer(positions, inv_freq.float())
     return angles.cos(), angles.sin()

@@ -6,10 +6,12 @@ plane (scheduler, frontend, supervisor) stays free of it.
 
 from typing import TYPE_CHECKING, Any
 
+from punica_serve.protocol import SamplingParams
+
 if TYPE_CHECKING:
     from punica_serve.engine.llm import LLM
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
 
 

@@ -1,8 +1,8 @@
 """Brings adapters to the device while steps go on: disk -> host cache -> pages of the LoRA pool.
 
 Reading, checking, packing and copying happen on the loader's threads; the step loop only calls ``poll``, which moves
-finished work on and never waits. An adapter that a running request uses is pinned; the others leave, least recently used
-first, when their pages are wanted.
+finished work on and never waits. An adapter that a running request uses is pinned; the others leave, least recently
+used first, when their pages are wanted.
 """
 
 from collections.abc import Callable

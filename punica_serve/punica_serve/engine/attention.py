@@ -1,7 +1,7 @@
 """Paged attention in plain torch: the CPU's, with the interface that the GPU's kernels have too.
 
-``plan(step, batch)`` once per step turns pages into index tensors; ``run`` once per layer appends keys and values to the
-KvCache and attends, prefill and decode each on their own rows.
+``plan(step, batch)`` once per step turns pages into index tensors; ``run`` once per layer appends keys and values to
+the KvCache and attends, prefill and decode each on their own rows.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A step's rows: token ids, positions, and where requests and adapters begin and end. Built once, read by every layer."""
+"""A step's rows: token ids, positions, and where requests and adapters begin. Built once, read by every layer."""
 
 from dataclasses import dataclass
 from itertools import chain

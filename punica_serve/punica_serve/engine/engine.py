@@ -1,7 +1,7 @@
 """The engine of one device: requests in, tokens out, one step at a time.
 
-A step decides (planner), computes (model and sampler) and accounts (commit); nothing else happens in it. Requests that are
-new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
+A step decides (planner), computes (model and sampler) and accounts (commit); nothing else happens in it. Requests that
+are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
 import secrets
@@ -22,10 +22,10 @@ from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.lora_batch import PooledLora
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.engine.planner import Planner, StepPlan
+from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.errors import ConfigError, InvalidRequest
-from punica_serve.lora_layout import pages_needed
 from punica_serve.model_config import ModelConfig, read_model_config
 from punica_serve.models.llama import Llama
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
@@ -103,6 +103,9 @@ class Engine:
         self._attention = TorchPagedAttention(self._cache)
         self._lora = PooledLora(self._lora_pool)
         self._sampler = Sampler(self.model_config.vocab_size, self.model_config.generation.eos_token_ids)
+        self._check = RequestCheck(
+            self.model_config.vocab_size, min(self.max_context, self._cache.capacity_tokens), self._lora_pool
+        )
         self._sequences: dict[str, Sequence] = {}
 
     @property
@@ -132,6 +135,8 @@ class Engine:
 
         Raises InvalidRequest for a request that this engine could never finish.
         """
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"request {request.request_id!r} is running already", param="request_id")
         self._check(request)
         if request.sampling.seed is None:
             request = msgspec.structs.replace(
@@ -255,25 +260,6 @@ class Engine:
     def _release_adapter(self, sequence: Sequence) -> None:
         if sequence.digest is not None:
             self._loader.release(sequence.digest)
-
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._sequences:
-            raise InvalidRequest(f"request {request.request_id!r} is running already", param="request_id")
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-        vocab_size = self.model_config.vocab_size
-        bad = next((token for token in request.prompt_ids if not 0 <= token < vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt")
-        longest = min(self.max_context, self._cache.capacity_tokens)
-        if request.max_num_tokens > longest:
-            raise InvalidRequest(
-                f"prompt of {len(request.prompt_ids)} and max_tokens of {request.sampling.max_tokens} tokens exceed "
-                f"the longest request of {longest}; shorten the prompt or lower max_tokens",
-                param="max_tokens",
-            )
-        if request.adapter is not None and not self._lora_pool.could_fit(pages_needed(request.adapter.ranks)):
-            raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
 
 
 def _open_device(name: str) -> torch.device:

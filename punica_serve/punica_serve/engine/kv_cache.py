@@ -1,4 +1,4 @@
-"""The paged KvCache of one device. The page is the outermost dimension, so requests stay separable (Punica, section 5)."""
+"""The paged KvCache of one device. The page is the outermost dimension, so requests stay separable (Punica, sec. 5)."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,7 @@
 """LoRA weights on the device: one paged pool per group of projections, paged by rank rows.
 
 A page holds 8 rank rows of all layers, so an adapter of rank r takes ceil(r / 8) pages in each group it touches: no
-padding to a highest rank, no limit of slots. This page of the design follows S-LoRA's unified paging; Punica stacks whole
-adapters.
+padding to a highest rank, no limit of slots. Paging by rank follows S-LoRA (section 5); Punica stacks whole adapters.
 """
 
 from dataclasses import dataclass

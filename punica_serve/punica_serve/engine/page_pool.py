@@ -2,7 +2,7 @@
 
 
 class PagePool:
-    """Hands out page numbers 0..num_pages-1. The lowest-numbered free pages are not preferred: last freed, first used."""
+    """Hands out page numbers from 0 to num_pages - 1: the last freed is the first used again."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -1,8 +1,8 @@
 """Decides what the next step runs: plain Python over sequences and page counts, no tensors.
 
-A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step mixes
-at most one prefill, chunked past a token budget, with all decodes (Punica, section 5). A running request whose adapter is
-still on its way keeps its pages and stays out of the step; nobody waits for it.
+A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step
+mixes at most one prefill, chunked past a token budget, with all decodes (Punica, section 5). A running request whose
+adapter is still on its way keeps its pages and stays out of the step; nobody waits for it.
 """
 
 from bisect import insort

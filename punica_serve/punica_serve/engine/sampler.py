@@ -1,7 +1,7 @@
 """Draws the next token of each sampled row as its request asks for.
 
-Order, as most servers have it: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise comes from
-(seed, position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs.
+Order, as vLLM has it: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise comes from (seed,
+position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs.
 """
 
 from collections.abc import Sequence as Rows

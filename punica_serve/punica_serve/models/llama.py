@@ -66,9 +66,7 @@ class Llama:
         self.config = config
         self._weights = weights
         frequencies = inverse_frequencies(config).to(weights.embedding.device)
-        self._cos, self._sin = rotary_tables(
-            config.head_dim, config.max_position_embeddings, config.rope_theta, inv_freq=frequencies
-        )
+        self._cos, self._sin = rotary_tables(frequencies, config.max_position_embeddings)
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "Llama":

@@ -1,0 +1,48 @@
+"""Generated tokens to text: detokenized as they come, and ended before a stop string. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from punica_serve.protocol import FinishReason
+from punica_serve.text.detokenizer import IncrementalDetokenizer
+from punica_serve.text.stop_strings import StopStrings
+from punica_serve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """What some tokens add to an answer."""
+
+    #: May be empty while a character or a stop string may be unfinished.
+    text: str
+    #: How many of the tokens count: those after the one that completes a stop string don't.
+    num_tokens: int
+    #: Why the answer ends with this piece; None if it goes on.
+    finish_reason: FinishReason | None
+
+
+class GeneratedText:
+    """The text of one request. Tokens up to the one that completes a stop string are part of the answer."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stops: Sequence[str], end_ids: frozenset[int]
+    ) -> None:
+        """``end_ids`` are the tokens that end the request and have no text of their own."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
+        self._stops = StopStrings(stops)
+        self._end_ids = end_ids
+
+    def feed(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextPiece:
+        """Takes the next tokens, and why the request ended if these are its last. After an end nothing may be fed."""
+        pieces = []
+        for num_tokens, token_id in enumerate(token_ids, start=1):
+            text = "" if token_id in self._end_ids else self._detokenizer.add([token_id])
+            piece, stopped = self._stops.feed(text)
+            pieces.append(piece)
+            if stopped:
+                return TextPiece("".join(pieces), num_tokens, "stop")
+        if finish_reason:
+            piece, stopped = self._stops.feed(self._detokenizer.finish())
+            pieces += [piece, self._stops.flush()]
+            finish_reason = "stop" if stopped else finish_reason
+        return TextPiece("".join(pieces), len(token_ids), finish_reason)

@@ -1,0 +1,85 @@
+from typing import Any
+
+import pytest
+import torch
+from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.sequence import Sequence
+from punica_serve.protocol import Request, SamplingParams
+
+VOCAB, EOS = 16, 0
+
+
+def _row(prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = (), **params: Any) -> Sequence:
+    return Sequence.of(Request("r", 0, prompt, SamplingParams(**params), generated_ids=generated))
+
+
+def _draw(logits: torch.Tensor, *rows: Sequence) -> list[int]:
+    return Sampler(VOCAB, (EOS,)).draw(logits, rows)[0]
+
+
+def _logits(**values: float) -> torch.Tensor:
+    logits = torch.zeros(1, VOCAB)
+    for token, value in values.items():
+        logits[0, int(token[1:])] = value
+    return logits
+
+
+def test_greedy_takes_the_highest() -> None:
+    assert _draw(_logits(t3=1.0, t5=2.0), _row()) == [5]
+
+
+def test_repetition_penalty_counts_prompt_and_output() -> None:
+    logits = _logits(t3=2.0, t5=1.5, t6=1.2)
+    assert _draw(logits, _row((3,), (5,), repetition_penalty=2.0)) == [6]
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_presence_and_frequency_count_the_output_only(penalty: str) -> None:
+    logits = _logits(t3=2.0, t5=1.5)
+    assert _draw(logits, _row((3,), (), **{penalty: 1.0})) == [3]
+    assert _draw(logits, _row((1,), (3,), **{penalty: 1.0})) == [5]
+
+
+def test_a_penalty_of_one_row_leaves_the_others_alone() -> None:
+    logits = _logits(t3=2.0, t5=1.9).repeat(3, 1)
+    rows = [_row((3,)), _row((3,), repetition_penalty=2.0), _row((3,))]
+    assert _draw(logits, *rows) == [3, 5, 3]
+
+
+def test_min_tokens_forbids_end_of_sequence_and_stop_tokens() -> None:
+    logits = _logits(t0=3.0, t7=2.0, t4=1.0)
+    assert _draw(logits, _row(min_tokens=1, stop_token_ids=(7,))) == [4]
+    assert _draw(logits, _row(generated=(9,), min_tokens=1, stop_token_ids=(7,))) == [0]
+    assert _draw(logits, _row(min_tokens=1, stop_token_ids=(7,), ignore_eos=True)) == [0]
+
+
+def test_ends() -> None:
+    sampler = Sampler(VOCAB, (EOS, 9))
+    assert sampler.is_end(_row(), EOS) and sampler.is_end(_row(), 9)
+    assert not sampler.is_end(_row(ignore_eos=True), EOS)
+    assert sampler.is_end(_row(ignore_eos=True, stop_token_ids=(4,)), 4)
+    assert not sampler.is_end(_row(), 4)
+
+
+def test_draws_depend_on_seed_and_position_alone() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
+    rows = [_row(generated=(2,) * position, temperature=1.0, seed=seed) for seed in range(8) for position in range(8)]
+    together = _draw(logits.repeat(len(rows), 1), *rows)
+    assert together == [_draw(logits, row)[0] for row in rows]
+    assert len(set(together)) > 4
+
+
+def test_the_highest_seed_is_as_good_as_any() -> None:
+    assert 0 <= _draw(torch.zeros(1, VOCAB), _row(temperature=1.0, seed=(1 << 64) - 1))[0] < VOCAB
+
+
+def test_logprobs_are_before_penalties_and_only_for_those_who_ask() -> None:
+    logits = _logits(t3=2.0, t5=1.9).repeat(3, 1)
+    rows = [_row((3,), logprobs=2, repetition_penalty=9.0), _row(), _row(logprobs=0)]
+    tokens, logprobs = Sampler(VOCAB, (EOS,)).draw(logits, rows)
+    first, none, last = logprobs
+    expected = logits[0].log_softmax(-1)
+    assert first is not None and none is None and last is not None
+    assert first.logprob == pytest.approx(float(expected[tokens[0]]))
+    assert first.top_ids == (3, 5)
+    assert last.top_ids == () and last.logprob == pytest.approx(float(expected[3]))
