@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Never, Self
@@ -189,11 +190,10 @@ async def dial(url: str, hello: FrontendHello | RunnerHello, union: Any) -> Asyn
     try:
         # proxy=None: the peers of a cluster reach each other directly, whatever the environment says of proxies.
         socket = await connect(url, proxy=None, **_SOCKET_OPTIONS)
-    except InvalidURI as error:
+    except (InvalidURI, ValueError) as error:
         raise ConfigError(f"scheduler URL {url!r} is not of the form ws://HOST:PORT: {error}") from error
     except (OSError, WebSocketException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ClusterUnavailable(f"the scheduler at {url} can't be reached: {reason}") from error
+        raise ClusterUnavailable(f"the scheduler at {url} can't be reached: {_reason(error)}") from error
     async with Channel(socket, union) as channel:
         channel.send(hello)
         answer = await channel.receive(HANDSHAKE_TIMEOUT_S)
@@ -256,8 +256,7 @@ async def listen(host: str, port: int, union: Any, session: Callable[[Channel], 
     try:
         server = await serve(handle, host, port, **_SOCKET_OPTIONS)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"can't listen on {host}:{port}: {reason}; set another port or stop who has it") from error
+        raise ConfigError(f"can't listen on {host}:{port}: {_reason(error)}; choose another address or port") from error
     async with server:
         yield next(iter(server.sockets)).getsockname()[1]
 
@@ -290,6 +289,13 @@ def _check_hello(hello: FrontendHello | RunnerHello, token: str) -> None:
         raise ProtocolError(
             "the peer's cluster token is not the scheduler's; start both with the same one", param="token"
         )
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words where there are any; asyncio's repeat the address."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror  # name look-up has negative ones
+    return str(error) or type(error).__name__
 
 
 def _close_reason(reason: str) -> str:

@@ -192,19 +192,20 @@ async def test_a_link_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
 async def test_dialling_nobody_names_the_url() -> None:
     async with scheduler() as url:
         pass
-    with pytest.raises(ClusterUnavailable, match=f"scheduler at {url} can't be reached"):
+    with pytest.raises(ClusterUnavailable, match=f"scheduler at {url} can't be reached: Connection refused"):
         async with wire.dial(url, hello(), SchedulerToFrontend):
             pass
 
 
-async def test_a_url_that_is_none_is_a_config_error() -> None:
+@pytest.mark.parametrize("url", ["http://scheduler", "scheduler:8100", "ws://scheduler:port", "ws://scheduler:99999"])
+async def test_a_url_that_is_none_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="not of the form ws://HOST:PORT"):
-        await wire.keep_dialling("http://scheduler", hello, SchedulerToFrontend, lambda *_: asyncio.sleep(0))
+        await wire.keep_dialling(url, hello, SchedulerToFrontend, lambda *_: asyncio.sleep(0))
 
 
 async def test_a_port_in_use_is_a_config_error() -> None:
     async with scheduler() as url:
-        with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1:\d+"):
+        with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1:\d+: Address already in use"):
             async with scheduler(port=int(url.rpartition(":")[2])):
                 pass
 
