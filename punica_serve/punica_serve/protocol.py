@@ -59,8 +59,8 @@ class SamplingParams(Struct, frozen=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    #: 64 bits. The frontend fills in a random one where the client gave none.
-    seed: int = 0
+    #: 64 bits. Whoever takes a request in (frontend, or the engine's own API) gives it a random one in place of None.
+    seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     #: No end of sequence and no stop token id before this many generated tokens.
