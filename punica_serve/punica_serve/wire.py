@@ -293,7 +293,7 @@ def _check_hello(hello: FrontendHello | RunnerHello, token: str) -> None:
 
 def _reason(error: Exception) -> str:
     """The system's own words where there are any; asyncio's repeat the address."""
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.errno and error.strerror:
         return os.strerror(error.errno) if error.errno > 0 else error.strerror  # name look-up has negative ones
     return str(error) or type(error).__name__
 
