@@ -13,7 +13,7 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[engine,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[engine,bench,dev]'
 	touch $@
 
 run: install

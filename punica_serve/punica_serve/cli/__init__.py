@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from punica_serve.cli import config_check, generate, processes, up
+from punica_serve.cli import bench, config_check, generate, processes, up
 from punica_serve.errors import PunicaError
 from punica_serve.process import EXIT_USER_MISTAKE
 
@@ -27,6 +27,7 @@ app.command("frontend")(processes.frontend)
 config_app = typer.Typer(name="config", help="Work with config files.", no_args_is_help=True)
 config_app.command("check")(config_check.command)
 app.add_typer(config_app)
+app.add_typer(bench.app)
 
 
 def main() -> None:
