@@ -35,7 +35,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class BodyLimit:
-    """Refuses the bodies of HTTP requests beyond a number of bytes with 413, before they are held in memory."""
+    """Refuses the bodies of HTTP requests beyond a number of bytes with 413, before they are held in memory.
+
+    FastAPI's own limit answers in plain text; here the refusal is an exception that becomes an answer like all others.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

@@ -42,6 +42,7 @@ async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: 
             uvicorn.Config(
                 app,
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
                 ws="websockets-sansio",
@@ -96,7 +97,7 @@ def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, Adapter
 async def _run(server: uvicorn.Server, listener: socket.socket, client: WireSchedulerClient) -> None:
     """Serves and keeps the link to the scheduler; when one of them ends, or the caller wants an end, so does the other.
 
-    The server goes first, so that the cancels of its last requests still leave.
+    The link goes first: then every request ends with an error of its own, and none holds the server up.
     """
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     linking = asyncio.create_task(client.run())
@@ -105,7 +106,7 @@ async def _run(server: uvicorn.Server, listener: socket.socket, client: WireSche
         for task in done:
             task.result()
     finally:
-        server.should_exit = True
-        await asyncio.wait((serving,))
         linking.cancel()
         await asyncio.wait((linking,))
+        server.should_exit = True
+        await asyncio.wait((serving,))

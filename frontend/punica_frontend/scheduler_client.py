@@ -73,6 +73,7 @@ class WireSchedulerClient:
         self._channel: Channel | None = None
         self._connected = asyncio.Event()
         self._limits: Limits | None = None
+        self._has_ended = False
         self._live: dict[str, LiveRequest] = {}
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[ClusterSnapshot]] = {}
@@ -101,7 +102,8 @@ class WireSchedulerClient:
             await keep_dialling(self._url, lambda: self._hello, SchedulerToFrontend, session)
         finally:
             giving_up.cancel()
-            self._give_up()
+            self._has_ended = True
+            self._fail_all("the frontend is shutting down; try another")
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         await self._wait_connected()
@@ -170,6 +172,8 @@ class WireSchedulerClient:
         self._channel.send(message)
 
     async def _wait_connected(self) -> None:
+        if self._has_ended:
+            raise ClusterUnavailable("the frontend is shutting down; try another")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._connected.wait()
@@ -177,5 +181,8 @@ class WireSchedulerClient:
             raise ClusterUnavailable(f"the scheduler at {self._url} can't be reached; try again") from None
 
     def _give_up(self) -> None:
+        self._fail_all("the scheduler was lost and did not come back; try again")
+
+    def _fail_all(self, message: str) -> None:
         for live in self._live.values():
-            live.fail(WireError(ClusterUnavailable.code, "the scheduler was lost and did not come back; try again"))
+            live.fail(WireError(ClusterUnavailable.code, message))

@@ -13,14 +13,16 @@ import json
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from fastapi import WebSocket
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
+from punica_serve.protocol import FinishReason
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from punica_frontend.answers import Frame, Usage, usage
+from punica_frontend.answers import Frame, usage
 from punica_frontend.connection import SEND_TIMEOUT_S
 from punica_frontend.errors import error_object, invalid_fields
 from punica_frontend.generation import Generator
@@ -43,9 +45,10 @@ class _Live:
     num_prompt_tokens: int = 0
     num_tokens: int = 0
 
-    @property
-    def usage(self) -> Usage:
-        return usage(self.num_prompt_tokens, self.num_tokens)
+    def end(self, request_id: str, reason: FinishReason, error: dict[str, Any] | None = None) -> Frame:
+        """The last frame, where the cluster does not give it."""
+        used = usage(self.num_prompt_tokens, self.num_tokens)
+        return Frame(request_id, self.num_tokens, finish_reason=reason, usage=used, error=error)
 
 
 class GenerateSocket:
@@ -101,38 +104,39 @@ class GenerateSocket:
             self._live[request_id] = _Live(group.create_task(self._serve(frame)))
 
     async def _serve(self, request: GenerateFrame) -> None:
-        """One request, from its first frame to its last."""
+        """One request, from its first frame to its last. It lives until its last frame is queued."""
+        live = self._live[request.request_id]
         try:
-            plan = await self._generator.plan(request, answer_id=request.request_id)
-            live = self._live[request.request_id]
-            live.num_prompt_tokens = len(plan.request.prompt_ids)
-            async with aclosing(self._generator.stream(plan)) as frames:
-                async for frame in frames:
-                    if frame.finish_reason:
-                        del self._live[request.request_id]
-                    await self._outgoing.put(frame)
-                    live.num_tokens = frame.index + len(frame.token_ids)
+            last = await self._stream(request, live)
         except PunicaError as error:
-            await self._fail(request.request_id, error)
+            last = live.end(request.request_id, "error", error_object(error))
         except Exception as error:
             log.exception("request %r of a websocket failed", request.request_id)
-            await self._fail(request.request_id, error)
+            last = live.end(request.request_id, "error", error_object(error))
+        await self._outgoing.put(last)
+        del self._live[request.request_id]
+
+    async def _stream(self, request: GenerateFrame, live: _Live) -> Frame:
+        """Queues all frames but the last, and returns that."""
+        plan = await self._generator.plan(request, answer_id=request.request_id)
+        live.num_prompt_tokens = len(plan.request.prompt_ids)
+        async with aclosing(self._generator.stream(plan)) as frames:
+            async for frame in frames:
+                if frame.finish_reason:
+                    return frame
+                await self._outgoing.put(frame)
+                live.num_tokens += len(frame.token_ids)
+        raise AssertionError("the last frame of a stream has a finish_reason")
 
     async def _cancel(self, request_id: str) -> None:
-        """A request that is not live has finished already, which the client will see."""
+        """A request that is not live has finished already, as the client will see."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
         live.task.cancel()
-        # It may hold a last frame for the queue; none of its frames must come after this one.
+        # None of its frames must come after the last one.
         await asyncio.wait([live.task])
-        await self._outgoing.put(Frame(request_id, live.num_tokens, finish_reason="cancelled", usage=live.usage))
-
-    async def _fail(self, request_id: str, error: Exception) -> None:
-        """The last frame of a request that has begun."""
-        live = self._live.pop(request_id)
-        frame = Frame(request_id, live.num_tokens, finish_reason="error", usage=live.usage, error=error_object(error))
-        await self._outgoing.put(frame)
+        await self._outgoing.put(live.end(request_id, "cancelled"))
 
     async def _refuse(self, request_id: str | None, error: PunicaError) -> None:
         """The answer to a frame that began nothing."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,13 +21,16 @@ from punica_serve.protocol import (
     AdapterRef,
     ClusterSnapshot,
     Delivery,
+    FrontendToScheduler,
     GpuInfo,
     GpuSnapshot,
     Limits,
+    Message,
     Request,
     TokenLogprobs,
 )
 from punica_serve.text.tokenizer import Tokenizer
+from punica_serve.wire import Channel, accept, listen
 from tokenizers import decoders, models, pre_tokenizers
 
 EOS = 0
@@ -89,6 +93,43 @@ class EchoCluster:
         info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8})
         gpu = GpuSnapshot(info, "host", 2, 1, 1, 90, ("d1",), 7, 11)
         return ClusterSnapshot(1, 2, (gpu,), 0, 1, 1, {"tokens": 11})
+
+
+class ScriptedScheduler:
+    """The other end of the link, on which the test says what is said."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.incarnation = 1
+        #: All that frontends sent, on all links so far, their hellos left out.
+        self.received: list[Any] = []
+        self._channel: Channel | None = None
+
+    async def session(self, channel: Channel) -> None:
+        await accept(channel, token="secret", incarnation=self.incarnation)
+        self._channel = channel
+        async for message in channel:
+            self.received.append(message)
+
+    @property
+    def is_linked(self) -> bool:
+        return self._channel is not None
+
+    def send(self, message: Message) -> None:
+        assert self._channel is not None
+        self._channel.send(message)
+
+    async def cut(self) -> None:
+        """Ends the link; the frontend dials again."""
+        assert self._channel is not None
+        await self._channel.close("cut by the test")
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    scheduler = ScriptedScheduler()
+    async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler.port:
+        yield scheduler
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from punica_frontend.main import bind, serve
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.config import ClusterConfig, EngineConfig
+from punica_serve.errors import ConfigError, ModelRejected
+from punica_serve.model_config import read_model_config
+from punica_serve.protocol import AddRequest, Delivery, Limits
+from punica_serve.text.tokenizer import Tokenizer
+
+Until = Callable[..., Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def config(tmp_path: Path, tokenizer: Tokenizer) -> ClusterConfig:
+    """A folder with a tokenizer and no weights, an adapter, and a broken one."""
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    llama = {
+        "model_type": "llama",
+        "vocab_size": tokenizer.vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "eos_token_id": 0,
+    }
+    (folder / "config.json").write_text(json.dumps(llama))
+    tokenizer._backend.save(str(folder / "tokenizer.json"))
+    roman = write_random_adapter(tmp_path / "roman", read_model_config(folder), rank=2, seed=1)
+    return ClusterConfig(engine=EngineConfig(model=folder), adapters={"roman": roman, "broken": tmp_path / "none"})
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(5):
+        while (await client.get("/ready")).status_code != 200:
+            pass
+
+
+async def get(url: str) -> httpx.Response | None:
+    async with httpx.AsyncClient() as client:
+        try:
+            return await client.get(url)
+        except httpx.ConnectError:
+            return None
+
+
+async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
+    serving = asyncio.create_task(serve(config, "secret", scheduler_url=scheduler_url, host=None, port=port))
+    async with httpx.AsyncClient(base_url=url, transport=httpx.AsyncHTTPTransport(retries=5)) as client:
+        response = await client.get("/ready")
+        assert response.status_code == 503
+        await until(lambda: scheduler.is_linked)
+        scheduler.send(Limits(1, 64))
+        await until_ready(client)
+        models = (await client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in models] == ["numbers", "roman"]
+
+        asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4", "lora_id": "roman"}))
+        await until(lambda: scheduler.received)
+        added = scheduler.received[0]
+        assert isinstance(added, AddRequest) and added.request.adapter is not None
+        scheduler.send(Delivery(added.request.request_id, 0, added.request.prompt_ids, finish_reason="length"))
+        assert (await asking).json()["text"] == "4"
+    serving.cancel()
+    await asyncio.wait([serving], timeout=5)
+    assert serving.cancelled()
+    assert await get(url) is None
+
+
+async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
+    serving = asyncio.create_task(serve(config, "secret", scheduler_url=scheduler_url, host=None, port=port))
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
+        await client.get(f"http://127.0.0.1:{port}/health")
+        asking = asyncio.create_task(client.post(f"http://127.0.0.1:{port}/v1/generate", json={"prompt": "4"}))
+        await until(lambda: scheduler.received)
+        serving.cancel()
+        await asyncio.wait([serving], timeout=5)
+        assert serving.cancelled()
+        assert "shutting down" in (await asking).json()["error"]["message"]
+
+
+async def test_a_port_in_use_is_named(config: ClusterConfig) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
+            await serve(config, "secret", scheduler_url="ws://127.0.0.1:1", host="127.0.0.1", port=port)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"can't listen on {host}:8000"), bind(host, 8000):
+        pass
+
+
+def test_a_listener_is_closed_in_the_end() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        socket.create_connection(address).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+async def test_a_scheduler_url_that_is_none(config: ClusterConfig) -> None:
+    with pytest.raises(ConfigError, match="scheduler URL 'nowhere'"):
+        await serve(config, "secret", scheduler_url="nowhere", host=None, port=0)
+
+
+async def test_a_model_folder_that_is_missing(tmp_path: Path) -> None:
+    config = ClusterConfig(engine=EngineConfig(model=tmp_path / "none"))
+    with pytest.raises(ModelRejected, match="does not exist"):
+        await serve(config, "secret", scheduler_url="ws://127.0.0.1:1", host=None, port=0)

@@ -1,0 +1,131 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from punica_frontend import scheduler_client
+from punica_frontend.scheduler_client import WireSchedulerClient
+from punica_serve.errors import ClusterUnavailable
+from punica_serve.protocol import (
+    AddRequest,
+    CancelRequest,
+    ClusterReply,
+    ClusterSnapshot,
+    Delivery,
+    GetCluster,
+    Limits,
+    Request,
+    SamplingParams,
+)
+
+Until = Callable[..., Coroutine[Any, Any, None]]
+
+REQUEST = Request("r", 1, (1, 2), SamplingParams())
+SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
+
+
+@pytest.fixture
+async def client(scheduler: Any, until: Until) -> AsyncIterator[WireSchedulerClient]:
+    client = WireSchedulerClient(f"ws://127.0.0.1:{scheduler.port}", "secret")
+    running = asyncio.create_task(client.run())
+    await until(lambda: client.connected)
+    yield client
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def collect(client: WireSchedulerClient) -> list[Delivery]:
+    async with aclosing(client.generate(REQUEST)) as deliveries:
+        return [delivery async for delivery in deliveries]
+
+
+async def test_a_request_from_first_to_last(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    collecting = asyncio.create_task(collect(client))
+    await until(lambda: scheduler.received == [AddRequest(REQUEST)])
+    scheduler.send(Delivery("r", 0, (10,)))
+    scheduler.send(Delivery("someone else's", 0, (7,)))
+    scheduler.send(Delivery("r", 1, (11,), finish_reason="stop"))
+    deliveries = await collecting
+    assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11]
+    assert deliveries[-1].finish_reason == "stop"
+    assert scheduler.received == [AddRequest(REQUEST)]
+
+
+async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    async with aclosing(client.generate(REQUEST)) as deliveries:
+        waiting = asyncio.ensure_future(anext(deliveries))
+        await until(lambda: len(scheduler.received) == 1)
+        scheduler.send(Delivery("r", 0, (10,)))
+        assert await waiting == Delivery("r", 0, (10,))
+    await until(lambda: scheduler.received == [AddRequest(REQUEST), CancelRequest("r")])
+    # What was on its way is not a broken link.
+    scheduler.send(Delivery("r", 1, (11,)))
+    scheduler.send(Limits(2, 64))
+    await until(lambda: client.limits == Limits(2, 64))
+
+
+async def test_after_a_lost_link_requests_go_on_where_they_were(
+    client: WireSchedulerClient, scheduler: Any, until: Until
+) -> None:
+    scheduler.send(Limits(1, 64))
+    collecting = asyncio.create_task(collect(client))
+    await until(lambda: len(scheduler.received) == 1)
+    scheduler.send(Delivery("r", 0, (10, 11)))
+    await scheduler.cut()
+    resumed = AddRequest(Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)))
+    await until(lambda: scheduler.received[-1] == resumed)
+    assert client.limits is None
+    scheduler.send(Delivery("r", 2, (12,), finish_reason="length"))
+    deliveries = await collecting
+    assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11, 12]
+
+
+async def test_missing_tokens_are_a_broken_link(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    collecting = asyncio.create_task(collect(client))
+    await until(lambda: len(scheduler.received) == 1)
+    scheduler.send(Delivery("r", 3, (13,)))
+    await until(lambda: scheduler.received == [AddRequest(REQUEST)] * 2)
+    scheduler.send(Delivery("r", 0, (10,), finish_reason="stop"))
+    assert (await collecting)[-1].token_ids == (10,)
+
+
+async def test_without_a_scheduler_a_new_request_waits_a_little(
+    scheduler: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "CONNECT_TIMEOUT_S", 0.02)
+    client = WireSchedulerClient(f"ws://127.0.0.1:{scheduler.port}", "secret")
+    assert not client.connected
+    with pytest.raises(ClusterUnavailable, match="can't be reached"):
+        await collect(client)
+    with pytest.raises(ClusterUnavailable, match="can't be reached"):
+        await client.cluster()
+
+
+async def test_a_scheduler_that_stays_away_fails_its_requests(
+    client: WireSchedulerClient, scheduler: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "RECOVERY_TIMEOUT_S", 0.01)
+    collecting = asyncio.create_task(collect(client))
+    await until(lambda: len(scheduler.received) == 1)
+    monkeypatch.setattr("punica_serve.wire.RECONNECT_FIRST_S", 5.0)
+    await scheduler.cut()
+    last = (await collecting)[-1]
+    assert last.finish_reason == "error" and last.error is not None and last.error.code == "cluster_unavailable"
+
+
+async def test_the_cluster(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    asking = [asyncio.create_task(client.cluster()) for _ in range(2)]
+    await until(lambda: scheduler.received == [GetCluster(0), GetCluster(1)])
+    scheduler.send(ClusterReply(1, SNAPSHOT))
+    assert await asking[1] == SNAPSHOT
+    assert not asking[0].done()
+    await scheduler.cut()
+    with pytest.raises(ClusterUnavailable, match="lost"):
+        await asking[0]
+
+
+async def test_a_call_has_a_deadline(client: WireSchedulerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_client, "CALL_TIMEOUT_S", 0.02)
+    with pytest.raises(ClusterUnavailable, match="did not answer within"):
+        await client.cluster()
