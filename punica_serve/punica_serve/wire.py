@@ -147,7 +147,8 @@ class Channel:
         if self._socket.close_code is None:
             return "it has not ended"
         if self._socket.close_code == CloseCode.ABNORMAL_CLOSURE:
-            return "the connection broke"
+            given_up = self._socket.protocol.close_sent  # by our end, as for a ping without an answer
+            return "the connection broke" + (f": {given_up.reason}" if given_up else "")
         return f"closed with code {self._socket.close_code} {self._socket.close_reason}".rstrip()
 
     async def close(self, reason: str = "") -> None:

@@ -138,6 +138,22 @@ async def test_a_peer_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch)
         done.set()
 
 
+async def test_a_peer_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(wire._SOCKET_OPTIONS, "ping_interval", 0.05)
+    monkeypatch.setitem(wire._SOCKET_OPTIONS, "ping_timeout", 0.1)
+    monkeypatch.setitem(wire._SOCKET_OPTIONS, "close_timeout", 0.1)
+
+    async def freeze(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        channel._socket.transport.pause_reading()
+        await channel._socket.wait_closed()
+
+    async with scheduler(freeze) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        async with asyncio.timeout(5):
+            assert [message async for message in channel] == []
+        assert "keepalive ping timeout" in channel.end_reason
+
+
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read() -> None:
     done = asyncio.Event()
 
