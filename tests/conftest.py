@@ -35,7 +35,22 @@ def _write_llama(folder: Path, **overrides: Any) -> Path:
     torch.manual_seed(7)
     LlamaForCausalLM(LlamaConfig(**{**settings, **overrides})).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    _write_tokenizer(folder)
     return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """One token for each printable ASCII character, from 1 on; 0 ends a sequence."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {"<eos>": 0, **{chr(code): code - 31 for code in range(32, 127)}}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from punica_serve.adapters.catalog import AdapterCatalog
@@ -203,4 +204,4 @@ def _progress(*, disable: bool) -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:.0f} tok/s"),
     )
-    return Progress(*columns, TimeRemainingColumn(), disable=disable, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=disable)
