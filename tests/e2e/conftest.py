@@ -1,4 +1,4 @@
-"""The whole cluster as its users have it: `punica-serve up` on the demo, with one broken adapter beside the good ones."""
+"""The whole cluster as its users have it: `punica-serve up` on the demo, with a broken adapter beside the good ones."""
 
 import asyncio
 import contextlib
@@ -124,7 +124,7 @@ def started(folder: Path) -> Iterator[Cluster]:
     config = yaml.safe_load(DEMO.read_text())
     config["adapters"]["broken"] = str(folder / "broken")
     config |= {"scheduler": {"port": 0}, "frontend": {"port": port}}
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(config))
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
     with (folder / "log").open("wb") as log:
         up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
