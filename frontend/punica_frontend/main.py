@@ -38,7 +38,7 @@ async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: 
         model, tokenizer, catalog = await asyncio.to_thread(_read_models, config)
         client = WireSchedulerClient(scheduler_url, token)
         app = create_app(client, catalog, tokenizer, model, config.engine)
-        server = _Server(
+        server = EmbeddedServer(
             uvicorn.Config(
                 app,
                 log_config=None,
@@ -77,7 +77,7 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-class _Server(uvicorn.Server):
+class EmbeddedServer(uvicorn.Server):
     """A server whose signals are the caller's: it stops when its task is told to."""
 
     @contextlib.contextmanager

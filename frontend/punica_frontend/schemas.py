@@ -74,6 +74,21 @@ class GenerateBody(GenerateFields):
     stream: bool = Field(False, description="Answer with server-sent events while tokens are generated.")
 
 
+class ErrorObject(BaseModel):
+    """What went wrong, and where; ``param`` names the field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorObject
+
+
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 

@@ -12,7 +12,7 @@ import tokenizers
 import uvicorn
 from fastapi import FastAPI
 from punica_frontend.app import create_app
-from punica_frontend.main import _Server, bind
+from punica_frontend.main import EmbeddedServer, bind
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import EngineConfig
 from punica_serve.errors import AdapterRejected, ClusterUnavailable
@@ -193,7 +193,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def address(app: FastAPI) -> AsyncIterator[str]:
     """HOST:PORT of the application behind a real server."""
-    server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    server = EmbeddedServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     with bind("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:

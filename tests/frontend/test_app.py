@@ -6,5 +6,8 @@ async def test_the_routes_are_documented(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     assert set(paths) == {"/v1/generate", "/v1/models", "/v1/cluster", "/health", "/ready"}
     assert all(operation["summary"] for path in paths.values() for operation in path.values())
+    answers = paths["/v1/generate"]["post"]["responses"]
+    schemas = [answers[status]["content"]["application/json"]["schema"]["$ref"] for status in ("400", "404", "422")]
+    assert all(schema.endswith("/ErrorBody") for schema in schemas)
     body = paths["/v1/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["$ref"].endswith("GenerateBody")

@@ -10,7 +10,7 @@ from punica_frontend.answers import Answer, answer
 from punica_frontend.connection import run_while_connected
 from punica_frontend.event_stream import EventStream
 from punica_frontend.generation import Generator, Plan
-from punica_frontend.schemas import GenerateBody
+from punica_frontend.schemas import ErrorBody, GenerateBody
 
 #: The client has closed its connection: nobody reads this answer, it only shows in logs.
 _CLIENT_CLOSED = 499
@@ -27,7 +27,12 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, events of its pieces and then `[DONE]`.",
         "content": {"application/json": {"example": _EXAMPLE}, "text/event-stream": {}},
-    }
+    },
+    400: {"model": ErrorBody, "description": "A field can't be served, or the body is not JSON."},
+    404: {"model": ErrorBody, "description": "No such LoRA model."},
+    422: {"model": ErrorBody, "description": "A field is unknown, of the wrong type or out of range."},
+    429: {"model": ErrorBody, "description": "The queue is full; try again later."},
+    503: {"model": ErrorBody, "description": "The cluster can't be reached; try again later."},
 }
 
 
