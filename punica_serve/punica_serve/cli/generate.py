@@ -14,7 +14,8 @@ from punica_serve.errors import ClusterUnavailable, ConfigError
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-CONNECT_TIMEOUT_S = 10.0
+OPEN_TIMEOUT_S = 10.0
+#: Who presses Ctrl-C waits for nothing that is still on its way.
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -76,9 +77,7 @@ async def _connect(url: str) -> "ClientConnection":
     from websockets.exceptions import InvalidURI, WebSocketException
 
     try:
-        return await connect(
-            _stream_url(url), proxy=None, open_timeout=CONNECT_TIMEOUT_S, close_timeout=CLOSE_TIMEOUT_S
-        )
+        return await connect(_stream_url(url), proxy=None, open_timeout=OPEN_TIMEOUT_S, close_timeout=CLOSE_TIMEOUT_S)
     except InvalidURI as error:
         raise ConfigError(f"--url {url!r} is not of the form http://HOST:PORT", param="--url") from error
     except (OSError, WebSocketException) as error:
