@@ -6,7 +6,6 @@ request, and one place that decides where.
 """
 
 from collections import Counter, deque
-from operator import attrgetter
 from typing import assert_never
 
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
@@ -164,7 +163,7 @@ class Scheduler:
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return
-        for record in sorted(gpu.working_set.values(), key=attrgetter("arrival")):
+        for record in list(gpu.working_set.values()):
             self._requeue(record, decision, tell_worker=False)
         del self._gpus[uuid]
         self._counters["gpus_lost"] += 1

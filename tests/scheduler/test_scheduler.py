@@ -278,6 +278,22 @@ def test_pages_of_a_stop_count_once_acknowledged() -> None:
     assert cluster.steps("A", applied=2) == ["A: start r2"]
 
 
+def test_a_start_and_its_stop_both_on_their_way_count_as_used() -> None:
+    cluster = filled("A", pages=4)
+    cluster.arrives("r1", prompt=8, max_tokens=4)
+    assert cluster.is_cancelled("r1") == ["A: stop r1"]
+    assert cluster.arrives("r2", prompt=8, max_tokens=4) == []
+    assert cluster.steps("A") == ["A: start r2"]
+
+
+def test_the_whole_working_set_counts_as_used_also_what_waits_for_pages() -> None:
+    cluster = filled("A", pages=6)
+    cluster.arrives("r1", prompt=8)
+    cluster.workers["A"].num_tokens.clear()  # the worker has it, but has not taken its 3 pages yet
+    cluster.steps("A")
+    assert cluster.arrives("r2", prompt=12, max_tokens=4) == []
+
+
 def test_the_adapters_of_a_working_set_fit_the_pool_together() -> None:
     cluster = filled("A", "B", lora=3)
     two_pages = adapter("two pages", rank=16)
@@ -459,6 +475,18 @@ def test_a_request_that_outgrows_its_gpu_moves_to_a_larger_one() -> None:
     cluster.arrives("r1", prompt=5, max_tokens=8)
     assert cluster.steps("small", "r1") == ["r1: 1 token at 0"]
     assert cluster.steps("small", "r1")[1:] == ["small: stop r1", "large: start r1 after 2"]
+
+
+def test_a_request_that_has_outgrown_a_gpu_does_not_come_back_to_it() -> None:
+    cluster = Cluster()
+    cluster.gpu_joins("small", pages=2)
+    cluster.gpu_joins("large", pages=4, batch=1)
+    cluster.arrives("r1", prompt=12, max_tokens=4)
+    cluster.arrives("r2", prompt=5, max_tokens=8)
+    cluster.steps("small", "r2")
+    assert cluster.steps("small", "r2")[1:] == ["small: stop r2"]
+    assert cluster.steps("small") == []
+    assert cluster.steps("large", "r1", finished="r1")[1:] == ["large: start r2 after 2"]
 
 
 def test_a_request_that_has_outgrown_all_that_is_left_fails() -> None:
