@@ -1,0 +1,286 @@
+"""The scheduler's shell over real websockets on loopback."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from punica_scheduler import server
+from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
+from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.protocol import (
+    PROTOCOL_VERSION,
+    AddRequest,
+    CancelRequest,
+    ClusterReply,
+    ClusterSnapshot,
+    Delivery,
+    FinishedAssignment,
+    FrontendHello,
+    GetCluster,
+    GpuInfo,
+    GpuJoined,
+    GpuLost,
+    Limits,
+    Request,
+    RunnerHello,
+    SamplingParams,
+    SchedulerToFrontend,
+    SchedulerToRunner,
+    StartRequest,
+    StepReport,
+    StepToken,
+    StopRequest,
+)
+from punica_serve.wire import Channel, HandshakeRefused, dial
+
+TOKEN = "cluster token"
+DEADLINE_S = 5.0
+
+
+def config(**scheduler: Any) -> ClusterConfig:
+    settings = {"port": 0, "settle_s": 0, **scheduler}
+    return ClusterConfig(engine=EngineConfig(model=Path("model")), scheduler=SchedulerConfig(**settings))
+
+
+class Peers:
+    """Dials the scheduler under test; the links end with the test."""
+
+    def __init__(self, url: str, links: AsyncExitStack) -> None:
+        self._url = url
+        self._links = links
+
+    async def frontend(self, frontend_id: str = "frontend", *, token: str = TOKEN, major: int = 1) -> Channel:
+        return await self._dial(FrontendHello((major, 0), token, frontend_id), SchedulerToFrontend)
+
+    async def runner(self, runner_id: str = "runner", *, gpus: tuple[str, ...] = ()) -> Channel:
+        channel = await self._dial(RunnerHello(PROTOCOL_VERSION, TOKEN, runner_id), SchedulerToRunner)
+        for uuid in gpus:
+            channel.send(GpuJoined(gpu(uuid)))
+        return channel
+
+    async def _dial(self, hello: FrontendHello | RunnerHello, union: Any) -> Channel:
+        channel, _ = await self._links.enter_async_context(dial(self._url, hello, union))
+        return channel
+
+
+@asynccontextmanager
+async def serving(cluster: ClusterConfig) -> AsyncIterator[Peers]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(server.serve(cluster, TOKEN, on_listening=port.set_result))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            url = f"ws://127.0.0.1:{await port}"
+        async with AsyncExitStack() as links:
+            yield Peers(url, links)
+    finally:
+        task.cancel()
+        await asyncio.wait([task], timeout=DEADLINE_S)
+        assert task.cancelled()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    async with serving(config()) as peers:
+        yield peers
+
+
+def gpu(uuid: str, *, num_kv_pages: int = 8) -> GpuInfo:
+    return GpuInfo(uuid, "cpu", 4, 16, num_kv_pages, {})
+
+
+def request(request_id: str = "r1", *, prompt: int = 3) -> Request:
+    return Request(request_id, 1, (5,) * prompt, SamplingParams())
+
+
+def report(start: StartRequest, *token_ids: int, is_last: bool = False) -> StepReport:
+    tokens = tuple(StepToken(start.assignment, position, token_id) for position, token_id in enumerate(token_ids))
+    finished = (FinishedAssignment(start.assignment, "stop"),) if is_last else ()
+    return StepReport(start.gpu_uuid, 0, 1, start.seq, tokens, finished, 8, len(tokens), 0, 0, 0.01)
+
+
+async def receive(channel: Channel) -> Any:
+    return await channel.receive(DEADLINE_S)
+
+
+async def cluster_of(frontend: Channel) -> ClusterSnapshot:
+    """Asks for the cluster; what else arrives meanwhile is skipped."""
+    frontend.send(GetCluster(9))
+    while not isinstance(reply := await receive(frontend), ClusterReply):
+        pass
+    assert reply.call_id == 9
+    return reply.cluster
+
+
+async def cluster_when(frontend: Channel, condition: Callable[[ClusterSnapshot], bool]) -> ClusterSnapshot:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition(cluster := await cluster_of(frontend)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return cluster
+
+
+async def has_ended(channel: Channel) -> bool:
+    async with asyncio.timeout(DEADLINE_S):
+        return [message async for message in channel] == []
+
+
+async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    assert [await receive(frontend), await receive(frontend)] == [Limits(0), Limits(1, 128)]
+    frontend.send(AddRequest(request()))
+    start = await receive(runner)
+    assert (start.gpu_uuid, start.seq, start.request) == ("A", 1, request())
+    runner.send(report(start, 40, 41, is_last=True))
+    assert await receive(frontend) == Delivery("r1", 0, (40, 41), finish_reason="stop")
+
+
+async def test_a_cancelled_request_is_stopped_on_its_gpu(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    frontend.send(AddRequest(request()))
+    start = await receive(runner)
+    frontend.send(CancelRequest("r1"))
+    assert await receive(runner) == StopRequest("A", 2, start.assignment)
+
+
+async def test_commands_leave_in_the_order_of_their_numbers(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner()
+    runner.send(GpuJoined(gpu("A", num_kv_pages=64)))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    for i in range(50):
+        frontend.send(AddRequest(request(f"r{i}")))
+        frontend.send(CancelRequest(f"r{i}"))
+    assert [(await receive(runner)).seq for _ in range(100)] == list(range(1, 101))
+
+
+async def test_a_lost_runner_gives_its_requests_to_another(peers: Peers) -> None:
+    frontend, first = await peers.frontend(), await peers.runner("first", gpus=("B",))
+    frontend.send(AddRequest(request()))
+    start = await receive(first)
+    second = await peers.runner("second", gpus=("A",))
+    first.send(report(start, 40))
+    while not isinstance(await receive(frontend), Delivery):
+        pass
+    await first.close()
+    again = await receive(second)
+    assert (again.gpu_uuid, again.request.generated_ids) == ("A", (40,))
+    assert again.assignment != start.assignment
+
+
+async def test_a_lost_gpu_is_no_longer_its_runners_to_speak_for(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A", "B"))
+    frontend.send(AddRequest(request()))
+    start = await receive(runner)
+    runner.send(GpuLost("B", "it caught fire"))
+    runner.send(report(start, 40))
+    assert (await receive(runner)).gpu_uuid == "A"
+    cluster = await cluster_of(frontend)
+    assert [gpu.gpu.uuid for gpu in cluster.gpus] == ["A"]
+    assert (cluster.counters["gpus_lost"], cluster.counters["tokens"]) == (1, 0)
+
+
+async def test_a_lost_frontend_has_its_requests_cancelled(peers: Peers) -> None:
+    watcher, frontend, runner = await peers.frontend("watcher"), await peers.frontend(), await peers.runner(gpus=("A",))
+    frontend.send(AddRequest(request()))
+    await receive(runner)
+    await frontend.close()
+    assert isinstance(await receive(runner), StopRequest)
+    assert (await cluster_when(watcher, lambda cluster: cluster.num_frontends == 1)).counters["cancelled"] == 1
+
+
+async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -> None:
+    old, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    old.send(AddRequest(request()))
+    await receive(runner)
+    new = await peers.frontend()
+    assert isinstance(await receive(runner), StopRequest)
+    old.send(CancelRequest("r1"))
+    async with asyncio.timeout(DEADLINE_S):
+        assert all([isinstance(message, Limits) async for message in old])
+    assert (await cluster_of(new)).num_frontends == 1
+
+
+async def test_a_gpu_that_another_runner_joins_is_the_others(peers: Peers) -> None:
+    frontend, old = await peers.frontend(), await peers.runner("old", gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    new = await peers.runner("new", gpus=("A",))
+    await cluster_when(frontend, lambda cluster: cluster.counters["gpus_lost"] == 1)
+    await old.close()
+    frontend.send(AddRequest(request()))
+    assert isinstance(await receive(new), StartRequest)
+
+
+async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
+    frontend = await peers.frontend()
+    frontend.send(AddRequest(request()))
+    assert (await cluster_of(frontend)).queue_length == 1
+    runner = await peers.runner(gpus=("A",))
+    assert (await receive(runner)).request == request()
+
+
+async def test_time_ends_the_settling_and_the_waiting() -> None:
+    async with serving(config(settle_s=0.1, queue_timeout_s=0.3)) as peers:
+        frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+        frontend.send(AddRequest(request("first", prompt=100)))
+        frontend.send(AddRequest(request("second", prompt=100)))
+        assert (await receive(runner)).request.request_id == "first"
+        while not isinstance(delivery := await receive(frontend), Delivery):
+            pass
+        assert (delivery.request_id, delivery.error.code) == ("second", "out_of_capacity")
+
+
+async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Peers) -> None:
+    frontend = await peers.frontend()
+    await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    frontend.send(AddRequest(request(prompt=500)))
+    error = (await receive(frontend)).error
+    assert (error.code, error.param) == ("invalid_request", "prompt")
+
+
+async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
+    with pytest.raises(HandshakeRefused, match=r"2\.0.*1\.0"):
+        await peers.frontend(major=2)
+    with pytest.raises(HandshakeRefused, match="token"):
+        await peers.frontend(token="guess")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [GpuLost("A", "frontends have none"), FrontendHello(PROTOCOL_VERSION, TOKEN, "again")],
+    ids=["a runner's", "a second hello"],
+)
+async def test_a_peer_that_says_what_it_may_not_is_cut_alone(peers: Peers, bad: Any) -> None:
+    good, rude = await peers.frontend("good"), await peers.frontend("rude")
+    assert await receive(rude) == Limits(0)
+    rude.send(bad)
+    assert await has_ended(rude)
+    assert (await cluster_when(good, lambda cluster: cluster.num_frontends == 1)).num_frontends == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [GpuJoined(gpu("A", num_kv_pages=0)), CancelRequest("r1")], ids=["no pages", "a frontend's"]
+)
+async def test_a_runner_that_says_what_it_may_not_is_cut(peers: Peers, bad: Any) -> None:
+    runner = await peers.runner()
+    runner.send(bad)
+    with pytest.raises(ProtocolError, match="ended too early"):
+        await receive(runner)
+
+
+async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            await server.serve(config(port=port), TOKEN)
+
+
+async def test_a_bug_in_the_core_ends_the_server_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(*_: object) -> None:
+        raise RuntimeError("the books are wrong")
+
+    monkeypatch.setattr(server.Scheduler, "handle", handle)
+    with pytest.raises(RuntimeError, match="the books are wrong"):
+        await asyncio.wait_for(server.serve(config(), TOKEN), DEADLINE_S)
