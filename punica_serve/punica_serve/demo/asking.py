@@ -40,7 +40,7 @@ def rest(client: httpx.AsyncClient) -> Ask:
 async def websocket(url: str) -> AsyncIterator[Ask]:
     """All questions on one socket at ``url``, the http address of the API."""
     address = "ws" + url.removeprefix("http").rstrip("/") + "/v1/generate/stream"
-    async with connect(address) as connection, asyncio.TaskGroup() as group:
+    async with connect(address, proxy=None) as connection, asyncio.TaskGroup() as group:
         stream = Stream(connection)
         reader = group.create_task(stream.read())
         yield stream.ask

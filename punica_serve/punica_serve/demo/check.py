@@ -111,7 +111,8 @@ async def watched(client: httpx.AsyncClient, peaks: Peaks) -> AsyncIterator[None
 async def run(url: str, in_flight: int, tallies: dict[str, Tally], peaks: Peaks, progress: Progress) -> None:
     """Asks everything over both transports, one after the other. Raises httpx's and websockets' errors, in groups."""
     limits = httpx.Limits(max_connections=in_flight + 1)
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client, watched(client, peaks):
+    client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+    async with client, watched(client, peaks):
         await ask_all(rest(client), in_flight, tallies["REST"], progress, "REST")
         async with websocket(url) as ask:
             await ask_all(ask, in_flight, tallies["websocket"], progress, "websocket")

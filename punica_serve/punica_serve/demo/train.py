@@ -31,9 +31,9 @@ from punica_serve.demo.tokenizer import EOS, PAD, build_tokenizer
 REQUIRED_SHARE = 0.99
 
 _SEED = 42
-_NUM_THREADS = 2
-_BASE_STEPS = 600
-_LONG_FROM_STEP = 400
+_NUM_THREADS = 1
+_BASE_STEPS = 520
+_LONG_FROM_STEP = 380
 _LONG_TOKENS = 1024
 
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
