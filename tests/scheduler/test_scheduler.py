@@ -1,6 +1,8 @@
 """Scenarios: events in, actions out. Pages hold 4 tokens here; the books are audited after every event."""
 
 from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
 
 import pytest
 from punica_scheduler import events
@@ -50,7 +52,7 @@ class Worker:
 class Cluster:
     """A scheduler, and words to tell it what happens. Each answers what it does, in words."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.scheduler = Scheduler(INCARNATION, **settings)
         self.now_ns = INCARNATION
         self.workers: dict[str, Worker] = {}
@@ -154,11 +156,10 @@ class Cluster:
         starved: str = "",
     ) -> list[str]:
         """A step that gave each of ``names`` its next token; by default all commands were applied before it."""
+        positions = {name: count(len(self.delivered.get(name, []))) for name in names.split()}
         tokens = []
         for name in names.split():
-            position = len(self.delivered.get(name, [])) + sum(
-                token.assignment == self.assignments[name] for token in tokens
-            )
+            position = next(positions[name])
             tokens.append(StepToken(self.assignments[name], position, 100 + position))
         return self.reports(uuid, tokens, finished=finished, applied=applied, starved=starved)
 
@@ -220,7 +221,7 @@ def cluster() -> Cluster:
     return cluster
 
 
-def filled(*uuids: str, **gpu: int) -> Cluster:
+def filled(*uuids: str, **gpu: Any) -> Cluster:
     """A cluster of equal GPUs."""
     cluster = Cluster()
     for uuid in uuids:
@@ -624,7 +625,7 @@ def test_a_request_added_again_supersedes_itself(cluster: Cluster) -> None:
 def test_an_id_of_another_frontend_is_refused_and_harms_nobody(cluster: Cluster) -> None:
     cluster.arrives("r1", frontend="mine")
     assert cluster.arrives("r1", frontend="yours") == ["r1: invalid_request"]
-    assert cluster.actions[0].frontend_id == "yours"
+    assert isinstance(refusal := cluster.actions[0], Deliver) and refusal.frontend_id == "yours"
     assert cluster.working_sets()["B"] == 1
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from punica_scheduler import server
+from punica_scheduler.scheduler import Scheduler
 from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
@@ -228,6 +229,7 @@ async def test_time_ends_the_settling_and_the_waiting() -> None:
         assert (await receive(runner)).request.request_id == "first"
         while not isinstance(delivery := await receive(frontend), Delivery):
             pass
+        assert delivery.error is not None
         assert (delivery.request_id, delivery.error.code) == ("second", "out_of_capacity")
 
 
@@ -281,6 +283,6 @@ async def test_a_bug_in_the_core_ends_the_server_with_its_cause(monkeypatch: pyt
     def handle(*_: object) -> None:
         raise RuntimeError("the books are wrong")
 
-    monkeypatch.setattr(server.Scheduler, "handle", handle)
+    monkeypatch.setattr(Scheduler, "handle", handle)
     with pytest.raises(RuntimeError, match="the books are wrong"):
         await asyncio.wait_for(server.serve(config(), TOKEN), DEADLINE_S)
