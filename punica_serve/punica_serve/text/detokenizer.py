@@ -7,6 +7,7 @@ tokens complete it or make it final.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from punica_serve.text.tokenizer import Tokenizer
 
@@ -16,7 +17,7 @@ _REPLACEMENT = "\ufffd"
 _MAX_UNFINISHED = 3
 
 #: Tokens of the prompt that the first generated one is decoded with.
-_NUM_PROMPT_TOKENS = 8
+_NUM_PROMPT_TOKENS = 32
 
 #: Tokens decoded together before the oldest are forgotten. Cost per token grows with it, cost of forgetting falls.
 _MAX_WINDOW = 16
@@ -55,13 +56,13 @@ class IncrementalDetokenizer:
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
-        num_held = _num_unfinished(text)
-        if not text.startswith(self._given):
+        num_held = self._num_unfinished(text)
+        if num_held and len(self._window) - self._num_whole <= _MAX_UNFINISHED:
             # Byte fallback tokens spoil the whole characters before them as long as they are no character themselves.
-            if num_held and len(self._window) - self._num_whole <= _MAX_UNFINISHED:
-                return ""
+            return ""
+        if not text.startswith(self._given):
             text = self._forget(self._num_whole)
-            num_held = _num_unfinished(text)
+            num_held = self._num_unfinished(text)
         final = text[: len(text) - num_held]
         new = final[len(self._given) :]
         if new:
@@ -97,17 +98,28 @@ class IncrementalDetokenizer:
 
     def _context_of(self, prompt_ids: Sequence[int]) -> list[int]:
         """The end of the prompt, without special tokens, from where a character starts."""
-        window: list[int] = []
-        for token_id in reversed(prompt_ids):
-            if len(window) == _NUM_PROMPT_TOKENS:
-                break
-            if token_id not in self._tokenizer.special_ids:
-                window.insert(0, token_id)
-        while window and _REPLACEMENT in self._tokenizer.decode(window):
+        shown = (token_id for token_id in reversed(prompt_ids) if token_id not in self._tokenizer.special_ids)
+        window = list(islice(shown, _NUM_PROMPT_TOKENS))[::-1]
+        is_cut = next(shown, None) is not None
+        while is_cut and window and self._tokenizer.decode(window).startswith(_REPLACEMENT):
             window.pop(0)
         return window
 
+    def _num_unfinished(self, text: str) -> int:
+        """Characters at the end of the window's text that later tokens may complete to others."""
+        num_replacements = len(text) - len(text.rstrip(_REPLACEMENT))
+        if num_replacements and self._ends_whole():
+            return 0
+        return min(num_replacements, _MAX_UNFINISHED)
 
-def _num_unfinished(text: str) -> int:
-    """Characters at the end of ``text`` that later tokens may complete to others."""
-    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_UNFINISHED)
+    def _ends_whole(self) -> bool:
+        """With byte fallback it can be told whether U+FFFD is what the tokens mean or what is left of a character."""
+        byte_values = self._tokenizer.byte_values
+        values = [byte_values.get(token_id) for token_id in self._window[self._num_whole :]]
+        if not byte_values or None in values:
+            return bool(byte_values)
+        try:
+            bytes(value for value in values if value is not None).decode()
+        except UnicodeDecodeError:
+            return False
+        return True

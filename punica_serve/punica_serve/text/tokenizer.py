@@ -28,6 +28,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         #: Ids that ``decode`` leaves out unless told otherwise.
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        #: Token id -> the byte it stands for, where the vocabulary spells unknown characters byte by byte; else empty.
+        self.byte_values = _byte_values(backend)
         #: Number of token ids, added tokens included.
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
@@ -74,6 +76,12 @@ class Tokenizer:
         if self._chat_template is None:
             raise InvalidRequest("the base model has no chat template; send a prompt instead", param="messages")
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def _byte_values(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    names = {value: f"<0x{value:02X}>" for value in range(256)}
+    values = {token_id: value for value, name in names.items() if (token_id := backend.token_to_id(name)) is not None}
+    return values if len(values) == len(names) else {}
 
 
 def _read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -54,8 +54,13 @@ def test_undecodable_bytes_do_not_take_back_whole_characters(sentencepiece: Toke
     assert "".join(stream(sentencepiece, [], [*llama, llama[0], *full_stop])) == "🦙\ufffd."
 
 
+def test_the_replacement_character_itself_is_a_character(sentencepiece: Tokenizer) -> None:
+    assert "".join(stream(sentencepiece, [], sentencepiece.encode("\ufffd🦙"))) == "\ufffd🦙"
+    assert "".join(stream(sentencepiece, sentencepiece.encode("\ufffd"), sentencepiece.encode("hi"))) == " hi"
+
+
 def test_a_prompt_that_ends_inside_a_run_of_bytes(sentencepiece: Tokenizer) -> None:
-    prompt, llama = sentencepiece.encode("🦙" * 5), sentencepiece.encode("🦙")[-4:]
+    prompt, llama = sentencepiece.encode("🦙" * 50), sentencepiece.encode("🦙")[-4:]
     assert "".join(stream(sentencepiece, prompt, llama)) == "🦙"
 
 
