@@ -139,11 +139,6 @@ def started(folder: Path) -> Iterator[Cluster]:
         wait_until(lambda: not cluster.alive(left))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Shared by all tests, those that kill some of it too: it must get over that."""

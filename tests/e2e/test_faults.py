@@ -12,7 +12,7 @@ Until = Callable[[Callable[[], bool]], Any]
 
 #: Greedy and drawn, of several adapters, long enough to be caught in the middle.
 REQUESTS = [
-    {"prompt": "42", "lora_id": lora_id, "temperature": temperature, "seed": 7, "ignore_eos": True, "max_tokens": 300}
+    {"prompt": "42", "lora_id": lora_id, "temperature": temperature, "seed": 7, "ignore_eos": True, "max_tokens": 400}
     for temperature in (0, 0.8)
     for lora_id in (None, "roman", "french")
 ]

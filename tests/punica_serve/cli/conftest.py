@@ -34,11 +34,6 @@ WriteConfig = Callable[..., Path]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """cli("up", "--port", "1"): the command, run in this process as the console script runs it."""
 
