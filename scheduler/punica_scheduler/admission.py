@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
 
-from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.gpu import STEPS_AHEAD, GpuRecord
 from punica_scheduler.request import RequestRecord
 
 
@@ -13,15 +13,15 @@ def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError |
 
     A request that has not begun must fit with its whole answer. One that has begun goes on for as long as it fits.
     """
+    has_begun = bool(record.generated_ids)
+    num_tokens = record.num_tokens_after(STEPS_AHEAD) if has_begun else record.request.max_num_tokens
+    if any(gpu.could_load(record) and num_tokens <= gpu.max_request_tokens for gpu in gpus):
+        return None
     loadable = [gpu for gpu in gpus if gpu.could_load(record)]
     if not loadable:
         return _adapter_too_large(record)
     capacity = max(gpu.max_request_tokens for gpu in loadable)
-    if record.generated_ids:
-        return None if any(gpu.could_hold(record) for gpu in loadable) else _outgrown(record, capacity)
-    if record.request.max_num_tokens <= capacity:
-        return None
-    return _too_long(record, capacity)
+    return _outgrown(record, capacity) if has_begun else _too_long(record, capacity)
 
 
 def _adapter_too_large(record: RequestRecord) -> PunicaError:
