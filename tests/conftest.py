@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from punica_serve.model_config import ModelConfig, read_model_config
 
 

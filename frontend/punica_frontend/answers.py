@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
 from punica_serve.protocol import FinishReason, TokenLogprobs
 
 

@@ -4,10 +4,6 @@ import time
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.config import EngineConfig
-from punica_serve.model_config import ModelConfig
-from punica_serve.text.tokenizer import Tokenizer
 
 from punica_frontend.connection import BodyLimit
 from punica_frontend.errors import install_error_handlers
@@ -18,6 +14,10 @@ from punica_frontend.routes.health import health_router
 from punica_frontend.routes.models import models_router
 from punica_frontend.routes.stream import stream_router
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.config import EngineConfig
+from punica_serve.model_config import ModelConfig
+from punica_serve.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
     "Many LoRA models over one base model. `WS /v1/generate/stream` runs many requests on one socket: send "

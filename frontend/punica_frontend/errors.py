@@ -11,6 +11,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
 from punica_serve.errors import (
     AdapterNotFound,
     AdapterRejected,
@@ -21,8 +24,6 @@ from punica_serve.errors import (
     RequestFailed,
 )
 from punica_serve.protocol import WireError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 log = logging.getLogger(__name__)
 

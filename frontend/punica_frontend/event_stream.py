@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from punica_serve.errors import PunicaError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from punica_frontend.answers import Frame
 from punica_frontend.connection import SEND_TIMEOUT_S, run_while_connected
 from punica_frontend.errors import error_object
+from punica_serve.errors import PunicaError
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.errors import AdapterRejected, InvalidRequest, RequestFailed
-from punica_serve.model_config import GenerationDefaults, ModelConfig
-from punica_serve.protocol import AdapterRef, Limits, Request, SamplingParams
-from punica_serve.text.tokenizer import Tokenizer
-
 from punica_frontend.answers import Frame
 from punica_frontend.errors import from_wire
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import GenerateFields
 from punica_frontend.text_stream import TextStream
+from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.errors import AdapterRejected, InvalidRequest, RequestFailed
+from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.protocol import AdapterRef, Limits, Request, SamplingParams
+from punica_serve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import Delivery, FinishReason, Request, TokenLogprobs, WireError
 

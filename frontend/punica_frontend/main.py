@@ -7,14 +7,14 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+
+from punica_frontend.app import create_app, max_body_bytes
+from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, read_model_config
 from punica_serve.text.tokenizer import Tokenizer
-
-from punica_frontend.app import create_app, max_body_bytes
-from punica_frontend.scheduler_client import WireSchedulerClient
 
 log = logging.getLogger(__name__)
 

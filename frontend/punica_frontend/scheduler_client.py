@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any, Never, Protocol
 
+from punica_frontend.live_request import LiveRequest
 from punica_serve.errors import ClusterUnavailable, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -27,8 +28,6 @@ from punica_serve.protocol import (
     WireError,
 )
 from punica_serve.wire import Channel, keep_dialling
-
-from punica_frontend.live_request import LiveRequest
 
 #: How long a new request waits for a scheduler that is not there.
 CONNECT_TIMEOUT_S = 5.0

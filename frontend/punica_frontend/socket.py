@@ -17,8 +17,6 @@ from typing import Any
 
 import msgspec
 from fastapi import WebSocket
-from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
-from punica_serve.protocol import FinishReason
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
@@ -27,6 +25,8 @@ from punica_frontend.connection import SEND_TIMEOUT_S
 from punica_frontend.errors import error_object, invalid_fields
 from punica_frontend.generation import Generator
 from punica_frontend.schemas import FRAME, MAX_ID_CHARS, CancelFrame, GenerateFrame
+from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
+from punica_serve.protocol import FinishReason
 
 log = logging.getLogger(__name__)
 

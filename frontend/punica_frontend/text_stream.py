@@ -1,11 +1,11 @@
 """Deliveries of one request to frames of its answer. Pure."""
 
 import msgspec
+
+from punica_frontend.answers import Frame, logprobs, usage
 from punica_serve.protocol import Delivery, Request
 from punica_serve.text.generated_text import GeneratedText
 from punica_serve.text.tokenizer import Tokenizer
-
-from punica_frontend.answers import Frame, logprobs, usage
 
 
 class TextStream:

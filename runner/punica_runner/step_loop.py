@@ -57,7 +57,8 @@ class StepLoop:
         for failure in output.load_failures:
             told += self._load_failed(failure.request_ids, permanent=failure.permanent, message=failure.message)
         resident = self._engine.resident_adapters
-        if has_news or output.batch_size or output.starved or resident != self._told_resident:
+        # Failed loads give pages back, so they are news too.
+        if told or has_news or output.batch_size or output.starved or resident != self._told_resident:
             told.append(self._report(output, resident))
         return told, output.batch_size > 0
 

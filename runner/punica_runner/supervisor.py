@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.backoff import Backoff
 from punica_serve.config import ClusterConfig, RunnerConfig
 from punica_serve.errors import ConfigError, ProtocolError
@@ -26,8 +27,6 @@ from punica_serve.protocol import (
     Welcome,
 )
 from punica_serve.wire import Channel, keep_dialling
-
-from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from punica_runner.pipes import WorkerPipe
+from punica_runner.step_loop import StepLoop
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process import LogLevel, configure_logging
 from punica_serve.protocol import GpuInfo, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
-
-from punica_runner.pipes import WorkerPipe
-from punica_runner.step_loop import StepLoop
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine

@@ -9,6 +9,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from punica_runner.pipes import SupervisorPipe
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
     AdapterLoadFailed,
@@ -21,8 +22,6 @@ from punica_serve.protocol import (
     WorkerReady,
     WorkerToSupervisor,
 )
-
-from punica_runner.pipes import SupervisorPipe
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Collection
 
-from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
-
 from punica_scheduler.gpu import STEPS_AHEAD, GpuRecord
 from punica_scheduler.request import RequestRecord
+from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
 
 
 def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError | None:

@@ -1,10 +1,9 @@
 """From what a worker reports to what a frontend is told."""
 
-from punica_serve.errors import PunicaError
-from punica_serve.protocol import AssignmentId, Delivery, FinishReason, StepReport, StepToken, WireError
-
 from punica_scheduler.actions import Deliver
 from punica_scheduler.request import RequestRecord
+from punica_serve.errors import PunicaError
+from punica_serve.protocol import AssignmentId, Delivery, FinishReason, StepReport, StepToken, WireError
 
 #: Tokens of one request, and why it ended after them, if it did.
 Outcome = tuple[list[StepToken], FinishReason | None]

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, StepReport
-
 from punica_scheduler.page_book import PageBook
 from punica_scheduler.request import RequestRecord
+from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, StepReport
 
 #: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
 STEPS_AHEAD = 2

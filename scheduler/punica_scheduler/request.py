@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from msgspec.structs import replace
+
 from punica_serve.lora_layout import pages_needed
 from punica_serve.protocol import AssignmentId, LoraGroup, Request, StepToken
 

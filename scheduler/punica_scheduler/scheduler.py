@@ -8,16 +8,6 @@ request, and one place that decides where.
 from collections import Counter, deque
 from typing import assert_never
 
-from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
-from punica_serve.protocol import (
-    AdapterLoadFailed,
-    AssignmentId,
-    ClusterSnapshot,
-    Limits,
-    Request,
-    StepReport,
-)
-
 from punica_scheduler import events
 from punica_scheduler.actions import Action, AnnounceLimits, Start, Stop
 from punica_scheduler.admission import refusal
@@ -28,6 +18,15 @@ from punica_scheduler.fcfs_queue import FcfsQueue
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.placement import Placement, punica
 from punica_scheduler.request import RequestRecord, RequestState
+from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
+from punica_serve.protocol import (
+    AdapterLoadFailed,
+    AssignmentId,
+    ClusterSnapshot,
+    Limits,
+    Request,
+    StepReport,
+)
 
 #: Assignments of a request that may end in a failed load or a broken stream before it fails itself.
 MAX_TRIES = 3

@@ -10,6 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Never
 
+from punica_scheduler import events
+from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
+from punica_scheduler.placement import PLACEMENTS
+from punica_scheduler.scheduler import Scheduler
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
@@ -31,11 +35,6 @@ from punica_serve.protocol import (
     ToScheduler,
 )
 from punica_serve.wire import Channel, accept, listen
-
-from punica_scheduler import events
-from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
-from punica_scheduler.placement import PLACEMENTS
-from punica_scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,8 @@ import pytest
 import tokenizers
 import uvicorn
 from fastapi import FastAPI
+from tokenizers import decoders, models, pre_tokenizers
+
 from punica_frontend.app import create_app
 from punica_frontend.main import EmbeddedServer, bind
 from punica_serve.adapters.catalog import AdapterCatalog
@@ -31,7 +33,6 @@ from punica_serve.protocol import (
 )
 from punica_serve.text.tokenizer import Tokenizer
 from punica_serve.wire import Channel, accept, listen
-from tokenizers import decoders, models, pre_tokenizers
 
 EOS = 0
 CONTEXT = 64

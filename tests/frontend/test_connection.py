@@ -2,6 +2,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from punica_frontend.connection import run_while_connected
 
 

@@ -2,6 +2,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from punica_frontend.errors import STATUS, from_wire, status_of
 from punica_serve.errors import AdapterNotFound, ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.protocol import WireError

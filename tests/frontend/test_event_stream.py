@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+
 from punica_frontend.answers import Frame
 from punica_frontend.event_stream import EventStream
 

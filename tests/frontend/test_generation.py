@@ -2,6 +2,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
 from punica_frontend.schemas import GenerateFields
 from punica_serve.adapters.catalog import AdapterCatalog
@@ -51,12 +52,12 @@ def test_too_much_is_refused_by_field(
 
 
 async def test_a_plan_is_a_whole_request(generator: Generator, tokenizer: Tokenizer) -> None:
-    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", stop="x", stop_token_ids=[7]))
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", stop=["x"], stop_token_ids=[7]))
     assert plan.request.prompt_ids == tuple(tokenizer.encode("42"))
     assert plan.request.adapter is not None and plan.request.adapter.digest == "d1"
     assert plan.request.arrival_ns > 0
     assert plan.answer_id == plan.request.request_id
-    assert (plan.lora_id, plan.stops, plan.end_ids) == ("roman", ("x",), {0, 7})
+    assert (plan.lora_id, plan.stops, plan.end_ids) == ("roman", ("x",), frozenset((0, 7)))
     assert plan.request.sampling.max_tokens == 62
 
 

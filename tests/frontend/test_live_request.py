@@ -1,4 +1,5 @@
 import pytest
+
 from punica_frontend.live_request import LiveRequest
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import Delivery, Request, SamplingParams, TokenLogprobs, WireError

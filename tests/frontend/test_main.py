@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from punica_frontend.main import bind, serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig

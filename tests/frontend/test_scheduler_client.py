@@ -4,6 +4,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+
 from punica_frontend import scheduler_client
 from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.errors import ClusterUnavailable

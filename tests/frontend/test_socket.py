@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi import WebSocket
+
 from punica_frontend.generation import Generator
 from punica_frontend.socket import MAX_QUEUED_FRAMES, GenerateSocket
 from punica_serve.adapters.catalog import AdapterCatalog

@@ -1,5 +1,6 @@
 import msgspec
 import pytest
+
 from punica_frontend.answers import Frame, Logprob, TopLogprob, Usage, answer
 from punica_frontend.text_stream import TextStream
 from punica_serve.protocol import Delivery, FinishReason, Request, SamplingParams, TokenLogprobs

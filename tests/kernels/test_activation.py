@@ -1,8 +1,9 @@
 import pytest
 import torch
-from punica_kernels.activation import silu_and_mul
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
+
+from punica_kernels.activation import silu_and_mul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

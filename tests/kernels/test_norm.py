@@ -1,7 +1,8 @@
 import pytest
 import torch
-from punica_kernels.norm import add_rms_norm, rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from punica_kernels.norm import add_rms_norm, rms_norm
 
 #: Both round the quotient to x's dtype before the weight, so a half-precision result differs by one rounding at most.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

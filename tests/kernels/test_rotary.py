@@ -1,9 +1,10 @@
 import pytest
 import torch
-from punica_kernels.rotary import apply_rotary, rotary_tables
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from punica_kernels.rotary import apply_rotary, rotary_tables
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 THETA = 10000.0

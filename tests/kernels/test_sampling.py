@@ -4,6 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
 from punica_kernels.sampling import (
     apply_penalties,
     filter_logits,
@@ -12,13 +20,6 @@ from punica_kernels.sampling import (
     philox_uniform,
     sample,
     token_logprobs,
-)
-from torch import Tensor
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 INF = math.inf

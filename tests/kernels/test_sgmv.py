@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from punica_kernels import sgmv
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
 from punica_serve.workload import Population, counts
-from torch import Tensor
 
 #: Relative Frobenius error. Sums are float32, so half precision only pays for rounding the result.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}

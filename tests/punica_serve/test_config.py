@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from punica_serve.config import load_config, parse_config
 from punica_serve.errors import ConfigError
 

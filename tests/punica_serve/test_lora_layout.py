@@ -1,4 +1,5 @@
 import pytest
+
 from punica_serve.lora_layout import pages_needed
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from punica_serve.errors import ModelRejected
 from punica_serve.model_config import GenerationDefaults, Llama3RopeScaling, read_model_config
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from punica_serve.errors import ConfigError
 
 from punica_serve import process
+from punica_serve.errors import ConfigError
 
 TIMEOUT_S = 20.0
 

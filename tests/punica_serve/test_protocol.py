@@ -2,6 +2,8 @@ import inspect
 
 import msgspec
 import pytest
+
+from punica_serve import protocol
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
     AdapterRef,
@@ -15,8 +17,6 @@ from punica_serve.protocol import (
     TokenLogprobs,
     encode,
 )
-
-from punica_serve import protocol
 
 REQUEST = Request("r", 17, (1, 2), SamplingParams(seed=(1 << 64) - 1), AdapterRef("d", "u", 3, {"q_proj": 4}), (5,))
 

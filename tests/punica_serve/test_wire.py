@@ -5,6 +5,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+
+from punica_serve import wire
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -16,10 +19,8 @@ from punica_serve.protocol import (
     SchedulerToFrontend,
     ToScheduler,
     Welcome,
+    encode,
 )
-from websockets.asyncio.client import connect
-
-from punica_serve import wire
 
 TOKEN = "cluster token"
 
@@ -193,7 +194,7 @@ async def test_another_minor_version_is_welcome() -> None:
 
 async def test_a_link_that_starts_with_no_hello_is_closed() -> None:
     async with scheduler() as url, connect(url) as socket:
-        await socket.send(wire.encode(GetCluster(1)))
+        await socket.send(encode(GetCluster(1)))
         await socket.wait_closed()
         assert "must start with a hello, not with GetCluster" in (socket.close_reason or "")
 
@@ -255,10 +256,10 @@ async def test_keep_dialling_comes_back_after_every_loss_and_logs_each_once(capl
         port = int(url.rpartition(":")[2])
     async with dialler(url) as welcomes:
         for i in range(3):
-            await until(lambda i=i: len(logged(logging.WARNING)) == i + 1)
+            await until(lambda num=i + 1: len(logged(logging.WARNING)) == num)  # type: ignore[misc]
             await asyncio.sleep(0.15)  # several attempts, all in vain
             async with scheduler(port=port):
-                await until(lambda i=i: len(welcomes) == i + 1)
+                await until(lambda num=i + 1: len(welcomes) == num)  # type: ignore[misc]
         await until(lambda: len(logged(logging.WARNING)) == 4)
     first, *losses = logged(logging.WARNING)
     assert first.startswith(f"the scheduler at {url} can't be reached")

@@ -2,6 +2,7 @@ from collections import Counter
 from statistics import mean
 
 import pytest
+
 from punica_serve.workload import Population, adapter_indices, counts, request_lengths
 
 

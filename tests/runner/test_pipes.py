@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+
 from punica_runner import pipes
 from punica_runner.pipes import SupervisorPipe, WorkerPipe
 from punica_serve.errors import ProtocolError

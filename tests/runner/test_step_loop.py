@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from punica_runner.step_loop import StepLoop
 from punica_serve.engine.engine import GeneratedToken, LoadFailure, StepOutput
 from punica_serve.errors import InvalidRequest
@@ -152,6 +153,14 @@ def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine:
     (failed, step), _ = loop.turn([])
     assert failed == AdapterLoadFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, "bad bytes")
     assert isinstance(step, StepReport) and step.tokens[0].assignment == assignment(3)
+
+
+def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [StepOutput(), StepOutput(load_failures=(LoadFailure(("a",), True, "bad bytes"),))]
+    loop.turn([start(1, "a")])
+    (failed, report), _ = loop.turn([])
+    assert isinstance(failed, AdapterLoadFailed)
+    assert isinstance(report, StepReport) and report.batch_size == 0
 
 
 def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
 from punica_runner import supervisor, worker_process
+from punica_serve import wire
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
@@ -23,8 +25,6 @@ from punica_serve.protocol import (
     StepReport,
     ToScheduler,
 )
-
-from punica_serve import wire
 
 FakeWorker = Callable[..., list[str]]
 IsAlive = Callable[[int], bool]

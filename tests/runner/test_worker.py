@@ -6,8 +6,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
@@ -30,8 +32,8 @@ async def running(command: Sequence[str]) -> AsyncIterator[WorkerProcess]:
         yield worker
 
 
-def start(seq: int, prompt_ids: tuple[int, ...], **sampling: int) -> StartRequest:
-    request = Request(f"r{seq}", 0, prompt_ids, SamplingParams(**{"seed": 0, **sampling}))
+def start(seq: int, prompt_ids: tuple[int, ...], **sampling: Any) -> StartRequest:
+    request = Request(f"r{seq}", 0, prompt_ids, SamplingParams(seed=0, **sampling))
     return StartRequest("gpu", seq, AssignmentId(1, seq), request)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.errors import ConfigError

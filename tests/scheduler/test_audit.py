@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from punica_scheduler import events
 from punica_scheduler.request import RequestRecord, RequestState
 from punica_scheduler.scheduler import Scheduler

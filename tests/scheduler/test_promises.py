@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from punica_scheduler import events
 from punica_scheduler.actions import Deliver, Start, Stop
 from punica_scheduler.scheduler import Scheduler

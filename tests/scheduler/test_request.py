@@ -1,4 +1,5 @@
 import pytest
+
 from punica_scheduler.request import TRANSITIONS, InvalidTransition, RequestRecord, RequestState
 from punica_serve.protocol import AdapterRef, AssignmentId, Request, SamplingParams, StepToken
 

@@ -5,9 +5,11 @@ from itertools import count
 from typing import Any
 
 import pytest
+
 from punica_scheduler import events
 from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
 from punica_scheduler.scheduler import Scheduler
+from punica_serve import protocol
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
@@ -21,8 +23,6 @@ from punica_serve.protocol import (
     StepToken,
     TokenLogprobs,
 )
-
-from punica_serve import protocol
 
 PAGE_SIZE = 4
 INCARNATION = 1_000

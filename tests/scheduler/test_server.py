@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from punica_scheduler import server
 from punica_scheduler.scheduler import Scheduler
 from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from punica_serve.errors import ClusterUnavailable
 
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_serve.errors import ClusterUnavailable
 
 
 def health_router(client: SchedulerClient) -> APIRouter:

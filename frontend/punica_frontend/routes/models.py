@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
+
 from punica_serve.adapters.catalog import AdapterCatalog
 
 

@@ -23,7 +23,6 @@ def scheduler(
 ) -> None:
     """Run the scheduler, which places every request of the cluster."""
     from punica_scheduler import server
-
     from punica_serve.config import load_config
 
     cluster = load_config(config)
@@ -40,7 +39,6 @@ def runner(
 ) -> None:
     """Run this host's runner: a worker for each of its devices."""
     from punica_runner import supervisor
-
     from punica_serve.config import load_config
 
     cluster = load_config(config)
@@ -62,7 +60,6 @@ def frontend(
 ) -> None:
     """Run a frontend: the HTTP and websocket API."""
     import punica_frontend.main
-
     from punica_serve.config import load_config
 
     cluster = load_config(config)

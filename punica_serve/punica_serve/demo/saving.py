@@ -18,7 +18,7 @@ def save_base(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> No
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
     _edit_json(folder / "config.json", {"_name_or_path": BASE_NAME})
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
         pad_token=PAD,

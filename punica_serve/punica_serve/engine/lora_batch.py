@@ -1,10 +1,10 @@
 """The LoRA of one step: which rows use which pages, per group, and the operator call that every layer makes."""
 
 import torch
-from punica_kernels.segments import SegmentIndex
-from punica_kernels.sgmv import add_lora
 from torch import Tensor
 
+from punica_kernels.segments import SegmentIndex
+from punica_kernels.sgmv import add_lora
 from punica_serve.engine.adapter_loader import AdapterLoader
 from punica_serve.engine.batch import Segments
 from punica_serve.engine.lora_pool import LoraPool

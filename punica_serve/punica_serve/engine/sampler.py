@@ -7,9 +7,9 @@ position, token id) alone, so a request draws the same tokens wherever and next 
 from collections.abc import Sequence as Rows
 
 import torch
-from punica_kernels.sampling import apply_penalties, sample, token_logprobs
 from torch import Tensor
 
+from punica_kernels.sampling import apply_penalties, sample, token_logprobs
 from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 

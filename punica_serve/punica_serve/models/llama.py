@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from punica_kernels.activation import silu_and_mul
-from punica_kernels.norm import add_rms_norm, rms_norm
-from punica_kernels.rotary import apply_rotary, rotary_tables
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
+from punica_kernels.activation import silu_and_mul
+from punica_kernels.norm import add_rms_norm, rms_norm
+from punica_kernels.rotary import apply_rotary, rotary_tables
 from punica_serve.errors import ModelRejected
 from punica_serve.model_config import ModelConfig
 from punica_serve.models.rope import inverse_frequencies

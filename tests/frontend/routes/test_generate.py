@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import Delivery, Limits, WireError
 from punica_serve.text.tokenizer import Tokenizer

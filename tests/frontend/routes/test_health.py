@@ -2,6 +2,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from punica_serve.protocol import Limits
 
 

@@ -1,4 +1,5 @@
 import httpx
+
 from punica_serve.adapters.catalog import AdapterCatalog
 
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from punica_serve.protocol import Delivery, WireError
 from websockets.asyncio.client import ClientConnection, connect
+
+from punica_serve.protocol import Delivery, WireError
 
 Until = Callable[..., Coroutine[Any, Any, None]]
 

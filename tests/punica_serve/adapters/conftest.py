@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.model_config import ModelConfig
-from safetensors.numpy import load_file, save_file
 
 
 @pytest.fixture(scope="session")

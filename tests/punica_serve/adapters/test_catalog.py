@@ -2,6 +2,7 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter

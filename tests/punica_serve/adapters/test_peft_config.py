@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig
+
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.errors import AdapterRejected
 

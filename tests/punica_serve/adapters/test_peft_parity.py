@@ -8,9 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.model_config import ModelConfig
-from transformers import LlamaConfig, LlamaForCausalLM
 
 #: PEFT calls what transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

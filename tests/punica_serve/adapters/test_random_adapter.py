@@ -1,7 +1,9 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import ALL_MODULES, write_random_adapter
 from punica_serve.model_config import ModelConfig
@@ -24,7 +26,7 @@ def test_the_seed_decides_the_bytes(tmp_path: Path, model: ModelConfig) -> None:
 
 @pytest.mark.parametrize("dtype", ["F32", "F16"])
 def test_options_are_kept(tmp_path: Path, model: ModelConfig, dtype: str) -> None:
-    options = {"target_modules": ("k_proj",), "lora_alpha": 6.0, "dtype": dtype}
+    options: dict[str, Any] = {"target_modules": ("k_proj",), "lora_alpha": 6.0, "dtype": dtype}
     adapter = read_adapter(write_random_adapter(tmp_path, model, rank=3, seed=0, **options), model)
     assert set(adapter.pairs) == {(0, "k_proj"), (1, "k_proj")}
     assert {(pair.a.dtype, pair.b.dtype, pair.scaling) for pair in adapter.pairs.values()} == {(dtype, dtype, 2.0)}

@@ -3,9 +3,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
+
 from punica_serve.adapters.safetensors_file import MAX_HEADER_BYTES, parse_safetensors
 from punica_serve.errors import AdapterRejected
-from safetensors.numpy import save
 
 
 def pack(header: object, data: bytes = b"") -> np.ndarray:
@@ -18,7 +19,10 @@ def entry(begin: int, end: int, shape: Any = (1,), dtype: str = "F32") -> dict[s
 
 
 def test_reads_what_the_safetensors_package_writes() -> None:
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((4, 1), np.float16)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones((4, 1), np.float16),
+    }
     tensors = parse_safetensors(np.frombuffer(bytearray(save(arrays, {"format": "pt"})), np.uint8))
     assert {name: tensor.dtype for name, tensor in tensors.items()} == {"a": "F32", "b": "F16"}
     for name, array in arrays.items():

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.adapters.targets import linear_modules, lora_targets
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
-from transformers import LlamaConfig, LlamaForCausalLM
 
 SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

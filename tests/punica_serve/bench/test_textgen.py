@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
+
 from punica_serve.bench import report
 from punica_serve.bench.textgen import Measurement, Workload, run
 from punica_serve.config import EngineConfig
-from rich.console import Console
-from rich.progress import Progress
 
 WORKLOAD = Workload(rank=4, num_prompt_tokens=3, num_output_tokens=6, concurrency=4, num_rounds=1)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import tokenizers
 import yaml
+
 from punica_serve.cli import main
 
 LLAMA = {

@@ -1,4 +1,5 @@
 import pytest
+
 from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
 from punica_serve.config import SchedulerConfig
 from punica_serve.errors import ConfigError

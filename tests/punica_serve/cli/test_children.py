@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
 from punica_serve.cli import children
 from punica_serve.cli.children import Child, lifeline
 from punica_serve.errors import ConfigError

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.model_config import read_model_config
 

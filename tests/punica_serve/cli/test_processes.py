@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from punica_serve.process import TOKEN_ENV
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
+
 from punica_serve.cli import up
 from punica_serve.process import LogLevel
-from rich.console import Console
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]
@@ -93,24 +94,26 @@ async def frontend_answering(*answers: httpx.Response | Exception) -> AsyncItera
 
 
 async def test_what_it_waits_for_is_a_line_each_where_there_is_no_terminal() -> None:
-    console = Console(file=StringIO(), force_terminal=False)
+    out = StringIO()
+    console = Console(file=out, force_terminal=False)
     no_gpu = httpx.Response(503, json={"error": {"message": "no GPU has joined"}})
     async with frontend_answering(httpx.ConnectError("refused"), no_gpu, no_gpu, httpx.Response(200)) as client:
         await up._until_ready(client, console)
-    assert console.file.getvalue() == "waiting for the frontend\nno GPU has joined\n"
+    assert out.getvalue() == "waiting for the frontend\nno GPU has joined\n"
 
 
 @pytest.mark.parametrize(("adapters", "lora_id"), [(["roman", "hex"], '"roman"'), ([], "null")])
 async def test_the_banner_gives_a_line_to_try(adapters: list[str], lora_id: str) -> None:
-    console = Console(file=StringIO(), width=20)
+    out = StringIO()
+    console = Console(file=out, width=20)
     models = httpx.Response(200, json={"data": [{"id": name} for name in ("numbers", *adapters)]})
     async with frontend_answering(models) as client:
         await up._print_banner(client, console)
     assert (
         "  curl -s http://127.0.0.1:8000/v1/generate -H 'content-type: application/json'"
         f""" -d '{{"prompt": "42", "lora_id": {lora_id}}}'\n"""
-    ) in console.file.getvalue()
-    assert "http://127.0.0.1:8000/docs" in console.file.getvalue()
+    ) in out.getvalue()
+    assert "http://127.0.0.1:8000/docs" in out.getvalue()
 
 
 async def test_it_waits_until_the_scheduler_listens() -> None:

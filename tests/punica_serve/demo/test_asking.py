@@ -4,9 +4,10 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
 from punica_serve.demo.asking import Ask, rest, websocket
 from punica_serve.errors import RequestFailed
-from websockets.asyncio.server import ServerConnection, serve
 
 
 async def test_rest_sends_the_question_and_returns_the_text() -> None:
@@ -54,7 +55,7 @@ async def _serve(handler: Any, client: Any) -> None:
 
 async def test_websocket_sorts_the_frames_of_mixed_requests() -> None:
     async def client(ask: Ask) -> None:
-        assert await asyncio.gather(ask("roman", 1), ask(None, 2)) == ["1 roman", "2 None"]
+        assert await asyncio.gather(ask("roman", 1), ask(None, 2)) == ("1 roman", "2 None")
 
     await _serve(_answer_in_reverse, client)
 

@@ -6,11 +6,12 @@ from typing import Any
 import httpx
 import pytest
 import typer
+from rich.console import Console
+from rich.progress import Progress
+
 from punica_serve.demo.check import Peaks, Tally, ask_all, check, describe_ranks, questions, report, watched
 from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, expected
 from punica_serve.errors import RequestFailed
-from rich.console import Console
-from rich.progress import Progress
 
 
 @pytest.fixture

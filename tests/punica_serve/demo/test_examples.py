@@ -1,4 +1,5 @@
 import torch
+
 from punica_serve.demo.examples import answers, batches, collate, long_counts
 from punica_serve.demo.tokenizer import build_tokenizer
 

@@ -3,9 +3,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor, nn
+
 from punica_serve.demo.examples import Batch
 from punica_serve.demo.fitting import Source, adapter_optimizers, base_optimizers, fit
-from torch import Tensor, nn
 
 
 class Line(nn.Module):

@@ -1,6 +1,7 @@
 """The notations against spot checks written by hand, and properties that hold for all integers."""
 
 import pytest
+
 from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, expected
 
 SPOT_CHECKS = {

@@ -1,5 +1,6 @@
 import jinja2
 import pytest
+
 from punica_serve.demo.tokenizer import CHAT_TEMPLATE, EOS, SEPARATOR, build_tokenizer, tag
 
 

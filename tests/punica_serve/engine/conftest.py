@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import EngineConfig

@@ -7,6 +7,9 @@ from threading import Event
 
 import pytest
 import torch
+
+from punica_serve.adapters.adapter import Adapter
+from punica_serve.adapters.folder import load_adapter
 from punica_serve.engine import adapter_loader
 from punica_serve.engine.adapter_loader import AdapterFailure, AdapterLoader
 from punica_serve.engine.host_cache import HostCache
@@ -125,8 +128,12 @@ def test_the_host_cache_saves_the_second_read(
     make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    load = adapter_loader.load_adapter
-    monkeypatch.setattr(adapter_loader, "load_adapter", lambda ref, model: reads.append(ref.digest) or load(ref, model))
+
+    def load(ref: AdapterRef, model: ModelConfig) -> Adapter:
+        reads.append(ref.digest)
+        return load_adapter(ref, model)
+
+    monkeypatch.setattr(adapter_loader, "load_adapter", load)
     harness = make_harness(num_pages=1)
     first, second = make_adapter(seed=1), make_adapter(seed=2)
     for ref in (first, second, first):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import Tensor
+
 from punica_serve.engine.attention import TorchPagedAttention
 from punica_serve.engine.batch import build_batch
 from punica_serve.engine.kv_cache import KvCache
@@ -9,7 +11,6 @@ from punica_serve.engine.planner import PrefillChunk, StepPlan
 from punica_serve.engine.sequence import Sequence
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
-from torch import Tensor
 
 CPU = torch.device("cpu")
 HEAD_DIM, LAYERS = 8, 2

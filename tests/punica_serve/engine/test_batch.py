@@ -1,4 +1,5 @@
 import torch
+
 from punica_serve.engine.batch import BatchLen, Segments, build_batch, build_segments
 from punica_serve.engine.planner import PrefillChunk, StepPlan
 from punica_serve.engine.sequence import Sequence

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from punica_serve.adapters.folder import load_adapter
+from punica_serve.engine import adapter_loader
 from punica_serve.engine.engine import Engine, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -190,15 +193,13 @@ def test_nobody_waits_for_a_strangers_load(
     make_engine: Any, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs on one adapter: the others load, start and finish meanwhile."""
-    from punica_serve.engine import adapter_loader
-
     slow, quick = make_adapter(seed=1), make_adapter(seed=2)
-    disk, load = threading.Event(), adapter_loader.load_adapter
+    disk = threading.Event()
 
     def load_slowly(ref: AdapterRef, model: Any) -> Any:
         if ref.digest == slow.digest:
             assert disk.wait(DEADLINE_S)
-        return load(ref, model)
+        return load_adapter(ref, model)
 
     monkeypatch.setattr(adapter_loader, "load_adapter", load_slowly)
     engine = make_engine()

@@ -1,4 +1,5 @@
 import torch
+
 from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.packing import PackedAdapter, PackedGroup
 

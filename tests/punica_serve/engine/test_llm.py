@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from punica_serve.errors import AdapterNotFound, AdapterRejected, ConfigError, InvalidRequest
-from punica_serve.protocol import AdapterRef
 
 from punica_serve import LLM, SamplingParams
+from punica_serve.errors import AdapterNotFound, AdapterRejected, ConfigError, InvalidRequest
+from punica_serve.protocol import AdapterRef
 
 PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
 

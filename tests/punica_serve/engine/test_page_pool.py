@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from punica_serve.engine.page_pool import PagePool
 
 

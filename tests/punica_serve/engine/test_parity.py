@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.engine.engine import Engine
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 NUM_LAYERS = 3
 MAX_TOKENS = 12
@@ -86,7 +87,8 @@ class _World:
             else:
                 self.peft.set_adapter(adapter)
                 logits = self.peft(ids).logits
-        return logits[0, len(prompt) - 1 :].log_softmax(-1)
+        scored: Tensor = logits[0, len(prompt) - 1 :].log_softmax(-1)
+        return scored
 
 
 def _save_adapters(folder: Path, base: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.planner import Planner
 from punica_serve.engine.sequence import Sequence

@@ -2,6 +2,7 @@ import math
 from typing import Any
 
 import pytest
+
 from punica_serve.engine.request_check import check_sampling
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import SamplingParams

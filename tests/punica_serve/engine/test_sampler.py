@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import Request, SamplingParams

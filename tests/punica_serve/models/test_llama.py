@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from punica_serve.errors import ModelRejected
 from punica_serve.model_config import ModelConfig
 from punica_serve.models.llama import gather_weights
 from punica_serve.models.weights import read_weights
-from torch import Tensor
 
 Tensors = dict[str, Tensor]
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from punica_serve.model_config import Llama3RopeScaling, ModelConfig
-from punica_serve.models.rope import inverse_frequencies
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from punica_serve.model_config import Llama3RopeScaling, ModelConfig
+from punica_serve.models.rope import inverse_frequencies
 
 LLAMA3 = {
     "rope_type": "llama3",

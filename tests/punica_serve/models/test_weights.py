@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from punica_serve.errors import ModelRejected
 from punica_serve.models.weights import read_weights, weight_files
-from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 

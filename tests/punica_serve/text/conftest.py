@@ -2,8 +2,9 @@
 
 import pytest
 import tokenizers
-from punica_serve.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from punica_serve.text.tokenizer import Tokenizer
 
 CORPUS = ["the quick brown fox", "naïve café, 你好世界", "👩‍🚀 emoji 😀😁", "  two  spaces"] * 4
 SPECIAL_TOKENS = ["<s>", "</s>"]

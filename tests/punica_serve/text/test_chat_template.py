@@ -2,9 +2,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
 from punica_serve.errors import InvalidRequest, ModelRejected
 from punica_serve.text.chat_template import ChatTemplate
-from transformers.utils.chat_template_utils import render_jinja_template
 
 MESSAGES = [{"role": "user", "content": "1 < 2 & é"}, {"role": "assistant", "content": "so it is"}]
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from punica_serve.text.detokenizer import IncrementalDetokenizer
 from punica_serve.text.tokenizer import Tokenizer
 

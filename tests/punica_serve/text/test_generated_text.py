@@ -1,4 +1,5 @@
 import pytest
+
 from punica_serve.text.generated_text import GeneratedText, TextPiece
 from punica_serve.text.tokenizer import Tokenizer
 

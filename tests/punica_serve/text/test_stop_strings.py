@@ -1,5 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
+
 from punica_serve.text.stop_strings import StopStrings
 
 

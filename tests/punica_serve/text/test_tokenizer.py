@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from punica_serve.errors import InvalidRequest, ModelRejected
 from punica_serve.text.tokenizer import Tokenizer
 
