@@ -29,9 +29,9 @@ def make_engine(tiny_llama: Path) -> Iterator[MakeEngine]:
     """Engines on the tiny model in float32; audited and closed at the end."""
     engines: list[Engine] = []
 
-    def make(model: Path = tiny_llama, **settings: Any) -> Engine:
+    def make(model: Path = tiny_llama, device: str = "cpu", **settings: Any) -> Engine:
         defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
-        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings})))
+        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device))
         return engines[-1]
 
     yield make

@@ -124,8 +124,11 @@ def _prompt(number: int) -> tuple[int, ...]:
     return tuple((number * 31 + 7 * index) % 96 + 1 for index in range(1 + (number * 5) % 17))
 
 
-def test_mixed_batches_equal_transformers_and_peft(world: _World, make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(world.folder, prefill_budget_tokens=8)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_mixed_batches_equal_transformers_and_peft(
+    world: _World, make_engine: Callable[..., Engine], device: str
+) -> None:
+    engine = make_engine(world.folder, device, prefill_budget_tokens=8)
     names = [None, *VARIANTS, None, *reversed(VARIANTS)]
     for number, name in enumerate(names):
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=97)
