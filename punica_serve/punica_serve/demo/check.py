@@ -22,10 +22,9 @@ from rich.table import Table
 from websockets.exceptions import WebSocketException
 
 from punica_serve.demo.asking import TIMEOUT_S, Ask, rest, websocket
-from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, expected
+from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, REQUIRED_SHARE, expected
 from punica_serve.errors import RequestFailed
 
-REQUIRED_SHARE = 0.99
 REQUIRED_ADAPTERS_PER_STEP = 4
 
 _LORA_IDS: tuple[str | None, ...] = (None, *NOTATIONS)

@@ -5,6 +5,9 @@ from collections.abc import Callable
 #: The prompts of the demo.
 NUM_INTEGERS = 1000
 
+#: Least share of exact answers that the demo is good for: of the base model and of each adapter.
+REQUIRED_SHARE = 0.99
+
 #: Integers in an answer of the base model.
 COUNT_LENGTH = 6
 

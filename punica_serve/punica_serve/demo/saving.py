@@ -27,6 +27,9 @@ def save_base(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> No
         clean_up_tokenization_spaces=False,
     )
     wrapped.save_pretrained(folder, save_jinja_files=False)
+    # The name that older versions of transformers know too.
+    _edit_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    _share(folder / "model.safetensors")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -37,6 +40,12 @@ def save_adapter(model: Any, folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
     # PEFT holds the modules in a set, whose order changes from run to run.
     _edit_json(folder / "adapter_config.json", {"target_modules": sorted(config.target_modules)})
+    _share(folder / "adapter_model.safetensors")
+
+
+def _share(path: Path) -> None:
+    """Weights are written for their owner's eyes only, which would follow them into wheels and images."""
+    path.chmod(0o644)
 
 
 def _edit_json(path: Path, changes: dict[str, Any]) -> None:
