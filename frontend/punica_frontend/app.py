@@ -29,7 +29,7 @@ def create_app(
     client: SchedulerClient, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, engine: EngineConfig
 ) -> FastAPI:
     """The routes over ``client``. ``engine`` names the base model and may shorten its context."""
-    max_context = min(model.max_position_embeddings, engine.max_context or model.max_position_embeddings)
+    max_context = engine.context_of(model)
     base_name = engine.served_name
     generator = Generator(client, catalog, tokenizer, model, base_name=base_name, max_context=max_context)
     app = FastAPI(title="Punica Serve", version=version("punica-serve"), description=_DESCRIPTION)

@@ -12,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from punica_serve.errors import ConfigError
+from punica_serve.model_config import ModelConfig
 
 DEMO_PREFIX = "demo:"
 
@@ -63,6 +64,14 @@ class EngineConfig(_Config):
     def served_name(self) -> str:
         """What the API calls the base model."""
         return self.model_name or self.model.name
+
+    def context_of(self, model: ModelConfig) -> int:
+        """Tokens of the longest prompt plus answer. Raises ConfigError if more are asked for than the model knows."""
+        limit = model.max_position_embeddings
+        if self.max_context is not None and self.max_context > limit:
+            message = f"`engine.max_context` is {self.max_context}, the model's limit is {limit}"
+            raise ConfigError(message, param="engine.max_context")
+        return self.max_context or limit
 
 
 class SchedulerConfig(_Config):

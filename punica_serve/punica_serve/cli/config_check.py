@@ -43,12 +43,15 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
 
 
 def check_model(config: "ClusterConfig") -> "ModelConfig":
-    """The base model's shape, once its folder is found to be one. Raises ModelRejected."""
+    """The base model's shape, once its folder is found to be one. Raises ModelRejected and ConfigError."""
     from punica_serve.model_config import read_model_config
     from punica_serve.text.tokenizer import Tokenizer
+    from punica_serve.weight_files import weight_files
 
     model = read_model_config(config.engine.model)
+    config.engine.context_of(model)
     Tokenizer.from_folder(config.engine.model)
+    weight_files(config.engine.model)
     return model
 
 

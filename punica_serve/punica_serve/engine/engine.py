@@ -26,7 +26,7 @@ from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.errors import ConfigError, InvalidRequest
-from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.model_config import read_model_config
 from punica_serve.models.llama import Llama
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
 
@@ -81,7 +81,7 @@ class Engine:
         self.device = _open_device(device)
         dtype: torch.dtype = getattr(torch, config.dtype)
         self.model_config = read_model_config(config.model)
-        self.max_context = _max_context(config, self.model_config)
+        self.max_context = config.context_of(self.model_config)
         self._model = Llama.from_folder(config.model, self.model_config, dtype, self.device)
         self._cache = KvCache(
             self.model_config,
@@ -270,12 +270,3 @@ def _open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"`runner.devices`: {name!r} can't be used: {reason}", param="runner.devices") from error
     return device
-
-
-def _max_context(config: EngineConfig, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
-    if config.max_context is not None and config.max_context > limit:
-        raise ConfigError(
-            f"`engine.max_context` is {config.max_context}, the model's limit is {limit}", param="engine.max_context"
-        )
-    return config.max_context or limit

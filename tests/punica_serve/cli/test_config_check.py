@@ -1,5 +1,7 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,8 +35,12 @@ def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
     assert "'broken'" in caplog.text and "no such folder" in caplog.text
 
 
-@pytest.mark.parametrize("engine", [{}, {"model": "nowhere"}])
-def test_a_wrong_config_or_model_is_refused(cli: Cli, write_config: WriteConfig, engine: dict[str, str]) -> None:
+@pytest.mark.parametrize("engine", [{}, {"model": "nowhere"}, {"model": "weightless"}, {"max_context": 1 << 20}])
+def test_a_wrong_config_or_model_is_refused(
+    cli: Cli, write_config: WriteConfig, engine: dict[str, Any], model_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model_folder, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
+    engine = {"model": str(model_folder), **engine} if engine else {}
     exit_code, stdout, stderr = cli("config", "check", str(write_config(engine=engine)))
     assert (exit_code, stdout) == (2, "")
     assert stderr.startswith("punica-serve: ") and stderr.count("\n") == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from punica_serve.demo import exactness
 from punica_serve.demo.exactness import load_demo, measure
@@ -78,6 +79,14 @@ def test_the_base_holds_long_streams_and_ends_its_answers(tokenizer: Tokenizer) 
 
 def test_the_shipped_tokenizer_is_the_one_the_code_builds(tokenizer: Tokenizer) -> None:
     assert json.loads(tokenizer.to_str()) == json.loads(build_tokenizer().to_str())
+
+
+def test_transformers_reads_the_shipped_tokenizer() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+    prompt = tokenizer("42").input_ids
+    assert tokenizer.decode(prompt, skip_special_tokens=True) == "42"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "42"}], return_dict=True)
+    assert chat["input_ids"] == prompt
 
 
 def test_adapters_differ_in_everything_that_batches_mix() -> None:

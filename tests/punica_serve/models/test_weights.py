@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from punica_serve.errors import ModelRejected
-from punica_serve.models.weights import read_weights, weight_files
+from punica_serve.models.weights import read_weights
+from punica_serve.weight_files import weight_files
 
 CPU = torch.device("cpu")
 
