@@ -1,26 +1,40 @@
 """Which files of a Hugging Face folder hold the weights. Free of torch: a folder can be checked before a start."""
 
-import json
-from pathlib import Path
+import os
+from pathlib import Path, PurePath
+from typing import Annotated
+
+import msgspec
 
 from punica_serve.errors import ModelRejected
+from punica_serve.model_files import convert, read_object
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
+class _Index(msgspec.Struct, frozen=True):
+    #: Tensor -> file.
+    weight_map: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, in a fixed order. Raises ModelRejected if there are none."""
-    if (folder / _SINGLE).is_file():
+    if os.path.isfile(folder / _SINGLE):
         return [folder / _SINGLE]
     index = folder / _INDEX
-    if not index.is_file():
+    if not os.path.isfile(index):
         raise ModelRejected(f"{folder} has neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelRejected(f"{index} is no index of safetensors files: {error!r}", param=_INDEX) from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ModelRejected(f"{index} names {missing[0]}, which is not in {folder}", param=missing[0])
+    names = sorted(set(convert(read_object(index), _Index, index).weight_map.values()))
+    for name in names:
+        _check_name(name, folder)
     return [folder / name for name in names]
+
+
+def _check_name(name: str, folder: Path) -> None:
+    """Names are relative to the folder and stay in it; what they name may be a link, as in the Hub's cache."""
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ModelRejected(f"{folder / _INDEX} names {name!r}, which is outside of {folder}", param=name)
+    if not os.path.isfile(folder / name):
+        raise ModelRejected(f"{folder / _INDEX} names {name!r}, which is not in {folder}", param=name)

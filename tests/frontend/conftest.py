@@ -165,7 +165,6 @@ def model(tokenizer: Tokenizer) -> ModelConfig:
         rope_scaling=None,
         rope_linear_factor=1.0,
         tie_word_embeddings=False,
-        bos_token_id=None,
         name="numbers",
         generation=GenerationDefaults(eos_token_ids=(EOS,), temperature=0.7, top_p=0.9),
     )

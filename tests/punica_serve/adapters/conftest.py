@@ -30,7 +30,6 @@ def model() -> ModelConfig:
         rope_scaling=None,
         rope_linear_factor=1.0,
         tie_word_embeddings=False,
-        bos_token_id=None,
         name="tiny",
     )
 

@@ -31,7 +31,6 @@ def _cache(heads: int, kv_heads: int) -> KvCache:
         rope_scaling=None,
         rope_linear_factor=1.0,
         tie_word_embeddings=True,
-        bos_token_id=None,
         name="tiny",
     )
     cache = KvCache(model, num_pages=32, page_size=4, dtype=torch.float32, device=CPU)

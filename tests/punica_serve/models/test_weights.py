@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from safetensors.torch import load_file, save_file
 
 from punica_serve.errors import ModelRejected
 from punica_serve.models.weights import read_weights
-from punica_serve.weight_files import weight_files
 
 CPU = torch.device("cpu")
 
@@ -36,30 +34,19 @@ def test_weights_are_converted(tiny_llama: Path) -> None:
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
-def _break_index(folder: Path) -> str:
-    (folder / "model.safetensors.index.json").write_text("{")
-    return "no index of safetensors"
-
-
-def _lose_shard(folder: Path) -> str:
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    return "names model-00002-of-00002.safetensors, which is not in"
-
-
-def _cut_shard(folder: Path) -> str:
-    path = folder / "model-00001-of-00002.safetensors"
+def test_a_cut_file_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    path = _shard(tiny_llama, tmp_path) / "model-00001-of-00002.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    return "model-00001-of-00002.safetensors can't be read as safetensors"
-
-
-@pytest.mark.parametrize("damage", [_break_index, _lose_shard, _cut_shard])
-def test_damage_is_named(tiny_llama: Path, tmp_path: Path, damage: Callable[[Path], str]) -> None:
-    message = damage(_shard(tiny_llama, tmp_path))
-    with pytest.raises(ModelRejected, match=message):
+    with pytest.raises(ModelRejected, match=r"model-00001-of-00002\.safetensors can't be read as safetensors"):
         read_weights(tmp_path, torch.float32, CPU)
 
 
-def test_pickles_are_no_weights(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelRejected, match="only safetensors weights are read"):
-        weight_files(tmp_path)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.int8, "I8"), (torch.int64, "I64"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64")],
+)
+def test_a_tensor_of_another_kind_is_named(tmp_path: Path, dtype: torch.dtype, name: str) -> None:
+    save_file({"fine": torch.ones(2), "odd": torch.ones(2).to(dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelRejected, match=f"tensor `odd` is of {name}") as caught:
+        read_weights(tmp_path, torch.float32, CPU)
+    assert caught.value.param == "odd"
