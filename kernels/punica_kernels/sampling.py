@@ -123,7 +123,9 @@ def sample(
     tokens = logits.argmax(-1)
     rows = (temperatures > 0).nonzero().squeeze(1)
     if rows.numel():
-        scores = logits[rows].div_(temperatures[rows, None])
+        scores = logits[rows]
+        # From the highest on, so that no temperature, however small, makes an infinity of it.
+        scores.sub_(scores.amax(-1, keepdim=True)).div_(temperatures[rows, None])
         filter_logits(scores, top_k[rows], top_p[rows], min_p[rows])
         scores += gumbel_noise(seeds[rows], positions[rows], logits.shape[1])
         tokens[rows] = scores.argmax(-1)

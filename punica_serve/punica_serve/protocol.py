@@ -8,11 +8,12 @@ Words: a *position* is the index of a generated token in its stream, from 0. A r
 generated. Times are integers of nanoseconds since 1970 and end in ``_ns``.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from punica_serve.errors import ProtocolError
+from punica_serve.errors import ProtocolError, PunicaError
 
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
 PROTOCOL_VERSION = (1, 0)
@@ -48,7 +49,7 @@ class AdapterRef(Struct, frozen=True):
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is drawn. The defaults draw greedily until end of sequence or the context's end."""
+    """How the next token is drawn, and when there are enough. The defaults draw greedily, at most 16 tokens."""
 
     #: 0 is greedy.
     temperature: float = 0.0
@@ -68,6 +69,10 @@ class SamplingParams(Struct, frozen=True):
     max_tokens: int = 16
     #: None: no logprobs. n: the drawn token's, and those of the n most likely tokens.
     logprobs: int | None = None
+
+    def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end the request, of a model with these end-of-sequence tokens. They have no text."""
+        return frozenset(self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids))
 
 
 class Request(Struct, frozen=True):
@@ -115,6 +120,10 @@ class WireError(Struct, frozen=True):
     code: str
     message: str
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: PunicaError) -> "WireError":
+        return cls(error.code, error.message, error.param)
 
 
 # ------------------------------------------------------------------ handshake
@@ -205,7 +214,7 @@ class GpuInfo(Struct, frozen=True):
     page_size: int
     num_kv_pages: int
     #: Pages of the LoRA pool in each group; a page holds LORA_PAGE_RANKS rank rows.
-    num_lora_pages: dict[str, int]
+    num_lora_pages: dict[LoraGroup, int]
 
 
 class GpuJoined(Message, frozen=True):
@@ -260,16 +269,16 @@ class StepReport(Message, frozen=True):
     starved: tuple[AssignmentId, ...] = ()
 
 
-class AdapterLoadFailed(Message, frozen=True):
-    """The adapters of these assignments can't be loaded; the worker has dropped them."""
+class AssignmentsFailed(Message, frozen=True):
+    """The worker could not go on with these assignments, for one reason, and has dropped them."""
 
     gpu_uuid: str
     epoch: int
     applied_seq: int
     assignments: tuple[AssignmentId, ...]
-    #: True: no other GPU will do better (the bytes are wrong). False: worth another try.
+    #: True: no other GPU will do better (an adapter's bytes are wrong). False: worth another try.
     permanent: bool
-    message: str
+    error: WireError
 
 
 # ------------------------------------------------------------------ scheduler -> runner -> worker
@@ -356,10 +365,10 @@ class ClusterReply(Message, frozen=True):
 
 FrontendToScheduler = FrontendHello | AddRequest | CancelRequest | GetCluster
 SchedulerToFrontend = Welcome | Refused | Delivery | Limits | ClusterReply
-RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AdapterLoadFailed
+RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed
 SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest
 SupervisorToWorker = StartRequest | StopRequest | Reset
-WorkerToSupervisor = WorkerReady | WorkerFailed | StepReport | AdapterLoadFailed
+WorkerToSupervisor = WorkerReady | WorkerFailed | StepReport | AssignmentsFailed
 #: What a peer may send to the scheduler before it is known what kind of peer it is.
 ToScheduler = FrontendToScheduler | RunnerToScheduler
 
@@ -385,5 +394,5 @@ class Decoder:
     def __call__(self, frame: bytes) -> Any:
         try:
             return self._decoder.decode(frame)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"a frame of {len(frame)} bytes is no message of this direction: {error}") from error

@@ -274,7 +274,7 @@ async def accept(channel: Channel, *, token: str, incarnation: int) -> FrontendH
     try:
         _check_hello(hello, token)
     except ProtocolError as error:
-        channel.send(Refused(WireError(error.code, error.message, error.param)))
+        channel.send(Refused(WireError.of(error)))
         raise
     channel.send(Welcome(PROTOCOL_VERSION, incarnation))
     return hello

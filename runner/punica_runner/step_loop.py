@@ -9,10 +9,10 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, assert_never
 
-from punica_serve.errors import InvalidRequest
+from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AssignmentId,
+    AssignmentsFailed,
     FinishedAssignment,
     Reset,
     StartRequest,
@@ -20,6 +20,7 @@ from punica_serve.protocol import (
     StepToken,
     StopRequest,
     SupervisorToWorker,
+    WireError,
 )
 
 if TYPE_CHECKING:  # only the worker's process has torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # only the worker's process has torch
 
 log = logging.getLogger(__name__)
 
-Report = StepReport | AdapterLoadFailed
+Report = StepReport | AssignmentsFailed
 
 
 class StepLoop:
@@ -54,10 +55,10 @@ class StepLoop:
             has_news = True
         output = self._engine.step()
         self._num_steps += output.batch_size > 0
-        for failure in output.load_failures:
-            told += self._load_failed(failure.request_ids, permanent=failure.permanent, message=failure.message)
+        for failure in output.failures:
+            told += self._failed(failure.request_ids, permanent=failure.permanent, error=failure.error)
         resident = self._engine.resident_adapters
-        # Failed loads give pages back, so they are news too.
+        # Failed requests give pages back, so they are news too.
         if told or has_news or output.batch_size or output.starved or resident != self._told_resident:
             told.append(self._report(output, resident))
         return told, output.batch_size > 0
@@ -87,7 +88,7 @@ class StepLoop:
         except InvalidRequest as error:
             # Checked before it came here, so this model and the frontend's differ. It must not harm the others.
             log.error("request %s can't run here: %s", request_id, error)
-            return self._load_failed((request_id,), permanent=True, message=error.message)
+            return self._failed((request_id,), permanent=True, error=error)
         return []
 
     def _stop(self, assignment: AssignmentId) -> None:
@@ -103,12 +104,13 @@ class StepLoop:
         self._applied_seq = 0
         self._told_resident = None
 
-    def _load_failed(self, request_ids: tuple[str, ...], *, permanent: bool, message: str) -> list[Report]:
+    def _failed(self, request_ids: tuple[str, ...], *, permanent: bool, error: PunicaError) -> list[Report]:
         """Requests that the engine has dropped, or never took."""
         lost = tuple(self._forget(request_id) for request_id in request_ids)
         if not lost:
             return []
-        return [AdapterLoadFailed(self._gpu_uuid, self._epoch, self._applied_seq, lost, permanent, message)]
+        wire_error = WireError.of(error)
+        return [AssignmentsFailed(self._gpu_uuid, self._epoch, self._applied_seq, lost, permanent, wire_error)]
 
     def _forget(self, request_id: str) -> AssignmentId:
         assignment = self._assignments.pop(request_id)

@@ -16,7 +16,7 @@ from punica_serve.config import ClusterConfig, RunnerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
-    AdapterLoadFailed,
+    AssignmentsFailed,
     GpuJoined,
     GpuLost,
     RunnerHello,
@@ -131,7 +131,7 @@ class Supervisor:
         log.info("%s is ready as %s", name, uuid)
         self._send(GpuJoined(worker.gpu))
 
-    def _send(self, message: GpuJoined | GpuLost | StepReport | AdapterLoadFailed) -> None:
+    def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed) -> None:
         """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
         if self._channel is not None:
             self._channel.send(message)

@@ -141,7 +141,7 @@ def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str
         max_batch_size=config.max_batch_size,
         page_size=config.page_size,
         num_kv_pages=engine.num_kv_pages,
-        num_lora_pages={str(group): num_pages for group, num_pages in engine.num_lora_pages.items()},
+        num_lora_pages=engine.num_lora_pages,
     )
 
 
@@ -157,7 +157,7 @@ def _gpu_uuid(engine: "Engine", runner_id: str, index: int) -> str:
 def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:
     """The last words, for the supervisor's log. Exit code 2 is the operator's to mend, 1 ours."""
     if isinstance(error, PunicaError):
-        told = WireError(error.code, error.message, error.param)
+        told = WireError.of(error)
     else:
         told = WireError(PunicaError.code, f"{type(error).__name__}: {error}")
     with contextlib.suppress(BrokenPipeError):

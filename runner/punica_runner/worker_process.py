@@ -12,7 +12,7 @@ from typing import Any
 from punica_runner.pipes import SupervisorPipe
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
-    AdapterLoadFailed,
+    AssignmentsFailed,
     GpuInfo,
     Reset,
     StartRequest,
@@ -63,11 +63,11 @@ class WorkerProcess:
         self._last_seq = command.seq
         self._connection.pipe.send(command)
 
-    async def receive(self) -> StepReport | AdapterLoadFailed:
+    async def receive(self) -> StepReport | AssignmentsFailed:
         """The next report of the current epoch. Raises WorkerDied, or ConfigError as ``run_worker`` does."""
         while True:
             report = await self._connection.receive()
-            if not isinstance(report, StepReport | AdapterLoadFailed):
+            if not isinstance(report, StepReport | AssignmentsFailed):
                 raise WorkerDied(f"it sent {type(report).__name__} after it was ready")
             if report.epoch == self._epoch:
                 return report

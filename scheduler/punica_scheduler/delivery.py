@@ -2,7 +2,6 @@
 
 from punica_scheduler.actions import Deliver
 from punica_scheduler.request import RequestRecord
-from punica_serve.errors import PunicaError
 from punica_serve.protocol import AssignmentId, Delivery, FinishReason, StepReport, StepToken, WireError
 
 #: Tokens of one request, and why it ended after them, if it did.
@@ -25,8 +24,7 @@ def deliver_outcome(record: RequestRecord, position: int, outcome: Outcome) -> D
     return Deliver(record.frontend_id, Delivery(record.request_id, position, token_ids, logprobs, reason))
 
 
-def deliver_error(record: RequestRecord, error: PunicaError) -> Deliver:
+def deliver_error(record: RequestRecord, error: WireError) -> Deliver:
     """The end of a request that failed."""
-    wire_error = WireError(error.code, error.message, error.param)
-    end = Delivery(record.request_id, len(record.generated_ids), finish_reason="error", error=wire_error)
+    end = Delivery(record.request_id, len(record.generated_ids), finish_reason="error", error=error)
     return Deliver(record.frontend_id, end)

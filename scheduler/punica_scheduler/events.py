@@ -66,8 +66,8 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterLoadFailed:
-    failure: protocol.AdapterLoadFailed
+class AssignmentsFailed:
+    failure: protocol.AssignmentsFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,6 @@ Event = (
     | GpuJoined
     | GpuLost
     | StepFinished
-    | AdapterLoadFailed
+    | AssignmentsFailed
     | Tick
 )

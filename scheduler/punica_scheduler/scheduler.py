@@ -20,12 +20,13 @@ from punica_scheduler.placement import Placement, punica
 from punica_scheduler.request import RequestRecord, RequestState
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AssignmentId,
+    AssignmentsFailed,
     ClusterSnapshot,
     Limits,
     Request,
     StepReport,
+    WireError,
 )
 
 #: Assignments of a request that may end in a failed load or a broken stream before it fails itself.
@@ -118,8 +119,8 @@ class Scheduler:
                 self._gpu_lost(gpu_uuid, decision)
             case events.StepFinished(report):
                 self._step_finished(report, decision)
-            case events.AdapterLoadFailed(failure):
-                self._adapter_load_failed(failure, decision)
+            case events.AssignmentsFailed(failure):
+                self._assignments_failed(failure, decision)
             case events.Tick():
                 self._tick(decision)
             case _:
@@ -143,7 +144,7 @@ class Scheduler:
         record = RequestRecord.of(frontend_id, request)
         if error := self._refusal_on_arrival(record):
             self._counters["failed"] += 1
-            decision.actions.append(deliver_error(record, error))
+            decision.actions.append(deliver_error(record, WireError.of(error)))
         else:
             self._requests[request.request_id] = record
             self._enqueue(record, decision)
@@ -185,7 +186,7 @@ class Scheduler:
         if not record.continues_with(tokens):
             positions = [token.position for token in tokens]
             error = RequestFailed(f"GPU {gpu.uuid} sent tokens {positions} of it where {position} had to come")
-            self._try_again(record, gpu, error, decision, tell_worker=True)
+            self._try_again(record, gpu, WireError.of(error), decision, tell_worker=True)
             return
         record.generated_ids += [token.token_id for token in tokens]
         gpu.num_tokens += len(tokens)
@@ -204,22 +205,22 @@ class Scheduler:
             decision.barred[victim.request_id] = gpu.uuid
             self._requeue(victim, decision, tell_worker=True)
 
-    def _adapter_load_failed(self, failure: AdapterLoadFailed, decision: Decision) -> None:
+    def _assignments_failed(self, failure: AssignmentsFailed, decision: Decision) -> None:
         gpu = self._gpus.get(failure.gpu_uuid)
         if gpu is None:
             return
         for assignment in failure.assignments:
             gpu.book.drop(assignment)
             if record := gpu.working_set.get(assignment):
-                error = RequestFailed(f"the adapter can't be loaded: {failure.message}", param="lora_id")
-                self._try_again(record, gpu, error, decision, tell_worker=False, is_permanent=failure.permanent)
+                permanent = failure.permanent
+                self._try_again(record, gpu, failure.error, decision, tell_worker=False, is_permanent=permanent)
 
     def _tick(self, decision: Decision) -> None:
         self._is_settled = self._is_settled or decision.now_ns >= self._settled_ns
         latest_ns = decision.now_ns - self._queue_timeout_ns
         for record in [record for record in self._queue if record.queued_ns <= latest_ns]:
             error = f"no GPU had room for the request for {self._queue_timeout_ns / 1e9:g} s; try again later"
-            self._fail(record, OutOfCapacity(error), decision)
+            self._fail(record, WireError.of(OutOfCapacity(error)), decision)
 
     # -------------------------------------------------------------- what happens to a request
 
@@ -244,7 +245,7 @@ class Scheduler:
         """First come, first served: a head that does not fit blocks those behind it."""
         while self._is_settled and self._gpus and (record := self._queue.head):
             if error := refusal(record, self._gpus.values()):
-                self._fail(record, error, decision)
+                self._fail(record, WireError.of(error), decision)
                 continue
             barred = decision.barred.get(record.request_id)
             candidates = [gpu for gpu in self._gpus.values() if gpu.uuid != barred and gpu.has_room_for(record)]
@@ -273,7 +274,7 @@ class Scheduler:
         self,
         record: RequestRecord,
         gpu: GpuRecord,
-        error: RequestFailed,
+        error: WireError,
         decision: Decision,
         *,
         tell_worker: bool,
@@ -291,7 +292,7 @@ class Scheduler:
         self._detach(record, decision)
         self._conclude(record, RequestState.CANCELLED)
 
-    def _fail(self, record: RequestRecord, error: PunicaError, decision: Decision, *, tell_worker: bool = True) -> None:
+    def _fail(self, record: RequestRecord, error: WireError, decision: Decision, *, tell_worker: bool = True) -> None:
         self._detach(record, decision, tell_worker=tell_worker)
         self._conclude(record, RequestState.FAILED)
         decision.actions.append(deliver_error(record, error))

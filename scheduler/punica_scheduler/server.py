@@ -17,8 +17,8 @@ from punica_scheduler.scheduler import Scheduler
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AddRequest,
+    AssignmentsFailed,
     CancelRequest,
     ClusterReply,
     FrontendHello,
@@ -169,19 +169,19 @@ class Server:
                 log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
                 self._gpus[gpu.uuid] = channel
                 self.apply(events.GpuJoined(runner_id, gpu))
-            case GpuLost() | StepReport() | AdapterLoadFailed():
+            case GpuLost() | StepReport() | AssignmentsFailed():
                 # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
                 if self._gpus.get(message.gpu_uuid) is channel:
                     self._gpu_said(message)
             case _:
                 raise ProtocolError(f"a runner may not send {type(message).__name__}")
 
-    def _gpu_said(self, message: GpuLost | StepReport | AdapterLoadFailed) -> None:
+    def _gpu_said(self, message: GpuLost | StepReport | AssignmentsFailed) -> None:
         match message:
             case StepReport():
                 self.apply(events.StepFinished(message))
-            case AdapterLoadFailed():
-                self.apply(events.AdapterLoadFailed(message))
+            case AssignmentsFailed():
+                self.apply(events.AssignmentsFailed(message))
             case GpuLost(gpu_uuid, reason):
                 log.warning("GPU %s is lost: %s", gpu_uuid, reason)
                 self.apply(events.GpuLost(gpu_uuid))

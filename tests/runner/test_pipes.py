@@ -10,11 +10,12 @@ from punica_runner import pipes
 from punica_runner.pipes import SupervisorPipe, WorkerPipe
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AssignmentId,
+    AssignmentsFailed,
     Reset,
     StopRequest,
     SupervisorToWorker,
+    WireError,
     WorkerToSupervisor,
 )
 
@@ -23,8 +24,8 @@ def stop(counter: int) -> StopRequest:
     return StopRequest("gpu", counter, AssignmentId(1, counter))
 
 
-def failed(message: str) -> AdapterLoadFailed:
-    return AdapterLoadFailed("gpu", 0, 0, (AssignmentId(1, 1),), True, message)
+def failed(message: str) -> AssignmentsFailed:
+    return AssignmentsFailed("gpu", 0, 0, (AssignmentId(1, 1),), True, WireError("request_failed", message))
 
 
 @asynccontextmanager
@@ -61,7 +62,7 @@ async def test_reports_larger_than_a_pipe_arrive_whole_from_several_threads() ->
         for thread in threads:
             thread.start()
         async with asyncio.timeout(10):
-            got = [(await anext(supervisor)).message for _ in texts]
+            got = [(await anext(supervisor)).error.message for _ in texts]
         assert sorted(got) == texts
         for thread in threads:
             thread.join()
@@ -71,7 +72,7 @@ async def test_the_end_of_the_worker_ends_the_iteration_after_its_last_words() -
     async with pipe_pair() as (supervisor, worker):
         worker.send(failed("last words"))
         worker.close()
-        assert [message.message async for message in supervisor] == ["last words"]
+        assert [message.error.message async for message in supervisor] == ["last words"]
 
 
 async def test_a_frame_cut_short_is_an_end() -> None:
@@ -97,7 +98,7 @@ async def test_a_message_too_long_is_refused_where_it_is_made(small_frames: None
         with pytest.raises(ProtocolError, match="longer than the 1000 that a pipe takes"):
             worker.send(failed("x" * 2000))
         worker.send(failed("short"))
-        assert (await anext(supervisor)).message == "short"
+        assert (await anext(supervisor)).error.message == "short"
 
 
 @pytest.fixture

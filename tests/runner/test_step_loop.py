@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from punica_runner.step_loop import StepLoop
-from punica_serve.engine.engine import GeneratedToken, LoadFailure, StepOutput
-from punica_serve.errors import InvalidRequest
+from punica_serve.engine.engine import Failure, GeneratedToken, StepOutput
+from punica_serve.errors import InvalidRequest, RequestFailed
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AssignmentId,
+    AssignmentsFailed,
     FinishedAssignment,
     Request,
     Reset,
@@ -17,7 +17,10 @@ from punica_serve.protocol import (
     StepReport,
     StepToken,
     StopRequest,
+    WireError,
 )
+
+BAD = RequestFailed("bad bytes")
 
 
 @dataclass
@@ -146,20 +149,20 @@ def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine:
         StepOutput(),
         ran(
             ("c", 0, 5),
-            load_failures=(LoadFailure(("a", "b"), True, "bad bytes"), LoadFailure((), False, "nobody's")),
+            failures=(Failure(("a", "b"), True, BAD), Failure((), False, BAD)),
         ),
     ]
     loop.turn([start(1, "a"), start(2, "b"), start(3, "c")])
     (failed, step), _ = loop.turn([])
-    assert failed == AdapterLoadFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, "bad bytes")
+    assert failed == AssignmentsFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, WireError.of(BAD))
     assert isinstance(step, StepReport) and step.tokens[0].assignment == assignment(3)
 
 
 def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
-    engine.outputs = [StepOutput(), StepOutput(load_failures=(LoadFailure(("a",), True, "bad bytes"),))]
+    engine.outputs = [StepOutput(), StepOutput(failures=(Failure(("a",), True, BAD),))]
     loop.turn([start(1, "a")])
     (failed, report), _ = loop.turn([])
-    assert isinstance(failed, AdapterLoadFailed)
+    assert isinstance(failed, AssignmentsFailed)
     assert isinstance(report, StepReport) and report.batch_size == 0
 
 
@@ -173,9 +176,8 @@ def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedE
 def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.rejects = True
     (failed, report), _ = loop.turn([start(1, "a")])
-    assert failed == AdapterLoadFailed(
-        "gpu", 0, 1, (assignment(1),), True, "token id 99 is outside the vocabulary of 97"
-    )
+    refusal = WireError("invalid_request", "token id 99 is outside the vocabulary of 97")
+    assert failed == AssignmentsFailed("gpu", 0, 1, (assignment(1),), True, refusal)
     assert isinstance(report, StepReport) and report.applied_seq == 1
     engine.rejects = False
     only_report(loop, start(2, "a"))

@@ -53,7 +53,7 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(tiny_llama: P
         while True:
             report = await worker.receive()
             if not isinstance(report, StepReport):
-                refusal = report.message
+                refusal = report.error.message
                 assert report.assignments == (AssignmentId(1, 4),) and report.permanent
                 continue
             for token in report.tokens:

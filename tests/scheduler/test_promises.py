@@ -15,16 +15,18 @@ from punica_scheduler import events
 from punica_scheduler.actions import Deliver, Start, Stop
 from punica_scheduler.scheduler import Scheduler
 from punica_serve.protocol import (
-    AdapterLoadFailed,
     AdapterRef,
     AssignmentId,
+    AssignmentsFailed,
     Delivery,
     FinishedAssignment,
     GpuInfo,
+    LoraGroup,
     Request,
     SamplingParams,
     StepReport,
     StepToken,
+    WireError,
 )
 
 PAGE_SIZE = 2
@@ -104,8 +106,10 @@ class Worker:
 
     def fail_load(self, assignment: AssignmentId, *, permanent: bool) -> None:
         del self.sequences[assignment]
-        failure = AdapterLoadFailed(self.info.uuid, 0, self.applied_seq, (assignment,), permanent, "gone")
-        self.reports.append(events.AdapterLoadFailed(failure))
+        failure = AssignmentsFailed(
+            self.info.uuid, 0, self.applied_seq, (assignment,), permanent, WireError("request_failed", "gone")
+        )
+        self.reports.append(events.AssignmentsFailed(failure))
         self.step(0)
 
     def _apply(self, command: Start | Stop) -> None:
@@ -121,7 +125,8 @@ class Worker:
         """What the scheduler must never ask of a worker."""
         assert len(self.sequences) <= self.info.max_batch_size
         adapters = {s.request.adapter.digest: s.request.adapter for s in self.sequences.values() if s.request.adapter}
-        for group, module in (("qkv", "q_proj"), ("o", "o_proj")):
+        groups: tuple[tuple[LoraGroup, str], ...] = (("qkv", "q_proj"), ("o", "o_proj"))
+        for group, module in groups:
             needed = sum(-(-adapter.ranks[module] // 8) for adapter in adapters.values())
             assert needed <= self.info.num_lora_pages[group]
 
@@ -228,7 +233,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(num_pages=st.sampled_from(POOLS), batch=st.integers(1, 4), num_lora_pages=st.integers(2, 4))
     def gpu_joins(self, num_pages: int, batch: int, num_lora_pages: int) -> None:
         self.num_gpus += 1
-        lora = {"qkv": num_lora_pages, "o": num_lora_pages}
+        lora: dict[LoraGroup, int] = {"qkv": num_lora_pages, "o": num_lora_pages}
         info = GpuInfo(f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}", "cpu", batch, PAGE_SIZE, num_pages, lora)
         self.workers[info.uuid] = Worker(info)
         self.tell(events.GpuJoined("runner", info))

@@ -201,11 +201,16 @@ class Cluster:
 
     def load_fails(self, uuid: str, name: str, *, permanent: bool = False) -> list[str]:
         worker = self.workers[uuid]
-        failure = protocol.AdapterLoadFailed(
-            uuid, 0, len(worker.commands), (self.assignments[name],), permanent, "the disk is gone"
+        failure = protocol.AssignmentsFailed(
+            uuid,
+            0,
+            len(worker.commands),
+            (self.assignments[name],),
+            permanent,
+            protocol.WireError("request_failed", "the disk is gone"),
         )
         del worker.num_tokens[self.assignments[name]]
-        return self.tell(events.AdapterLoadFailed(failure))
+        return self.tell(events.AssignmentsFailed(failure))
 
     def time_passes(self, seconds: float) -> list[str]:
         self.now_ns += round(seconds * 1e9)

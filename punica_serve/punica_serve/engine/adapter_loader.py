@@ -5,6 +5,7 @@ finished work on and never waits. An adapter that a running request uses is pinn
 used first, when their pages are wanted.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from punica_serve.adapters.folder import load_adapter
 from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.packing import PackedAdapter, pack_adapter
-from punica_serve.errors import AdapterRejected
+from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed
 from punica_serve.lora_layout import pages_needed
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, LoraGroup
@@ -50,7 +51,7 @@ class AdapterFailure:
 
     digest: str
     permanent: bool
-    message: str
+    error: PunicaError
 
 
 class AdapterLoader:
@@ -85,6 +86,15 @@ class AdapterLoader:
         entry = self._entries.get(digest)
         return entry is not None and entry.stage is _Stage.RESIDENT
 
+    def has_room_for(self, ref: AdapterRef) -> bool:
+        """Whether the pool holds this adapter beside all that requests use now: then it will come."""
+        needed = pages_needed(ref.ranks)
+        used = [e for e in self._entries.values() if e.num_users and e.ref.digest != ref.digest]
+        taken = Counter[LoraGroup]()
+        for entry in used:
+            taken.update(pages_needed(entry.ref.ranks))
+        return all(count + taken[group] <= self._pool.num_pages[group] for group, count in needed.items())
+
     def acquire(self, ref: AdapterRef) -> None:
         """One more request uses the adapter: starts to bring it if need be and pins it until ``release``."""
         entry = self._entries.pop(ref.digest, None)
@@ -96,9 +106,10 @@ class AdapterLoader:
 
     def release(self, digest: str) -> None:
         """One request less. Ignored for an adapter that failed meanwhile."""
-        entry = self._entries.get(digest)
+        entry = self._entries.pop(digest, None)
         if entry is not None:
             entry.num_users -= 1
+            self._entries[digest] = entry  # used until now: the last to leave
 
     def poll(self) -> list[AdapterFailure]:
         """Moves every adapter as far as it goes without waiting; returns those that failed, which are forgotten."""
@@ -115,7 +126,8 @@ class AdapterLoader:
         return failures
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Starts nothing more. Does not wait for reads under way: a disk may hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_invariants(self) -> None:
         self._pool.check_invariants([entry.pages for entry in self._entries.values()])
@@ -140,7 +152,8 @@ class AdapterLoader:
         error = work.exception()
         if error is not None:
             self._pool.free(entry.pages)
-            return AdapterFailure(entry.ref.digest, isinstance(error, AdapterRejected), str(error))
+            told = RequestFailed(f"the adapter can't be loaded: {error}", param="lora_id")
+            return AdapterFailure(entry.ref.digest, isinstance(error, AdapterRejected), told)
         if entry.stage is _Stage.READING:
             entry.packed, entry.stage = work.result(), _Stage.STAGED
         else:

@@ -101,6 +101,8 @@ def _attend_prefill(plan: _PrefillPlan, q: Tensor, keys: Tensor, values: Tensor)
 
 
 def _attend_decode(plan: _DecodePlan, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    k = keys[plan.pages].flatten(1, 2).transpose(1, 2)
-    v = values[plan.pages].flatten(1, 2).transpose(1, 2)
+    # What lies beyond a request's tokens may be a stranger's, even NaN, which no mask would keep out of the sums.
+    beyond = ~plan.mask[:, 0, 0, :, None, None]
+    k = keys[plan.pages].flatten(1, 2).masked_fill_(beyond, 0).transpose(1, 2)
+    v = values[plan.pages].flatten(1, 2).masked_fill_(beyond, 0).transpose(1, 2)
     return scaled_dot_product_attention(q[:, :, None], k, v, plan.mask, enable_gqa=True)[:, :, 0]

@@ -6,6 +6,8 @@ are new, moved or recovered look the same: the engine prefills prompt and genera
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -23,9 +25,9 @@ from punica_serve.engine.lora_batch import PooledLora
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.engine.planner import Planner, StepPlan
 from punica_serve.engine.request_check import RequestCheck
-from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.sampler import Draw, Sampler
 from punica_serve.engine.sequence import Sequence
-from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.model_config import read_model_config
 from punica_serve.models.llama import Llama
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
@@ -44,12 +46,13 @@ class GeneratedToken:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailure:
-    """Requests that are gone because their adapter can't be brought to the device."""
+class Failure:
+    """Requests that are gone for one reason: their adapter can't be brought, or their numbers left the finite."""
 
     request_ids: tuple[str, ...]
+    #: No other device will do better.
     permanent: bool
-    message: str
+    error: PunicaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class StepOutput:
     tokens: tuple[GeneratedToken, ...] = ()
     #: (request_id, reason), after the tokens.
     finished: tuple[tuple[str, EndReason], ...] = ()
-    load_failures: tuple[LoadFailure, ...] = ()
+    failures: tuple[Failure, ...] = ()
     #: Requests that had to give up their pages to older ones and wait.
     starved: tuple[str, ...] = ()
     batch_size: int = 0
@@ -83,14 +86,18 @@ class Engine:
         self.model_config = read_model_config(config.model)
         self.max_context = config.context_of(self.model_config)
         self._model = Llama.from_folder(config.model, self.model_config, dtype, self.device)
-        self._cache = KvCache(
-            self.model_config,
-            num_pages=config.num_kv_pages,
-            page_size=config.page_size,
-            dtype=dtype,
-            device=self.device,
-        )
-        self._lora_pool = LoraPool(self.model_config, num_pages=config.num_lora_pages, dtype=dtype, device=self.device)
+        with _memory_for("engine.num_kv_pages", config.num_kv_pages):
+            self._cache = KvCache(
+                self.model_config,
+                num_pages=config.num_kv_pages,
+                page_size=config.page_size,
+                dtype=dtype,
+                device=self.device,
+            )
+        with _memory_for("engine.num_lora_pages", config.num_lora_pages):
+            self._lora_pool = LoraPool(
+                self.model_config, num_pages=config.num_lora_pages, dtype=dtype, device=self.device
+            )
         self._work = Event()
         self._loader = AdapterLoader(
             self._lora_pool, HostCache(config.host_cache_bytes), self.model_config, dtype, self._work.set
@@ -139,9 +146,8 @@ class Engine:
             raise InvalidRequest(f"request {request.request_id!r} is running already", param="request_id")
         self._check(request)
         if request.sampling.seed is None:
-            request = msgspec.structs.replace(
-                request, sampling=msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
-            )
+            sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
+            request = msgspec.structs.replace(request, sampling=sampling)
         sequence = Sequence.of(request)
         self._sequences[request.request_id] = sequence
         self._planner.add(sequence)
@@ -152,25 +158,24 @@ class Engine:
         """Drops a request; its pages come back at once. Unknown ids are ignored."""
         if request_id in self._sequences:
             self._drop(self._sequences[request_id])
+            self._work.set()
 
     def step(self) -> StepOutput:
         """One model invocation over all that can run, or an output with batch_size 0 if nothing can."""
         started_s = time.perf_counter()
         self._work.clear()
-        failures = self._collect_failures()
+        failures = self._drop_failed_loads()
         self._admit()
         plan, displaced = self._planner.plan(self._is_ready)
-        for sequence in displaced:
-            self._release_adapter(sequence)
+        self._let_go(displaced)
         starved = tuple(sequence.request_id for sequence in displaced)
         if plan is None:
-            return StepOutput(load_failures=failures, starved=starved)
-        token_ids, logprobs = self._compute(plan)
-        tokens, finished = self._commit(plan, token_ids, logprobs)
+            return StepOutput(failures=failures, starved=starved)
+        tokens, finished, broken = self._commit(plan, self._compute(plan))
         return StepOutput(
             tokens=tokens,
             finished=finished,
-            load_failures=failures,
+            failures=failures + broken,
             starved=starved,
             batch_size=len(plan.sequences),
             num_prefill_tokens=plan.prefill.end - plan.prefill.start if plan.prefill else 0,
@@ -198,33 +203,39 @@ class Engine:
         assert known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown"
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def _compute(self, plan: StepPlan) -> list[Draw | None]:
+        """What is drawn for each of ``plan.sampled``."""
         batch = build_batch(plan, self.device)
         self._attention.plan(plan, batch)
         self._lora.plan(batch.segments, self._loader)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._attention, self._lora)
         if not plan.sampled:
-            return [], []
+            return []
         return self._sampler.draw(self._model.logits(hidden[batch.sampled_rows]), plan.sampled)
 
     def _commit(
-        self, plan: StepPlan, token_ids: list[int], logprobs: list[TokenLogprobs | None]
-    ) -> tuple[tuple[GeneratedToken, ...], tuple[tuple[str, EndReason], ...]]:
-        """Writes the step's results into the sequences, and drops those that ended."""
+        self, plan: StepPlan, draws: list[Draw | None]
+    ) -> tuple[tuple[GeneratedToken, ...], tuple[tuple[str, EndReason], ...], tuple[Failure, ...]]:
+        """Writes the step's results into the sequences, and drops those that ended: tokens, ended, failed."""
         for sequence in plan.decodes:
             sequence.num_cached += 1
         if plan.prefill:
             plan.prefill.sequence.num_cached = plan.prefill.end
         tokens: list[GeneratedToken] = []
         finished: list[tuple[str, EndReason]] = []
-        for sequence, token_id, logprob in zip(plan.sampled, token_ids, logprobs, strict=True):
-            tokens.append(GeneratedToken(sequence.request_id, sequence.position, token_id, logprob))
-            sequence.token_ids.append(token_id)
-            reason = self._end_reason(sequence, token_id)
+        failures: list[Failure] = []
+        for sequence, draw in zip(plan.sampled, draws, strict=True):
+            if draw is None:
+                failures.append(_not_finite(sequence))
+                self._drop(sequence)
+                continue
+            tokens.append(GeneratedToken(sequence.request_id, sequence.position, *draw))
+            sequence.token_ids.append(draw.token_id)
+            reason = self._end_reason(sequence, draw.token_id)
             if reason is not None:
                 finished.append((sequence.request_id, reason))
                 self._drop(sequence)
-        return tuple(tokens), tuple(finished)
+        return tuple(tokens), tuple(finished), tuple(failures)
 
     def _end_reason(self, sequence: Sequence, token_id: int) -> EndReason | None:
         if self._sampler.is_end(sequence, token_id):
@@ -233,14 +244,18 @@ class Engine:
         return "length" if out_of_room or sequence.position >= sequence.sampling.max_tokens else None
 
     def _admit(self) -> None:
-        for sequence in self._planner.admit():
+        """First come, first served: a request whose adapter has no room beside those in use blocks those behind it."""
+        while sequence := self._planner.next_admissible():
             if sequence.adapter is not None:
+                if not self._loader.has_room_for(sequence.adapter):
+                    return
                 self._loader.acquire(sequence.adapter)
+            self._planner.admit(sequence)
 
     def _is_ready(self, sequence: Sequence) -> bool:
         return sequence.digest is None or self._loader.is_ready(sequence.digest)
 
-    def _collect_failures(self) -> tuple[LoadFailure, ...]:
+    def _drop_failed_loads(self) -> tuple[Failure, ...]:
         """Requests whose adapters failed are dropped before the step; the others never notice."""
         failures = []
         for failure in self._loader.poll():
@@ -248,8 +263,15 @@ class Engine:
             for sequence in lost:
                 self._drop(sequence)
             request_ids = tuple(sequence.request_id for sequence in lost)
-            failures.append(LoadFailure(request_ids, failure.permanent, failure.message))
+            failures.append(Failure(request_ids, failure.permanent, failure.error))
         return tuple(failures)
+
+    def _let_go(self, displaced: list[Sequence]) -> None:
+        """The adapters of displaced sequences are free to leave, which others may wait for: the next step can run."""
+        for sequence in displaced:
+            self._release_adapter(sequence)
+        if displaced:
+            self._work.set()
 
     def _drop(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
@@ -262,11 +284,30 @@ class Engine:
             self._loader.release(sequence.digest)
 
 
+def _not_finite(sequence: Sequence) -> Failure:
+    """Weights may be finite and yet too large: the answer would be noise, and its NaNs must go no further."""
+    message = f"the model's output is not finite at position {sequence.position}; the weights are too large"
+    error = RequestFailed(message, param="lora_id" if sequence.adapter else None)
+    return Failure((sequence.request_id,), permanent=True, error=error)
+
+
 def _open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"`runner.devices`: {name!r} can't be used: {reason}", param="runner.devices") from error
+        raise ConfigError(f"device {name!r} can't be used: {reason}", param="runner.devices") from error
     return device
+
+
+@contextmanager
+def _memory_for(setting: str, num_pages: int) -> Iterator[None]:
+    """Says which setting asks for more memory than there is."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "out of memory"
+        raise ConfigError(
+            f"`{setting}` of {num_pages} does not fit the device; lower it ({reason})", param=setting
+        ) from error

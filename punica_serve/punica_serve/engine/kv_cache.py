@@ -14,10 +14,9 @@ class KvCache:
         self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_size = page_size
-        self.pages = PagePool(num_pages)
         layers, heads = model.num_hidden_layers, model.num_key_value_heads
-        # Zeros, not garbage: attention masks unused slots, but a NaN in one would still poison the sum.
-        self.pool = torch.zeros(num_pages, layers, 2, page_size, heads, model.head_dim, dtype=dtype, device=device)
+        self.pool = torch.empty(num_pages, layers, 2, page_size, heads, model.head_dim, dtype=dtype, device=device)
+        self.pages = PagePool(num_pages)
 
     @property
     def capacity_tokens(self) -> int:

@@ -172,9 +172,9 @@ class LLM:
                 answer.logprobs.append(token.logprobs)
             if piece.finish_reason:
                 self.engine.cancel(token.request_id)
-        for failure in output.load_failures:
+        for failure in output.failures:
             for request_id in failure.request_ids:
-                answers[request_id].finish_reason, answers[request_id].error = "error", failure.message
+                answers[request_id].finish_reason, answers[request_id].error = "error", failure.error.message
 
 
 def _as_list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

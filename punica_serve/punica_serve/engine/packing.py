@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.adapters.adapter import Adapter, HostTensor, LoraPair
+from punica_serve.errors import AdapterRejected
 from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import LoraGroup
@@ -32,9 +33,17 @@ class PackedAdapter:
 
 
 def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype) -> PackedAdapter:
-    """Lays an adapter out in pages of ``dtype``. Scaling is folded into B in float32, before the one rounding."""
+    """Lays an adapter out in pages of ``dtype``. Scaling is folded into B in float32, before the one rounding.
+
+    Raises AdapterRejected, naming the projections, if a scaled weight is too large for ``dtype``.
+    """
     needed = pages_needed(adapter.ref.ranks)
-    return PackedAdapter({group: _pack_group(adapter, model, group, needed[group], dtype) for group in needed})
+    packed = PackedAdapter({group: _pack_group(adapter, model, group, needed[group], dtype) for group in needed})
+    for group, pages in packed.groups.items():
+        if not (pages.a.isfinite().all() and pages.b.isfinite().all()):
+            message = f"weights of {', '.join(LORA_GROUPS[group])}, scaled, are too large for {dtype}"
+            raise AdapterRejected(message, param=group)
+    return packed
 
 
 def _pack_group(
@@ -58,12 +67,11 @@ def _pack_group(
 
 
 def _write_pair(a: Tensor, b: Tensor, pair: LoraPair) -> None:
-    rank = pair.a.shape[0]
-    a[:rank] = _to_torch(pair.a)
-    b[:rank] = (_to_torch(pair.b).float() * pair.scaling).T
+    a[: pair.rank] = _to_torch(pair.a)
+    b[: pair.rank] = (_to_torch(pair.b).float() * pair.scaling).T
 
 
 def _to_torch(tensor: HostTensor) -> Tensor:
     """The same bytes as a torch tensor. numpy has no bfloat16: it holds the bits as uint16."""
-    array = torch.tensor(tensor.array)
+    array = torch.from_numpy(tensor.array)
     return array.view(torch.bfloat16) if tensor.dtype == "BF16" else array

@@ -74,22 +74,18 @@ class Planner:
         (self._running if sequence in self._running else self._waiting).remove(sequence)
         self._take_pages(sequence)
 
-    def admit(self) -> list[Sequence]:
-        """Moves waiting sequences that fit to running, with pages for their tokens and one more; returns them.
+    def next_admissible(self) -> Sequence | None:
+        """The first waiting sequence, if the batch and the KvCache have room for it; if not, it blocks the others."""
+        if not self._waiting or len(self._running) >= self._max_batch_size:
+            return None
+        first = self._waiting[0]
+        return first if self._pages_to_start(first) <= self._cache.pages.num_free else None
 
-        The first that does not fit blocks those behind it.
-        """
-        admitted = []
-        while self._waiting and len(self._running) < self._max_batch_size:
-            sequence = self._waiting[0]
-            needed = self._cache.pages_for(len(sequence.token_ids) + 1)
-            if needed > self._cache.pages.num_free:
-                break
-            del self._waiting[0]
-            sequence.pages = self._cache.pages.allocate(needed)
-            insort(self._running, sequence, key=_by_arrival)
-            admitted.append(sequence)
-        return admitted
+    def admit(self, sequence: Sequence) -> None:
+        """Moves an admissible sequence to running, with pages for its tokens and one more."""
+        self._waiting.remove(sequence)
+        sequence.pages = self._cache.pages.allocate(self._pages_to_start(sequence))
+        insort(self._running, sequence, key=_by_arrival)
 
     def plan(self, is_ready: Callable[[Sequence], bool]) -> tuple[StepPlan | None, list[Sequence]]:
         """The next step, and the sequences that it had to put back to wait for want of a page.
@@ -111,6 +107,9 @@ class Planner:
         assert len(self._running) <= self._max_batch_size
         for queue in (self._waiting, self._running):
             assert queue == sorted(queue, key=_by_arrival)
+
+    def _pages_to_start(self, sequence: Sequence) -> int:
+        return self._cache.pages_for(len(sequence.token_ids) + 1)
 
     def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
         """Gives each decoding sequence, oldest first, the page its next token needs, at the newest one's cost."""

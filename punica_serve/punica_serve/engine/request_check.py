@@ -1,12 +1,13 @@
 """What an engine can run at all: the last check, for callers that no frontend has checked before."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.errors import InvalidRequest
 from punica_serve.lora_layout import pages_needed
 from punica_serve.protocol import Request, SamplingParams
+from punica_serve.sampling_ranges import RANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,40 +23,46 @@ class RequestCheck:
         """Raises InvalidRequest, with the field, for a request that could never finish here."""
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-        for token_id in (*request.prompt_ids, *request.sampling.stop_token_ids):
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequest(
-                    f"token id {token_id} is outside the vocabulary of {self.vocab_size}", param="prompt"
-                )
+        self._check_vocabulary("prompt", request.prompt_ids)
+        self._check_vocabulary("generated_ids", request.generated_ids)
+        self._check_vocabulary("stop_token_ids", request.sampling.stop_token_ids)
         check_sampling(request.sampling)
-        if request.max_num_tokens > self.longest:
-            raise InvalidRequest(
-                f"prompt of {len(request.prompt_ids)} and max_tokens of {request.sampling.max_tokens} tokens exceed "
-                f"the longest request of {self.longest}; shorten the prompt or lower max_tokens",
-                param="max_tokens",
-            )
+        if (request.sampling.logprobs or 0) > self.vocab_size:
+            raise InvalidRequest(f"`logprobs` exceeds the vocabulary of {self.vocab_size}", param="logprobs")
+        self._check_length(request)
         if request.adapter is not None and not self.lora_pool.could_fit(pages_needed(request.adapter.ranks)):
             raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
+
+    def _check_vocabulary(self, field: str, token_ids: Sequence[int]) -> None:
+        bad = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"`{field}` holds token id {bad}, which is outside the vocabulary of {self.vocab_size}", param=field
+            )
+
+    def _check_length(self, request: Request) -> None:
+        num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+        if num_prompt >= self.longest:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; with its answer it may have {self.longest}; shorten it",
+                param="prompt",
+            )
+        if num_prompt + max_tokens > self.longest:
+            raise InvalidRequest(
+                f"`max_tokens` is {max_tokens}, but beside a prompt of {num_prompt} tokens there is room for "
+                f"{self.longest - num_prompt}",
+                param="max_tokens",
+            )
+        if len(request.generated_ids) >= max_tokens:
+            raise InvalidRequest(f"the request has its {max_tokens} tokens already", param="generated_ids")
 
 
 def check_sampling(params: SamplingParams) -> None:
     """Raises InvalidRequest for the first parameter that is out of range."""
-    for name, low, high in (
-        ("temperature", 0.0, math.inf),
-        ("top_p", 0.0, 1.0),
-        ("top_k", 0, math.inf),
-        ("min_p", 0.0, 1.0),
-        ("repetition_penalty", 0.0, math.inf),
-        ("presence_penalty", -math.inf, math.inf),
-        ("frequency_penalty", -math.inf, math.inf),
-        ("min_tokens", 0, params.max_tokens),
-        ("max_tokens", 1, math.inf),
-    ):
+    for name, allowed in RANGES.items():
         value = getattr(params, name)
-        if not (low <= value <= high and math.isfinite(value)):
-            raise InvalidRequest(f"`{name}` is {value}; it must be finite and from {low} to {high}", param=name)
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(params, name) == 0:
-            raise InvalidRequest(f"`{name}` must be above 0", param=name)
-    if params.seed is not None and not 0 <= params.seed < 1 << 64:
-        raise InvalidRequest("`seed` must be an unsigned integer of 64 bits", param="seed")
+        if value is not None and not allowed.holds(value):
+            raise InvalidRequest(f"`{name}` is {value}; it must be finite, {allowed}", param=name)
+    if params.min_tokens > params.max_tokens:
+        message = f"`min_tokens` is {params.min_tokens}, more than max_tokens, which is {params.max_tokens}"
+        raise InvalidRequest(message, param="min_tokens")

@@ -4,7 +4,7 @@ Order, as vLLM has it: penalties, minimum length, temperature, then min_p, top_k
 position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs.
 """
 
-from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,12 @@ from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
 
+class Draw(NamedTuple):
+    token_id: int
+    #: None where the request asks for none.
+    logprobs: TokenLogprobs | None
+
+
 class Sampler:
     """Sampling over one vocabulary with one set of end-of-sequence tokens."""
 
@@ -21,64 +27,64 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
 
-    def draw(self, logits: Tensor, rows: Rows[Sequence]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """float32 logits [len(rows), vocab] -> the token of each row, and its logprobs where they are asked for."""
-        adjusted = self._forbid_early_ends(self._penalize(logits, rows), rows)
+    def draw(self, logits: Tensor, rows: tuple[Sequence, ...]) -> list[Draw | None]:
+        """The next token of each row, from float32 logits [len(rows), vocab]; None where they are not all finite."""
         params = [sequence.sampling for sequence in rows]
+        adjusted = self._forbid_early_ends(self._penalize(logits, rows), rows)
         tokens = sample(
             adjusted,
-            temperatures=self._tensor([p.temperature for p in params], logits),
-            top_p=self._tensor([p.top_p for p in params], logits),
-            top_k=self._tensor([p.top_k for p in params], logits, torch.int64),
-            min_p=self._tensor([p.min_p for p in params], logits),
-            seeds=self._tensor([_as_int64(p.seed or 0) for p in params], logits, torch.int64),
-            positions=self._tensor([sequence.position for sequence in rows], logits, torch.int64),
+            temperatures=_tensor([p.temperature for p in params], logits),
+            top_p=_tensor([p.top_p for p in params], logits),
+            top_k=_tensor([p.top_k for p in params], logits, torch.int64),
+            min_p=_tensor([p.min_p for p in params], logits),
+            seeds=_tensor([_as_int64(p.seed or 0) for p in params], logits, torch.int64),
+            positions=_tensor([sequence.position for sequence in rows], logits, torch.int64),
         )
-        return tokens.tolist(), _logprobs(logits, tokens, params)
+        logprobs = _logprobs(logits, tokens, params)
+        finite = logits.isfinite().all(-1).tolist()
+        drawn = zip(tokens.tolist(), logprobs, finite, strict=True)
+        return [Draw(token_id, logprob) if is_finite else None for token_id, logprob, is_finite in drawn]
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""
-        params = sequence.sampling
-        return (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
+        return token_id in sequence.sampling.end_ids(self._eos_token_ids)
 
-    def _penalize(self, logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+    def _penalize(self, logits: Tensor, rows: tuple[Sequence, ...]) -> Tensor:
         """A copy where any row has a penalty; rows without are unchanged."""
         chosen = [number for number, sequence in enumerate(rows) if _has_penalty(sequence.sampling)]
         if not chosen:
             return logits
         params = [rows[number].sampling for number in chosen]
-        prompts = torch.stack([self._counts(rows[number].request.prompt_ids, logits) for number in chosen])
+        prompts = torch.stack([self._counts(list(rows[number].request.prompt_ids), logits) for number in chosen])
         outputs = torch.stack([self._counts(rows[number].generated_ids, logits) for number in chosen])
         penalized = logits[chosen]
         apply_penalties(
             penalized,
             prompts > 0,
             outputs,
-            repetition=self._tensor([p.repetition_penalty for p in params], logits),
-            presence=self._tensor([p.presence_penalty for p in params], logits),
-            frequency=self._tensor([p.frequency_penalty for p in params], logits),
+            repetition=_tensor([p.repetition_penalty for p in params], logits),
+            presence=_tensor([p.presence_penalty for p in params], logits),
+            frequency=_tensor([p.frequency_penalty for p in params], logits),
         )
         return logits.index_copy(0, torch.tensor(chosen, device=logits.device), penalized)
 
-    def _forbid_early_ends(self, logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+    def _forbid_early_ends(self, logits: Tensor, rows: tuple[Sequence, ...]) -> Tensor:
         """A copy where any row is below its min_tokens: there every token that would end it is impossible."""
         young = [number for number, sequence in enumerate(rows) if sequence.position < sequence.sampling.min_tokens]
         if not young:
             return logits
         logits = logits.clone()
         for number in young:
-            params = rows[number].sampling
-            ends = (() if params.ignore_eos else self._eos_token_ids) + params.stop_token_ids
-            logits[number, list(ends)] = -torch.inf
+            logits[number, list(rows[number].sampling.end_ids(self._eos_token_ids))] = -torch.inf
         return logits
 
-    def _counts(self, token_ids: Rows[int], like: Tensor) -> Tensor:
+    def _counts(self, token_ids: list[int], like: Tensor) -> Tensor:
         """How often each token occurs: int64 [vocab]."""
         return torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=self._vocab_size).to(like.device)
 
-    @staticmethod
-    def _tensor(values: list[float] | list[int], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=like.device)
+
+def _tensor(values: list[float] | list[int], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)
 
 
 def _has_penalty(params: SamplingParams) -> bool:

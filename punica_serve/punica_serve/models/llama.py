@@ -146,8 +146,8 @@ def gather_weights(tensors: dict[str, Tensor], config: ModelConfig) -> LlamaWeig
     embedding_weight = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = tuple(layer(number) for number in range(config.num_hidden_layers))
     norm = take("model.norm.weight", config.hidden_size)
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+    # A checkpoint may ship a head of its own although its config ties them: transformers, too, then unties them.
+    if config.tie_word_embeddings and "lm_head.weight" not in tensors:
         lm_head = embedding_weight
     else:
         lm_head = take("lm_head.weight", config.vocab_size, config.hidden_size)

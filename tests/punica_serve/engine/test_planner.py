@@ -25,7 +25,6 @@ _MODEL = ModelConfig(
     rope_scaling=None,
     rope_linear_factor=1.0,
     tie_word_embeddings=True,
-    bos_token_id=None,
     name="tiny",
 )
 
@@ -44,9 +43,18 @@ def _ready(sequence: Sequence) -> bool:
     return True
 
 
+def _admit(planner: Planner) -> list[str]:
+    """Admits all that may start now, as the engine does; their names."""
+    admitted = []
+    while sequence := planner.next_admissible():
+        planner.admit(sequence)
+        admitted.append(sequence.request_id)
+    return admitted
+
+
 def _run(planner: Planner, is_ready: Callable[[Sequence], bool] = _ready) -> tuple[str | None, list[str], list[str]]:
     """One step as the engine accounts for it: (prefill, decodes, displaced) by name."""
-    planner.admit()
+    _admit(planner)
     plan, displaced = planner.plan(is_ready)
     planner.check_invariants()
     if plan is None:
@@ -75,7 +83,7 @@ def test_a_long_prompt_is_chunked_and_yields_its_token_with_the_last_chunk() -> 
     planner, _ = _planner(budget=8)
     sequence = _sequence("long", 1, num_prompt=19)
     planner.add(sequence)
-    planner.admit()
+    _admit(planner)
     ends = []
     while sequence.num_uncached > 1:
         plan, _ = planner.plan(_ready)
@@ -102,26 +110,26 @@ def test_a_full_batch_admits_nobody_until_somebody_leaves() -> None:
     sequences = [_sequence(name, number) for number, name in enumerate("abc")]
     for sequence in sequences:
         planner.add(sequence)
-    assert [s.request_id for s in planner.admit()] == ["a", "b"]
+    assert _admit(planner) == ["a", "b"]
     planner.remove(sequences[0])
-    assert [s.request_id for s in planner.admit()] == ["c"]
+    assert _admit(planner) == ["c"]
 
 
 def test_the_first_that_does_not_fit_blocks_those_behind_it() -> None:
     planner, _ = _planner(num_pages=3)
     planner.add(_sequence("large", 1, num_prompt=15))  # 16 tokens with the next one: 4 pages
     planner.add(_sequence("small", 2, num_prompt=1))
-    assert planner.admit() == []
+    assert _admit(planner) == []
 
 
 def test_admission_takes_pages_for_prompt_and_one_token_not_for_max_tokens() -> None:
     planner, cache = _planner(num_pages=2)
     planner.add(_sequence("a", 1, num_prompt=7))
-    planner.admit()
+    _admit(planner)
     assert cache.pages.num_free == 0
     planner, cache = _planner(num_pages=2)
     planner.add(_sequence("b", 1, num_prompt=3))
-    planner.admit()
+    _admit(planner)
     assert cache.pages.num_free == 1
 
 
@@ -170,7 +178,7 @@ def test_a_displaced_request_comes_back_by_prefill_of_all_its_tokens() -> None:
         _run(planner)
     num_tokens = len(new.token_ids)
     planner.remove(old)
-    planner.admit()
+    _admit(planner)
     plan, _ = planner.plan(_ready)
     assert plan is not None and plan.prefill is not None
     assert (plan.prefill.start, plan.prefill.end) == (0, num_tokens)

@@ -24,6 +24,10 @@ from punica_serve.protocol import SamplingParams
         ("min_tokens", 99),
         ("seed", -1),
         ("seed", 1 << 64),
+        ("top_k", 1 << 31),
+        ("logprobs", -1),
+        ("frequency_penalty", 2.5),
+        ("repetition_penalty", 11.0),
     ],
 )
 def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:

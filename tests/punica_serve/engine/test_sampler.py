@@ -15,7 +15,7 @@ def _row(prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = (), **para
 
 
 def _draw(logits: torch.Tensor, *rows: Sequence) -> list[int]:
-    return Sampler(VOCAB, (EOS,)).draw(logits, rows)[0]
+    return [draw.token_id for draw in Sampler(VOCAB, (EOS,)).draw(logits, rows) if draw is not None]
 
 
 def _logits(**values: float) -> torch.Tensor:
@@ -76,11 +76,45 @@ def test_the_highest_seed_is_as_good_as_any() -> None:
 
 def test_logprobs_are_before_penalties_and_only_for_those_who_ask() -> None:
     logits = _logits(t3=2.0, t5=1.9).repeat(3, 1)
-    rows = [_row((3,), logprobs=2, repetition_penalty=9.0), _row(), _row(logprobs=0)]
-    tokens, logprobs = Sampler(VOCAB, (EOS,)).draw(logits, rows)
-    first, none, last = logprobs
+    rows = (_row((3,), logprobs=2, repetition_penalty=9.0), _row(), _row(logprobs=0))
+    draws = [draw for draw in Sampler(VOCAB, (EOS,)).draw(logits, rows) if draw is not None]
+    first, none, last = (draw.logprobs for draw in draws)
     expected = logits[0].log_softmax(-1)
     assert first is not None and none is None and last is not None
-    assert first.logprob == pytest.approx(float(expected[tokens[0]]))
+    assert first.logprob == pytest.approx(float(expected[draws[0].token_id]))
     assert first.top_ids == (3, 5)
     assert last.top_ids == () and last.logprob == pytest.approx(float(expected[3]))
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_draws_nothing_and_the_others_do(poison: float) -> None:
+    logits = _logits(t3=2.0).repeat(3, 1)
+    logits[1, 5] = poison
+    draws = Sampler(VOCAB, (EOS,)).draw(logits, (_row(), _row(temperature=1.0, logprobs=1), _row()))
+    assert [draw.token_id if draw else None for draw in draws] == [3, None, 3]
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"top_k": (1 << 31) - 1},
+        {"temperature": 1e-38},
+        {"temperature": 1e30},
+        {"temperature": 1.0, "top_p": 1e-30},
+        {"temperature": 1.0, "min_p": 1.0},
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 10.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"temperature": 1.0, "seed": (1 << 64) - 1},
+        {"logprobs": VOCAB},
+        {"min_tokens": 3, "stop_token_ids": tuple(range(1, 15))},
+    ],
+)
+def test_any_value_in_range_draws_a_token(extreme: dict[str, Any]) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    (token_id,) = _draw(logits, _row((3,), (4, 4, 5), **{"max_tokens": 9, **extreme}))
+    assert 0 <= token_id < VOCAB
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
+    assert _draw(logits, _row(temperature=1e-38, seed=5)) == [int(logits.argmax())]

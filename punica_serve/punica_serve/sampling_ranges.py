@@ -1,0 +1,42 @@
+"""The range of each sampling parameter: one table, for the API's schema and for the engine's last check."""
+
+import math
+from typing import Any, NamedTuple
+
+#: The largest count that every layer below can hold: 32 bits, signed.
+_MAX_COUNT = (1 << 31) - 1
+
+
+class Range(NamedTuple):
+    """Finite numbers from ``low`` to ``high``, both included unless ``above_low``."""
+
+    low: float
+    high: float = math.inf
+    above_low: bool = False
+
+    def holds(self, value: float) -> bool:
+        return math.isfinite(value) and self.low <= value <= self.high and not (self.above_low and value == self.low)
+
+    def as_constraints(self) -> dict[str, Any]:
+        """As keywords of a pydantic field."""
+        low = {"gt" if self.above_low else "ge": self.low}
+        return low if self.high == math.inf else {**low, "le": self.high}
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above_low else 'at least'} {self.low:g}"
+        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
+
+
+RANGES = {
+    "temperature": Range(0.0),
+    "top_p": Range(0.0, 1.0, above_low=True),
+    "top_k": Range(0, _MAX_COUNT),
+    "min_p": Range(0.0, 1.0),
+    "repetition_penalty": Range(0.0, 10.0, above_low=True),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "seed": Range(0, (1 << 64) - 1),
+    "min_tokens": Range(0, _MAX_COUNT),
+    "max_tokens": Range(1, _MAX_COUNT),
+    "logprobs": Range(0, _MAX_COUNT),
+}
