@@ -81,6 +81,16 @@ def configure_logging(name: str, level: LogLevel) -> None:
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
 
 
+def death_reason(returncode: int) -> str:
+    """Why a child process ended, in words for a log line, from the ``returncode`` that it was waited for with."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"killed by signal {-returncode}"
+
+
 async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float) -> None:
     task = asyncio.current_task()
     assert task is not None

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from punica_runner.pipes import SupervisorPipe
 from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.process import death_reason
 from punica_serve.protocol import (
     AssignmentsFailed,
     GpuInfo,
@@ -171,10 +171,5 @@ class _Connection:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await self.process.wait()
-        match self.process.returncode:
-            case None:
-                return "it closed its pipe"
-            case int(code) if code < 0:
-                return f"killed by {signal.Signals(-code).name}"
-            case code:
-                return f"exit code {code}"
+        returncode = self.process.returncode
+        return "it closed its pipe" if returncode is None else death_reason(returncode)

@@ -160,3 +160,11 @@ def test_a_missing_token_is_refused_with_a_fresh_one_to_use(monkeypatch: pytest.
 def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(process.TOKEN_ENV, "secret")
     assert process.cluster_token() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-35, "killed by signal 35")],
+)
+def test_a_death_is_told_in_words_also_by_a_real_time_signal(returncode: int, words: str) -> None:
+    assert process.death_reason(returncode) == words
