@@ -1,39 +1,59 @@
 """The configuration of a cluster: one YAML file, read once at the edge into frozen models.
 
-``load_config(path)`` is the only way in. Folders in the file are relative to the file itself; ``demo:NAME`` is a folder
-of the demo model that comes with the package. Every mistake is a ConfigError that names the file, the key and the fix.
+``load_config(path)`` is the way in for files, ``parse_engine_config`` for a program's own settings. Folders in a file
+are relative to the file itself; ``demo:NAME`` is a folder of the demo model that comes with the package. Every mistake
+is a ConfigError that names the file, the key and the fix.
 """
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import ModelConfig
+from punica_serve.model_config import ModelConfig, ModelDtype
 
 DEMO_PREFIX = "demo:"
+
+#: More of a wrong value would hide the message about it.
+_MAX_SHOWN_CHARS = 100
+
+
+def _refuse_empty(folder: Any) -> Any:
+    """An empty path would mean the folder of the file."""
+    if folder == "":
+        raise ValueError("must not be empty")
+    return folder
 
 
 def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
     if str(path).startswith(DEMO_PREFIX):
         return Path(str(files("punica_serve.demo"))) / str(path).removeprefix(DEMO_PREFIX)
     base = info.context["folder"] if info.context else Path.cwd()
-    return Path(base / path.expanduser()).resolve()
+    try:
+        return Path(base / path.expanduser()).resolve()
+    except RuntimeError as error:  # no such user, or a loop of links
+        raise ValueError(str(error)) from error
 
 
 #: A folder, made absolute while the file is read.
-Folder = Annotated[Path, AfterValidator(_resolve_folder)]
+Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+# Strict: YAML knows numbers, texts and booleans apart, so one in another's place is a mistake.
+Name = Annotated[str, Field(min_length=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+Seconds = Annotated[float, Field(strict=True, gt=0)]
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+C = TypeVar("C", bound=_Config)
 
 
 class EngineConfig(_Config):
@@ -42,8 +62,9 @@ class EngineConfig(_Config):
     #: Folder of the base model in Hugging Face's format.
     model: Folder
     #: Name of the base model in the API; the folder's name by default.
-    model_name: str | None = None
-    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    model_name: Name | None = None
+    #: What weights and KvCache are held and computed in; the checkpoint's own by default.
+    dtype: ModelDtype | None = None
     #: Longest prompt plus answer, in tokens; the model's own limit by default.
     max_context: PositiveInt | None = None
     #: Requests in one step. 32 is the paper's.
@@ -54,7 +75,7 @@ class EngineConfig(_Config):
     #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows.
     num_lora_pages: PositiveInt = 256
     #: Host memory for adapters that have left the pool.
-    host_cache_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: PositiveInt = 512
     #: Threads of torch in a worker on CPU; torch's own choice by default.
@@ -64,6 +85,10 @@ class EngineConfig(_Config):
     def served_name(self) -> str:
         """What the API calls the base model."""
         return self.model_name or self.model.name
+
+    def dtype_of(self, model: ModelConfig) -> ModelDtype:
+        """What the model is served in."""
+        return self.dtype or model.dtype
 
     def context_of(self, model: ModelConfig) -> int:
         """Tokens of the longest prompt plus answer. Raises ConfigError if more are asked for than the model knows."""
@@ -77,7 +102,7 @@ class EngineConfig(_Config):
 class SchedulerConfig(_Config):
     """Where the scheduler listens and how it places."""
 
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     #: 0 lets `punica-serve up` choose a free one.
     port: Port = 8100
     placement: Literal["punica"] = "punica"
@@ -86,14 +111,14 @@ class SchedulerConfig(_Config):
     #: A request that found no GPU for so long fails with 503.
     queue_timeout_s: Seconds = 600.0
     #: After a start, how long the scheduler waits for runners and frontends to come back before it places.
-    settle_s: Annotated[float, Field(ge=0)] = 0.5
+    settle_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
 
 
 class RunnerConfig(_Config):
     """The workers of one host."""
 
     #: One worker each: "cpu", or "cuda:0".
-    devices: Annotated[tuple[str, ...], Field(min_length=1)] = ("cpu",)
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)] = ("cpu",)
     #: A worker that is not ready by then is killed and started again.
     ready_timeout_s: Seconds = 300.0
     #: How long a worker may take to stop before it is killed.
@@ -106,7 +131,7 @@ class RunnerConfig(_Config):
 class FrontendConfig(_Config):
     """The public face."""
 
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     port: Port = 8000
 
 
@@ -117,7 +142,7 @@ class ClusterConfig(_Config):
     #: lora_id -> PEFT folder.
     adapters: dict[str, Folder] = {}
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
-    strict_base: bool = False
+    strict_base: Flag = False
     scheduler: SchedulerConfig = SchedulerConfig()
     runner: RunnerConfig = RunnerConfig()
     frontend: FrontendConfig = FrontendConfig()
@@ -132,7 +157,8 @@ def load_config(path: Path) -> ClusterConfig:
         raise ConfigError(f"config file {path} can't be read: {reason}", param=str(path)) from error
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.
+    except Exception as error:
         raise ConfigError(f"config file {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
     if not isinstance(document, dict):
         raise ConfigError(f"config file {path} must be a mapping with at least `engine:`", param=str(path))
@@ -140,14 +166,34 @@ def load_config(path: Path) -> ClusterConfig:
 
 
 def parse_config(document: dict[str, Any], *, source: str, folder: Path) -> ClusterConfig:
-    """Checks a config that is already a mapping; ``folder`` is what its relative paths start from."""
+    """Checks a config that is already a mapping; ``folder`` is what its relative paths start from.
+
+    ``source`` is named in messages. Raises ConfigError.
+    """
+    return _parse(ClusterConfig, document, source, folder)
+
+
+def parse_engine_config(document: dict[str, Any], *, source: str, folder: Path) -> EngineConfig:
+    """The same for the ``engine`` part alone."""
+    return _parse(EngineConfig, document, source, folder)
+
+
+def _parse(kind: type[C], document: dict[str, Any], source: str, folder: Path) -> C:
     try:
-        return ClusterConfig.model_validate(document, context={"folder": folder})
+        return kind.model_validate(document, context={"folder": folder})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        # What is missing has no value: pydantic gives the mapping around it.
+        got = "" if first["type"] == "missing" else f", got {_shown(first['input'])}"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{source}: `{key}`: {first['msg']}, got {first['input']!r}{more}", param=key) from error
+        raise ConfigError(f"{source}: `{key}`: {message}{got}{more}", param=key) from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _one_line(text: str) -> str:

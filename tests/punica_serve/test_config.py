@@ -1,13 +1,22 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from punica_serve.config import load_config, parse_config
+from punica_serve.config import EngineConfig, load_config, parse_config, parse_engine_config
 from punica_serve.errors import ConfigError
+from punica_serve.model_config import ModelConfig, read_model_config
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+
+@pytest.fixture
+def model() -> ModelConfig:
+    return read_model_config(load_config(DEMO).engine.model)
 
 
 def test_the_demo_config_is_valid_and_points_into_the_package() -> None:
-    config = load_config(Path(__file__).parents[2] / "configs" / "demo.yaml")
+    config = load_config(DEMO)
     assert config.engine.served_name == "numbers"
     assert config.engine.model.parts[-2:] == ("demo", "model")
     assert set(config.adapters) == {"roman", "english", "french", "binary", "hex"}
@@ -27,12 +36,52 @@ def test_the_base_is_called_by_its_folder_unless_named(tmp_path: Path) -> None:
     assert parse_config({"engine": {"model": "m/base"}}, source="x", folder=tmp_path).engine.served_name == "base"
 
 
+def test_the_dtype_is_the_checkpoints_unless_named(model: ModelConfig) -> None:
+    model = dataclasses.replace(model, dtype="float16")
+    assert EngineConfig(model=Path("m")).dtype_of(model) == "float16"
+    assert EngineConfig(model=Path("m"), dtype="bfloat16").dtype_of(model) == "bfloat16"
+
+
+def test_the_context_is_the_models_unless_a_shorter_is_named(model: ModelConfig) -> None:
+    assert EngineConfig(model=Path("m")).context_of(model) == 2048
+    assert EngineConfig(model=Path("m"), max_context=16).context_of(model) == 16
+    with pytest.raises(ConfigError, match=r"`engine\.max_context` is 2049, the model's limit is 2048"):
+        EngineConfig(model=Path("m"), max_context=2049).context_of(model)
+
+
+def test_a_programs_own_settings_are_checked_alike(tmp_path: Path) -> None:
+    config = parse_engine_config({"model": Path("base"), "page_size": 8}, source="LLM", folder=tmp_path)
+    assert (config.model, config.page_size) == (tmp_path / "base", 8)
+    with pytest.raises(ConfigError, match=r"^LLM: `page_sise`: Extra inputs are not permitted, got 8$") as caught:
+        parse_engine_config({"model": Path("base"), "page_sise": 8}, source="LLM", folder=tmp_path)
+    assert caught.value.param == "page_sise"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("engine: 2024-99-99", "is not YAML: month must be in 1..12"),
+        ("engine: " + 2000 * "[", "is not YAML: maximum recursion depth"),
+        ('engine: !!int ""', "is not YAML"),
         ("engine: [", "is not YAML"),
         ("- 1", "must be a mapping"),
-        ("runner: {}", "`engine`: Field required"),
+        ("runner: {}", "`engine`: Field required$"),
+        ("engine: {page_size: 3}", "`engine.model`: Field required$"),
+        ("engine: {model: ~nosuchuser/x}", "`engine.model`: Could not determine home directory., got '~nosuchuser/x'"),
+        ("engine: {model: loop}", "`engine.model`: Symlink loop"),
+        ('engine: {model: "nul\\0"}', "`engine.model`: embedded null byte"),
+        ('engine: {model: ""}', "`engine.model`: must not be empty, got ''"),
+        ('engine: {model: m}\nadapters: {x: ""}', "`adapters.x`: must not be empty"),
+        ('engine: {model: m, model_name: ""}', "`engine.model_name`: .* at least 1 character"),
+        ('engine: {model: m}\nrunner: {devices: [""]}', "`runner.devices.0`: .* at least 1 character"),
+        ('engine: {model: m}\nfrontend: {host: ""}', "`frontend.host`"),
+        ("engine: {model: m, num_kv_pages: true}", "`engine.num_kv_pages`: .* valid integer, got True"),
+        ('engine: {model: m, num_kv_pages: "7"}', "`engine.num_kv_pages`: .* valid integer, got '7'"),
+        ("engine: {model: m}\nfrontend: {port: 80.0}", "`frontend.port`: .* valid integer, got 80.0"),
+        ("engine: {model: m}\nrunner: {stop_timeout_s: .nan}", "`runner.stop_timeout_s`: .* finite"),
+        ("engine: {model: m}\nrunner: {stop_timeout_s: true}", "`runner.stop_timeout_s`: .* valid number"),
+        ("engine: {model: m}\nstrict_base: 1", "`strict_base`: .* valid boolean"),
+        ("engine: {model: m, x: " + 5000 * "y" + "}", r"`engine.x`: .* got 'y{99}\.\.\.$"),
         ("engine: {model: m, max_batch: 3}", "`engine.max_batch`: Extra inputs are not permitted, got 3"),
         ("engine: {model: m, page_size: 0}", "`engine.page_size`: .* got 0"),
         ("engine: {model: m}\nfrontend: {port: 70000}", "`frontend.port`"),
@@ -40,6 +89,7 @@ def test_the_base_is_called_by_its_folder_unless_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
