@@ -84,7 +84,7 @@ class LLM:
         lora_ids: str | Sequence[str | None] | None = None,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         progress: bool = True,
     ) -> list[Answer]:
         """Answers every prompt (a text, or token ids), in order.
@@ -92,9 +92,12 @@ class LLM:
         ``lora_ids`` and ``params`` are one for all prompts, or one each. Raises InvalidRequest or AdapterNotFound
         before anything runs; an adapter that fails while it loads fails its own prompts only.
         """
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise InvalidRequest("`stop` holds an empty string, which would end every answer at once", param="stop")
         requests = list(self._requests(_as_list_of_prompts(prompts), lora_ids, params))
         answers = {request.request_id: Answer(request.prompt_ids, lora_id) for request, lora_id in requests}
-        texts = {request.request_id: self._text_of(request, stop) for request, _ in requests}
+        texts = {request.request_id: self._text_of(request, stops) for request, _ in requests}
         try:
             for request, _ in requests:
                 self.engine.add(request)
@@ -132,7 +135,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> Iterator[tuple[Request, str | None]]:
         lora_per_prompt = _one_each("lora_ids", lora_ids, len(prompts), single=(str, type(None)))
-        params_per_prompt = _one_each("params", params or SamplingParams(), len(prompts), single=(SamplingParams,))
+        params = SamplingParams() if params is None else params
+        params_per_prompt = _one_each("params", params, len(prompts), single=(SamplingParams,))
         for prompt, lora_id, sampling in zip(prompts, lora_per_prompt, params_per_prompt, strict=True):
             prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             adapter = self._catalog.ref(lora_id) if lora_id is not None else None
@@ -140,11 +144,9 @@ class LLM:
             request_id = f"{self._num_requests}"
             yield Request(request_id, time.time_ns(), tuple(prompt_ids), sampling, adapter), lora_id
 
-    def _text_of(self, request: Request, stop: Sequence[str]) -> GeneratedText:
-        params = request.sampling
-        eos_ids = () if params.ignore_eos else self.engine.model_config.generation.eos_token_ids
-        end_ids = frozenset((*eos_ids, *params.stop_token_ids))
-        return GeneratedText(self.tokenizer, request.prompt_ids, stops=stop, end_ids=end_ids)
+    def _text_of(self, request: Request, stops: Sequence[str]) -> GeneratedText:
+        end_ids = request.sampling.end_ids(self.engine.model_config.generation.eos_token_ids)
+        return GeneratedText(self.tokenizer, request.prompt_ids, stops=stops, end_ids=end_ids)
 
     def _run(self, answers: Mapping[str, Answer], texts: Mapping[str, GeneratedText], *, progress: bool) -> None:
         with _progress(disable=not progress) as bar:

@@ -60,6 +60,7 @@ def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
     (free,) = llm.generate("ab", params=PARAMS, progress=False)
     stop = free.text[4:6]
     (stopped,) = llm.generate("ab", params=PARAMS, stop=[stop], progress=False)
+    assert llm.generate("ab", params=PARAMS, stop=stop, progress=False) == [stopped], "one string is one stop"
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.finish_reason == "stop" and len(stopped.token_ids) < 10
 
@@ -88,7 +89,11 @@ def test_mistakes_are_named_and_leave_nothing_behind(llm: LLM) -> None:
         llm.generate(["ab", "cd"], ["x", "nobody"], progress=False)
     with pytest.raises(InvalidRequest, match="`lora_ids` has 3 entries for 2 prompts"):
         llm.generate(["ab", "cd"], ["x", "y", "z"], progress=False)
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="`params` has 0 entries for 1 prompts"):
+        llm.generate(["ab"], params=[], progress=False)
+    with pytest.raises(InvalidRequest, match="`stop` holds an empty string"):
+        llm.generate(["ab"], stop=["x", ""], progress=False)
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
         llm.generate(["ab", ""], progress=False)
     with pytest.raises(InvalidRequest, match="`temperature`"):
         llm.generate(["ab"], params=SamplingParams(temperature=-1.0), progress=False)

@@ -1,6 +1,7 @@
 """Checks of a checkpoint. What the model computes is in engine/test_parity.py."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,14 @@ def test_a_checkpoint_that_is_not_the_config_is_refused(
         gather_weights(tensors, tiny_model)
 
 
-def test_a_tied_head_is_the_embedding(make_llama: Callable[..., Path], tiny_model: ModelConfig) -> None:
-    from dataclasses import replace
+def test_a_head_of_its_own_wins_over_a_config_that_ties(tensors: Tensors, tiny_model: ModelConfig) -> None:
+    """As transformers has it."""
+    head = tensors["lm_head.weight"]
+    weights = gather_weights(tensors, replace(tiny_model, tie_word_embeddings=True))
+    assert weights.lm_head is head
 
+
+def test_a_tied_head_is_the_embedding(make_llama: Callable[..., Path], tiny_model: ModelConfig) -> None:
     folder = make_llama(tie_word_embeddings=True)
     weights = gather_weights(
         read_weights(folder, torch.float32, torch.device("cpu")), replace(tiny_model, tie_word_embeddings=True)
