@@ -3,6 +3,7 @@
 The configuration says which tensors there must be, and of which shape; the file must hold exactly those.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -44,15 +45,25 @@ def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False)
 
     An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``.
     """
-    files = _read_files(folder)
-    config = _read_config(folder, files)
-    with _naming(folder / CONFIG_NAME):
-        _check_base_name(config, model, folder=folder, strict=strict_base)
-    return _build(folder, files, config, model)
+    try:
+        files = _read_files(folder)
+        config = _read_config(folder, files)
+        with _naming(folder / CONFIG_NAME):
+            _check_base_name(config, model, folder=folder, strict=strict_base)
+        return _build(folder, files, config, model)
+    except OSError as error:
+        reason = f"{error.filename}: can't be read: {error.strerror}"
+        raise AdapterRejected(reason, param=PurePath(error.filename).name) from error
+    except MemoryError as error:
+        raise AdapterRejected(str(error), param=str(folder)) from error
 
 
 def load_adapter(ref: AdapterRef, model: ModelConfig) -> Adapter:
-    """Reads a registered adapter again. Raises AdapterRejected when its files are no longer the registered ones."""
+    """Reads a registered adapter again.
+
+    Raises AdapterRejected when its files are no longer the registered ones. OSError and MemoryError, which name the
+    file, say nothing of the adapter: another try, or another host, may read it.
+    """
     folder = Path(ref.uri)
     files = _read_files(folder)
     if files.digest != ref.digest:
@@ -69,16 +80,20 @@ def weight_name(path: str, side: Literal["A", "B"]) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Puts the file in front of whatever is wrong with it."""
+    """Puts the file in front of whatever is wrong with it, or with reading it."""
     try:
         yield
     except AdapterRejected as error:
         raise AdapterRejected(f"{path}: {error.message}", param=error.param or path.name) from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except MemoryError as error:
+        raise MemoryError(f"{path}: {error}") from error
 
 
 def _read_files(folder: Path) -> _Files:
     if not os.path.isdir(folder):  # where Path's own raises on a path it may not look at, this says no
-        raise AdapterRejected(f"{folder}: no such folder, or not readable", param=str(folder))
+        raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder))
     config = _read_bytes(folder / CONFIG_NAME)
     if not os.path.exists(folder / WEIGHTS_NAME) and os.path.exists(folder / _PICKLE_NAME):
         raise AdapterRejected(
@@ -92,12 +107,13 @@ def _read_files(folder: Path) -> _Files:
 
 
 def _read_bytes(path: Path) -> npt.NDArray[np.uint8]:
-    """The file in an aligned, writable array: torch warns of tensors over memory that is not writable."""
-    try:
-        return np.fromfile(path, dtype=np.uint8)
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise AdapterRejected(f"{path}: can't be read: {reason}", param=path.name) from error
+    """The file in an aligned, writable array, which torch can take as it is: it warns of memory that is not writable.
+
+    numpy's own reader takes a failing disk for the end of the file.
+    """
+    with _naming(path), path.open("rb") as file:
+        content = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
+        return content[: file.readinto(content.data)]
 
 
 def _read_config(folder: Path, files: _Files) -> PeftConfig:

@@ -1,4 +1,6 @@
+import errno
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Callable
@@ -108,14 +110,75 @@ def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig, name: str
     assert "no such folder" in refusal(tmp_path / name, model).message
 
 
-def test_a_file_too_large_for_memory_is_named(
-    folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fromfile(path: Path, dtype: object) -> None:
+def _no_more_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, mode: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", fail)
+
+
+class _FailingDisk(io.FileIO):
+    def readinto(self, buffer: object, /) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def _failing_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedReader(_FailingDisk(path)))
+
+
+def _no_more_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 8 TiB")
 
-    monkeypatch.setattr(np, "fromfile", fromfile)
-    assert "Unable to allocate 8 TiB" in refusal(folder, model).message
+    monkeypatch.setattr(np, "empty", fail)
+
+
+def _no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def _no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+HOST_TROUBLES = [
+    (_no_more_files, OSError, r"Too many open files.*adapter_config\.json"),
+    (_failing_disk, OSError, r"Input/output error.*adapter_config\.json"),
+    (_no_more_memory, MemoryError, r"adapter_config\.json: Unable to allocate 8 TiB"),
+    (_no_weights, OSError, r"No such file.*adapter_model\.safetensors"),
+    (_no_folder, OSError, "no such folder, or not readable: .*/good"),
+]
+
+Trouble = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(("trouble", "kind", "message"), HOST_TROUBLES)
+def test_a_hosts_trouble_is_not_held_against_a_registered_adapter(
+    folder: Path,
+    model: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Trouble,
+    kind: type[Exception],
+    message: str,
+) -> None:
+    ref = read_adapter(folder, model).ref
+    trouble(folder, monkeypatch)
+    with pytest.raises(kind, match=message):
+        load_adapter(ref, model)
+
+
+@pytest.mark.parametrize("trouble", [trouble for trouble, _, _ in HOST_TROUBLES])
+def test_a_hosts_trouble_refuses_a_new_adapter(
+    folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
+) -> None:
+    trouble(folder, monkeypatch)
+    refusal(folder, model)
+
+
+def test_torch_can_take_the_arrays_as_they_are(folder: Path, model: ModelConfig) -> None:
+    for pair in read_adapter(folder, model).pairs.values():
+        for array in (pair.a.array, pair.b.array):
+            assert array.flags.writeable and array.flags.aligned and array.flags.c_contiguous
 
 
 def test_pickles_are_refused_with_the_way_out(folder: Path, model: ModelConfig) -> None:
