@@ -59,10 +59,6 @@ class AdapterCatalog:
         return cls(refs, rejected)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._refs)
-
-    @property
     def entries(self) -> tuple[CatalogEntry, ...]:
         return tuple(CatalogEntry(name, ref) for name, ref in self._refs.items())
 

@@ -5,7 +5,6 @@ threads at once. Encoding costs about a millisecond per thousand tokens: callers
 thread.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +12,7 @@ from typing import Any, Self
 import tokenizers
 
 from punica_serve.errors import InvalidRequest, ModelRejected
+from punica_serve.model_files import read_object
 from punica_serve.text.chat_template import ChatTemplate
 
 #: The special tokens of tokenizer_config.json that chat templates may use by name.
@@ -62,15 +62,6 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def token(self, token_id: int) -> str | None:
-        """How the vocabulary spells one token, None when the id is no token."""
-        token: str | None = self._backend.id_to_token(token_id)
-        return token
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation, to be encoded without special tokens. Raises InvalidRequest."""
         if self._chat_template is None:
@@ -85,25 +76,14 @@ def _byte_values(backend: tokenizers.Tokenizer) -> dict[int, int]:
 
 
 def _read_chat_template(folder: Path) -> ChatTemplate | None:
-    config = _read_tokenizer_config(folder / "tokenizer_config.json")
+    config_path = folder / "tokenizer_config.json"
+    config = read_object(config_path) if config_path.is_file() else {}
     path = folder / "chat_template.jinja"
     try:
         source = path.read_text(encoding="utf-8") if path.is_file() else _default_template(config.get("chat_template"))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
     return None if source is None else ChatTemplate(source, _special_tokens(config), folder=folder)
-
-
-def _read_tokenizer_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
-    if not isinstance(config, dict):
-        raise ModelRejected(f"{path} must hold a JSON object", param=path.name)
-    return config
 
 
 def _default_template(chat_template: object) -> str | None:

@@ -26,8 +26,6 @@ def test_a_folder_needs_no_more_than_tokenizer_json(folder: Path) -> None:
     assert tokenizer.special_ids == {1, 2}
     assert tokenizer.decode([1, *ids, 2]) == "hi é🦙"
     assert tokenizer.decode([1], skip_special_tokens=False) == "<s>"
-    assert tokenizer.token(1) == "<s>" and tokenizer.token(10**6) is None
-    assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.render_chat([])
 
@@ -47,7 +45,7 @@ def test_a_missing_or_broken_tokenizer_is_rejected_by_its_path(tmp_path: Path, c
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[]", "{"])
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000])
 def test_a_broken_tokenizer_config_is_rejected(folder: Path, content: str) -> None:
     (folder / "tokenizer_config.json").write_text(content)
     with pytest.raises(ModelRejected, match=r"tokenizer_config\.json"):
@@ -63,7 +61,6 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{
 def test_a_chat_template_sees_the_special_tokens(folder: Path, template: object) -> None:
     write_config(folder, bos_token="<s>", eos_token={"content": "</s>"}, chat_template=template)
     tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.has_chat_template
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "<s>user: hi</s>"
 
 
