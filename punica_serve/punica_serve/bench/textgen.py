@@ -5,10 +5,11 @@ before the clock starts. Cells take turns over several rounds, so that a machine
 figure of a cell is the median of its rounds.
 """
 
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from rich.progress import Progress
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import EngineConfig
-from punica_serve.engine.engine import Engine
+from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.errors import RequestFailed
 from punica_serve.lora_layout import pages_needed
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -57,6 +59,7 @@ class Measurement:
 
     population: str
     concurrency: int
+    #: Different adapters among the requests of a round.
     num_adapters: int
     tokens_per_s: float
     #: Lowest and highest round.
@@ -66,12 +69,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
+    num_adapters: int
     tokens_per_s: float
     mean_batch_size: float
 
 
 def run(config: EngineConfig, workload: Workload, device: str, progress: Progress) -> list[Measurement]:
-    """Measures all cells, with random adapters that are made for it and removed after it."""
+    """Measures all cells, with random adapters that are made for it and removed after it.
+
+    Raises RequestFailed if any request fails: a figure without it would be of something else.
+    """
     cells = [Cell(population, count) for population in Population for count in (1, workload.concurrency)]
     with tempfile.TemporaryDirectory(prefix="punica-bench-") as folder:
         adapters = _make_adapters(config.model, Path(folder), workload)
@@ -100,7 +107,9 @@ def _run_rounds(
 
 
 def _run_cell(engine: Engine, cell: Cell, adapters: Sequence[AdapterRef], workload: Workload) -> _Round:
-    waiting = _requests(cell, adapters, workload, engine.model_config.vocab_size)
+    requests = _requests(cell, adapters, workload, engine.model_config.vocab_size)
+    num_adapters = len({request.adapter.digest for request in requests if request.adapter})
+    waiting = iter(requests)
     num_tokens = num_steps = num_rows = 0
     started_s = time.perf_counter()
     while True:
@@ -108,21 +117,33 @@ def _run_cell(engine: Engine, cell: Cell, adapters: Sequence[AdapterRef], worklo
             engine.add(request)
         if not engine.num_requests:
             break
-        output = engine.step()
+        output = _step(engine)
         num_tokens += len(output.tokens)
         num_steps += 1
         num_rows += output.batch_size
-    return _Round(num_tokens / (time.perf_counter() - started_s), num_rows / num_steps)
+    return _Round(num_adapters, num_tokens / (time.perf_counter() - started_s), num_rows / num_steps)
 
 
-def _requests(cell: Cell, adapters: Sequence[AdapterRef], workload: Workload, vocab_size: int) -> Iterator[Request]:
+def _step(engine: Engine) -> StepOutput:
+    output = engine.step()
+    for failure in output.failures:
+        raise RequestFailed(f"a request of the benchmark failed: {failure.error.message}")
+    return output
+
+
+def _requests(cell: Cell, adapters: Sequence[AdapterRef], workload: Workload, vocab_size: int) -> list[Request]:
     """Each window of ``concurrency`` requests has the population's shape, so each batch has it too."""
     params = SamplingParams(max_tokens=workload.num_output_tokens, ignore_eos=True)
-    for number in range(cell.num_requests):
-        window, place = divmod(number, workload.concurrency)
-        adapter = adapter_indices(cell.population, workload.concurrency, seed=window)[place]
-        prompt = tuple((number * 7 + token * 3) % vocab_size for token in range(workload.num_prompt_tokens))
-        yield Request(f"{number}", number, prompt, params, adapters[adapter])
+    windows = (adapter_indices(cell.population, workload.concurrency, seed=window) for window in itertools.count())
+    indices = itertools.islice(itertools.chain.from_iterable(windows), cell.num_requests)
+    return [
+        Request(f"{number}", number, _prompt(number, workload, vocab_size), params, adapters[index])
+        for number, index in enumerate(indices)
+    ]
+
+
+def _prompt(number: int, workload: Workload, vocab_size: int) -> tuple[int, ...]:
+    return tuple((number * 7 + token * 3) % vocab_size for token in range(workload.num_prompt_tokens))
 
 
 def _make_adapters(model_folder: Path, folder: Path, workload: Workload) -> list[AdapterRef]:
@@ -141,12 +162,14 @@ def _with_room_for(adapters: Sequence[AdapterRef], config: EngineConfig) -> Engi
 
 
 def _bring(engine: Engine, adapters: Sequence[AdapterRef]) -> None:
-    """Loads every adapter by running one request on it."""
+    """Loads every adapter by running one request on it. Raises RequestFailed if one fails, or all take too long."""
     for number, ref in enumerate(adapters):
         engine.add(Request(f"warm-{number}", number, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref))
     deadline_s = time.monotonic() + _ADAPTER_DEADLINE_S
-    while engine.num_requests and time.monotonic() < deadline_s:
-        if engine.step().batch_size == 0:
+    while engine.num_requests:
+        if time.monotonic() > deadline_s:
+            raise RequestFailed(f"the adapters are not on the device after {_ADAPTER_DEADLINE_S:g} s")
+        if _step(engine).batch_size == 0:
             engine.wait(1.0)
 
 
@@ -155,7 +178,7 @@ def _summary(cell: Cell, rounds: Sequence[_Round]) -> Measurement:
     return Measurement(
         population=cell.population.value,
         concurrency=cell.concurrency,
-        num_adapters=len(set(adapter_indices(cell.population, cell.concurrency, seed=0))),
+        num_adapters=rounds[0].num_adapters,
         tokens_per_s=statistics.median(speeds),
         tokens_per_s_range=(min(speeds), max(speeds)),
         mean_batch_size=statistics.median(measured.mean_batch_size for measured in rounds),
