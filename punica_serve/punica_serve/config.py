@@ -1,13 +1,13 @@
 """The configuration of a cluster: one YAML file, read once at the edge into frozen models.
 
-``load_config(path)`` is the way in for files, ``parse_engine_config`` for a program's own settings. Folders in a file
-are relative to the file itself; ``demo:NAME`` is a folder of the demo model that comes with the package. Every mistake
-is a ConfigError that names the file, the key and the fix.
+``load_config(path)`` is the way in for files, ``parse_config`` for a program's own settings. Folders in a file are
+relative to the file itself; ``demo:NAME`` is a folder of the demo model that comes with the package. Every mistake is a
+ConfigError that names the file, the key and the fix.
 """
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
@@ -51,9 +51,6 @@ Seconds = Annotated[float, Field(strict=True, gt=0)]
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-C = TypeVar("C", bound=_Config)
 
 
 class EngineConfig(_Config):
@@ -108,7 +105,7 @@ class SchedulerConfig(_Config):
     placement: Literal["punica"] = "punica"
     #: Requests that may wait for a GPU; beyond it they are refused with 429.
     max_queue: PositiveInt = 10_000
-    #: A request that found no GPU for so long fails with 503.
+    #: A request that found no GPU for so long fails with 429.
     queue_timeout_s: Seconds = 600.0
     #: After a start, how long the scheduler waits for runners and frontends to come back before it places.
     settle_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
@@ -148,6 +145,17 @@ class ClusterConfig(_Config):
     frontend: FrontendConfig = FrontendConfig()
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's last of two equal keys wins, and so an adapter would vanish in silence: here the second is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        repeated = next((key for key, _ in node.value if keys.count(key.value) > 1), None)
+        if repeated is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {repeated.value!r} twice", repeated.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_config(path: Path) -> ClusterConfig:
     """Reads a config file. Raises ConfigError."""
     try:
@@ -156,7 +164,7 @@ def load_config(path: Path) -> ClusterConfig:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"config file {path} can't be read: {reason}", param=str(path)) from error
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _UniqueKeyLoader)
     # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.
     except Exception as error:
         raise ConfigError(f"config file {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
@@ -170,17 +178,8 @@ def parse_config(document: dict[str, Any], *, source: str, folder: Path) -> Clus
 
     ``source`` is named in messages. Raises ConfigError.
     """
-    return _parse(ClusterConfig, document, source, folder)
-
-
-def parse_engine_config(document: dict[str, Any], *, source: str, folder: Path) -> EngineConfig:
-    """The same for the ``engine`` part alone."""
-    return _parse(EngineConfig, document, source, folder)
-
-
-def _parse(kind: type[C], document: dict[str, Any], source: str, folder: Path) -> C:
     try:
-        return kind.model_validate(document, context={"folder": folder})
+        return ClusterConfig.model_validate(document, context={"folder": folder})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

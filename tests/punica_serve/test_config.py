@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.config import EngineConfig, load_config, parse_config, parse_engine_config
+from punica_serve.config import EngineConfig, load_config, parse_config
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, read_model_config
 
@@ -49,12 +49,11 @@ def test_the_context_is_the_models_unless_a_shorter_is_named(model: ModelConfig)
         EngineConfig(model=Path("m"), max_context=2049).context_of(model)
 
 
-def test_a_programs_own_settings_are_checked_alike(tmp_path: Path) -> None:
-    config = parse_engine_config({"model": Path("base"), "page_size": 8}, source="LLM", folder=tmp_path)
-    assert (config.model, config.page_size) == (tmp_path / "base", 8)
-    with pytest.raises(ConfigError, match=r"^LLM: `page_sise`: Extra inputs are not permitted, got 8$") as caught:
-        parse_engine_config({"model": Path("base"), "page_sise": 8}, source="LLM", folder=tmp_path)
-    assert caught.value.param == "page_sise"
+def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> None:
+    config = parse_config({"engine": {"model": "base", "page_size": 8}}, source="LLM", folder=tmp_path)
+    assert (config.engine.model, config.engine.page_size) == (tmp_path / "base", 8)
+    with pytest.raises(ConfigError, match="LLM: `engine.page_sise`: Extra inputs"):
+        parse_config({"engine": {"model": "base", "page_sise": 8}}, source="LLM", folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +64,7 @@ def test_a_programs_own_settings_are_checked_alike(tmp_path: Path) -> None:
         ('engine: !!int ""', "is not YAML"),
         ("engine: [", "is not YAML"),
         ("- 1", "must be a mapping"),
+        ("engine: {model: m}\nadapters:\n  a: x\n  a: y", "key 'a' twice"),
         ("runner: {}", "`engine`: Field required$"),
         ("engine: {page_size: 3}", "`engine.model`: Field required$"),
         ("engine: {model: ~nosuchuser/x}", "`engine.model`: Could not determine home directory., got '~nosuchuser/x'"),

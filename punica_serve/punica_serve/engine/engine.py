@@ -82,8 +82,8 @@ class Engine:
         if config.cpu_threads is not None:
             torch.set_num_threads(config.cpu_threads)
         self.device = _open_device(device)
-        dtype: torch.dtype = getattr(torch, config.dtype)
         self.model_config = read_model_config(config.model)
+        dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
         self.max_context = config.context_of(self.model_config)
         self._model = Llama.from_folder(config.model, self.model_config, dtype, self.device)
         with _memory_for("engine.num_kv_pages", config.num_kv_pages):

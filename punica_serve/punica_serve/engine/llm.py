@@ -1,6 +1,6 @@
 """``punica_serve.LLM``: many prompts on many LoRA models in one call, for scripts and notebooks. No servers.
 
-llm = LLM("path/to/base", adapters={"roman": "path/to/peft-folder"})
+llm = LLM("demo:model", adapters={"roman": "demo:adapters/roman"})
 for answer in llm.generate(["42", "7"], lora_ids=["roman", None]):
     print(answer.text)
 """
@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.config import EngineConfig
+from punica_serve.config import parse_config
 from punica_serve.engine.engine import Engine, StepOutput
-from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import FinishReason, Request, SamplingParams, TokenLogprobs
 from punica_serve.text.generated_text import GeneratedText
 from punica_serve.text.tokenizer import Tokenizer
@@ -47,8 +46,9 @@ class Answer:
 class LLM:
     """One engine on one device, with its tokenizer and its adapters by name.
 
-    Raises ModelRejected, ConfigError or AdapterRejected when something can't be served; keywords beside those named are
-    the settings of ``punica_serve.config.EngineConfig``.
+    Folders are as in a config file: paths, or ``demo:NAME``. Keywords beside those named are the settings of
+    ``punica_serve.config.EngineConfig``. Raises ModelRejected, ConfigError or AdapterRejected when something can't be
+    served.
     """
 
     def __init__(
@@ -57,21 +57,22 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         *,
         device: str = "cpu",
-        dtype: str = "float32",
         strict_base: bool = False,
         **settings: Any,
     ) -> None:
-        try:
-            config = EngineConfig.model_validate({"model": Path(model), "dtype": dtype, **settings})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"LLM: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from error
+        document = {
+            "engine": {"model": str(model), **settings},
+            "adapters": {name: str(folder) for name, folder in (adapters or {}).items()},
+            "strict_base": strict_base,
+        }
+        cluster = parse_config(document, source="LLM", folder=Path.cwd())
+        config = cluster.engine
         self.engine = Engine(config, device)
         self.tokenizer = Tokenizer.from_folder(config.model)
         self._catalog = AdapterCatalog.load(
-            {name: Path(folder) for name, folder in (adapters or {}).items()},
+            cluster.adapters,
             self.engine.model_config,
-            strict_base=strict_base,
+            strict_base=cluster.strict_base,
             base_name=config.served_name,
         )
         for rejection in self._catalog.rejected.values():
