@@ -34,9 +34,9 @@ def create_app(
     generator = Generator(client, catalog, tokenizer, model, base_name=base_name, max_context=max_context)
     app = FastAPI(title="Punica Serve", version=version("punica-serve"), description=_DESCRIPTION)
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes(max_context))
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes(model, engine))
     app.include_router(generate_router(generator))
-    app.include_router(stream_router(generator))
+    app.include_router(stream_router(generator, max_frame_bytes=max_body_bytes(model, engine)))
     app.include_router(
         models_router(
             catalog,
@@ -51,6 +51,6 @@ def create_app(
     return app
 
 
-def max_body_bytes(max_context: int) -> int:
+def max_body_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     """Room for any prompt that the context can hold, escaped as it may be, and for all other fields."""
-    return (1 << 20) + 64 * max_context
+    return (1 << 20) + 64 * engine.context_of(model)

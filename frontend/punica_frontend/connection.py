@@ -1,4 +1,4 @@
-"""Clients that leave, that send too much, or that read too slowly."""
+"""Clients that leave, or that send too much."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,9 +8,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 T = TypeVar("T")
-
-#: A client that takes nothing for so long is as good as gone.
-SEND_TIMEOUT_S = 60.0
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

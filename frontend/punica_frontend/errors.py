@@ -41,6 +41,9 @@ STATUS: dict[type[PunicaError], int] = {
 #: OpenAI's ``type`` of each status.
 _TYPES = {404: "not_found_error", 429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error"}
 
+#: What pydantic calls a body that is not there, or that holds no fields.
+_NOT_AN_OBJECT = ("missing", "model_attributes_type")
+
 #: When to try again, where trying again may help.
 _RETRY_AFTER_S = {429: 1, 503: 2}
 
@@ -67,13 +70,12 @@ def from_wire(error: WireError) -> PunicaError:
     return _BY_CODE.get(error.code, RequestFailed)(error.message, param=error.param)
 
 
-def invalid_fields(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """An error that names the first wrong field, from pydantic's list of all."""
-    first = errors[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_errors: int) -> InvalidRequest:
+    """An error that names a wrong field: pydantic's ``first`` of ``num_errors``, at ``path`` in what was sent."""
+    param = ".".join(map(str, path)) or None
     name = f"`{param}`: " if param else ""
     got = "" if first["type"] in ("missing", "extra_forbidden") else f", got {reprlib.repr(first['input'])}"
+    more = f" (and {num_errors - 1} more)" if num_errors > 1 else ""
     return InvalidRequest(f"{name}{first['msg']}{got}{more}", param=param)
 
 
@@ -102,15 +104,16 @@ def _answer_punica_error(_: Request, error: Exception) -> Response:
 
 def _answer_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # The first part of a location says that the field is in the body, or in the query.
-    errors = [{**entry, "loc": entry["loc"][1:]} for entry in error.errors()]
-    if errors[0]["type"] == "json_invalid":
-        reason = f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][0]}"
+    errors = error.errors()
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason = f"{first['ctx']['error']} at character {first['loc'][-1]}"
         return _answer(400, error_object(InvalidRequest(f"the body is not JSON: {reason}")))
-    if errors[0]["loc"] == ():
+    if first["loc"] == ("body",) and first["type"] in _NOT_AN_OBJECT:
         message = "the body must be a JSON object, sent with Content-Type: application/json"
         return _answer(422, error_object(InvalidRequest(message)))
-    return _answer(422, error_object(invalid_fields(errors)))
+    # The first part of a location says that the field is in the body, or in the query.
+    return _answer(422, error_object(invalid_field(first, first["loc"][1:], len(errors))))
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -122,7 +125,7 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         code, message = "method_not_allowed", f"{request.url.path} takes {allowed}, not {request.method}"
     elif status == 400:
-        message = "the body is not JSON in UTF-8"
+        message = "the body can't be read: not UTF-8, not JSON, nested too deeply, or a number too long"
     return _answer(status, _error_object(status, message, code=code), error.headers)
 
 

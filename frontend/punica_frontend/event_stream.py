@@ -1,6 +1,5 @@
 """Server-sent events of one request's frames."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from punica_frontend.answers import Frame
-from punica_frontend.connection import SEND_TIMEOUT_S, run_while_connected
+from punica_frontend.connection import run_while_connected
 from punica_frontend.errors import error_object
 from punica_serve.errors import PunicaError
 
@@ -23,7 +22,7 @@ class EventStream(Response):
     """``data: {frame}`` for each frame, then ``data: [DONE]``.
 
     Errors before the first frame become answers with a status of their own, later ones an event with ``error``. A
-    client that leaves, or takes nothing for SEND_TIMEOUT_S, closes ``frames``.
+    client that leaves closes ``frames``.
     """
 
     media_type = "text/event-stream"
@@ -36,10 +35,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await run_while_connected(receive, self._send_all(send))
-        except TimeoutError:
-            log.warning("cut an event stream whose client took nothing for %g s", SEND_TIMEOUT_S)
+        await run_while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:
@@ -49,7 +45,9 @@ class EventStream(Response):
             try:
                 async for frame in frames:
                     await _send_body(send, _event(frame))
-            except PunicaError as error:
+            except Exception as error:
+                if not isinstance(error, PunicaError):
+                    log.exception("an event stream failed")
                 await _send_body(send, _event({"error": error_object(error)}))
         await _send_body(send, _DONE, more=False)
 
@@ -59,5 +57,4 @@ def _event(content: object) -> bytes:
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    async with asyncio.timeout(SEND_TIMEOUT_S):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -66,17 +66,18 @@ class Generator:
         arrival_ns = time.time_ns()
         adapter = self._resolve(fields.lora_id)
         prompt_ids = await self._prompt_ids(fields)
-        check_vocabulary(fields.stop_token_ids or (), "stop_token_ids", self._model.vocab_size)
         max_tokens = answer_room(fields, len(prompt_ids), self._max_context, self._client.limits)
+        # After the lengths: a prompt that is far too long is refused before each of its ids is looked at.
+        check_vocabulary(fields.input_ids or (), "input_ids", self._model.vocab_size)
+        check_vocabulary(fields.stop_token_ids or (), "stop_token_ids", self._model.vocab_size)
         sampling = sampling_params(fields, self._model.generation, max_tokens, seed=secrets.randbits(64))
         request = Request(f"gen-{uuid.uuid4().hex}", arrival_ns, prompt_ids, sampling, adapter)
-        eos_ids = () if fields.ignore_eos else self._model.generation.eos_token_ids
         return Plan(
             request=request,
             answer_id=answer_id or request.request_id,
             lora_id=fields.lora_id if adapter else None,
             stops=tuple(fields.stop or ()),
-            end_ids=frozenset((*eos_ids, *sampling.stop_token_ids)),
+            end_ids=sampling.end_ids(self._model.generation.eos_token_ids),
         )
 
     async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
@@ -109,7 +110,6 @@ class Generator:
         if (fields.prompt is None) == (fields.input_ids is None):
             raise InvalidRequest("give exactly one of `prompt` and `input_ids`", param="prompt")
         if fields.input_ids is not None:
-            check_vocabulary(fields.input_ids, "input_ids", self._model.vocab_size)
             return _not_empty(fields.input_ids, "input_ids")
         assert fields.prompt is not None
         if len(fields.prompt) <= MAX_INLINE_CHARS:

@@ -8,9 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from punica_serve.sampling_ranges import RANGES
+
+#: Below the engine's: so many of the likeliest tokens go with each token of an answer.
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 256
 MAX_ID_CHARS = 128
 
 
@@ -26,12 +30,18 @@ def _whole_characters(value: str) -> str:
     return value
 
 
+def _range(name: str) -> dict[str, Any]:
+    return RANGES[name].as_constraints()
+
+
 #: JSON's escapes can spell half characters, which no tokenizer takes.
 Text = Annotated[str, AfterValidator(_whole_characters)]
-StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+#: Whose length is checked is checked for half characters too.
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+#: Lists fail fast: an error for each wrong item of a long one would cost seconds of the event loop.
 StopList = Annotated[
     list[StopString],
-    Field(max_length=MAX_STOPS),
+    Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(_as_list, json_schema_input_type=StopString | list[StopString]),
 ]
 
@@ -44,23 +54,31 @@ class GenerateFields(_Strict):
     """One request. Fields that are null or left out take the model's own defaults."""
 
     prompt: Text | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
-    input_ids: list[int] | None = Field(None, description="The prompt as token ids, taken as they are.")
+    input_ids: list[int] | None = Field(None, fail_fast=True, description="The prompt as token ids, taken as they are.")
     lora_id: str | None = Field(None, description="Name of the LoRA model; null is the base model.", examples=["roman"])
-    max_tokens: int | None = Field(None, ge=1, description="Default: as many as the context has room for.")
-    min_tokens: int = Field(0, ge=0, description="No end before so many generated tokens.")
-    temperature: float | None = Field(None, ge=0, description="0 always takes the most likely token.")
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, description="0 keeps all tokens.")
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    seed: int | None = Field(None, ge=0, lt=1 << 64, description="The same seed gives the same answer.")
+    max_tokens: int | None = Field(
+        None, **_range("max_tokens"), description="Default: as many as the context has room for."
+    )
+    min_tokens: int = Field(0, **_range("min_tokens"), description="No end before so many generated tokens.")
+    temperature: float | None = Field(
+        None, **_range("temperature"), description="0 always takes the most likely token."
+    )
+    top_p: float | None = Field(None, **_range("top_p"))
+    top_k: int | None = Field(None, **_range("top_k"), description="0 keeps all tokens.")
+    min_p: float | None = Field(None, **_range("min_p"))
+    repetition_penalty: float | None = Field(None, **_range("repetition_penalty"))
+    presence_penalty: float = Field(0.0, **_range("presence_penalty"))
+    frequency_penalty: float = Field(0.0, **_range("frequency_penalty"))
+    seed: int | None = Field(None, **_range("seed"), description="The same seed gives the same answer.")
     stop: StopList | None = Field(None, description="The text ends before the first of these strings.")
-    stop_token_ids: list[int] | None = Field(None, max_length=256, description="The answer ends with any of these.")
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_TOKENS, fail_fast=True, description="The answer ends with any of these."
+    )
     ignore_eos: bool = Field(False, description="Go on after the model's end of sequence.")
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Logprob of each token, and of so many of the most likely ones."
+        None,
+        **_range("logprobs") | {"le": MAX_LOGPROBS},
+        description="Logprob of each token, and of so many of the most likely ones.",
     )
 
 

@@ -21,8 +21,7 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from punica_frontend.answers import Frame, usage
-from punica_frontend.connection import SEND_TIMEOUT_S
-from punica_frontend.errors import error_object, invalid_fields
+from punica_frontend.errors import error_object, invalid_field
 from punica_frontend.generation import Generator
 from punica_frontend.schemas import FRAME, MAX_ID_CHARS, CancelFrame, GenerateFrame
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
@@ -54,9 +53,10 @@ class _Live:
 class GenerateSocket:
     """Serves an accepted websocket until either side ends it; then all its requests are cancelled."""
 
-    def __init__(self, websocket: WebSocket, generator: Generator) -> None:
+    def __init__(self, websocket: WebSocket, generator: Generator, *, max_frame_bytes: int) -> None:
         self._websocket = websocket
         self._generator = generator
+        self._max_frame_bytes = max_frame_bytes
         self._live: dict[str, _Live] = {}
         self._outgoing: asyncio.Queue[Frame] = asyncio.Queue(MAX_QUEUED_FRAMES)
 
@@ -67,14 +67,12 @@ class GenerateSocket:
                 await self._read(group)
         except* WebSocketDisconnect:
             pass
-        except* TimeoutError:
-            log.warning("cut a websocket whose client took nothing for %g s", SEND_TIMEOUT_S)
 
     async def _write(self) -> None:
+        """Raises WebSocketDisconnect when the client has left, or was cut because it took nothing for too long."""
         while True:
             frame = await self._outgoing.get()
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await self._websocket.send_text(msgspec.json.encode(frame).decode())
+            await self._websocket.send_text(msgspec.json.encode(frame).decode())
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
         """Raises WebSocketDisconnect when the client has left, which ends the group."""
@@ -82,13 +80,20 @@ class GenerateSocket:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
-            content: str | bytes = message.get("text") or message.get("bytes") or ""
-            try:
-                frame = FRAME.validate_json(content)
-            except ValidationError as error:
-                await self._refuse(_request_id(content), _frame_error(error))
-            else:
-                await self._handle(frame, group)
+            text = message.get("text")
+            await self._take(message["bytes"] if text is None else text.encode(), group)
+
+    async def _take(self, content: bytes, group: asyncio.TaskGroup) -> None:
+        if len(content) > self._max_frame_bytes:
+            limit = f"{self._max_frame_bytes} is the limit; send a shorter one"
+            await self._refuse(None, InvalidRequest(f"the frame has {len(content)} bytes, {limit}"))
+            return
+        try:
+            frame = FRAME.validate_json(content)
+        except ValidationError as error:
+            await self._refuse(_request_id(content), _frame_error(error))
+        else:
+            await self._handle(frame, group)
 
     async def _handle(self, frame: GenerateFrame | CancelFrame, group: asyncio.TaskGroup) -> None:
         request_id = frame.request_id
@@ -146,7 +151,7 @@ class GenerateSocket:
         )
 
 
-def _request_id(content: str | bytes) -> str | None:
+def _request_id(content: bytes) -> str | None:
     """The request_id of a frame that is otherwise wrong, if it can be told."""
     # The standard decoder takes more than JSON allows, such as NaN, and half characters, which could not be sent back.
     with contextlib.suppress(ValueError, RecursionError):
@@ -157,8 +162,8 @@ def _request_id(content: str | bytes) -> str | None:
 
 
 def _frame_error(error: ValidationError) -> InvalidRequest:
-    errors = error.errors(include_url=False, include_context=False)
-    if errors[0]["type"] == "json_invalid":
-        return InvalidRequest(f"the frame is not JSON: {errors[0]['msg']}")
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the frame is not JSON: {first['msg']}")
     # The first part of a field's location is the op that the frame is for.
-    return invalid_fields([{**entry, "loc": entry["loc"][1:] or ("op",)} for entry in errors])
+    return invalid_field(first, first["loc"][1:] or ("op",), error.error_count())

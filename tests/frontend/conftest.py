@@ -1,20 +1,20 @@
 """A cluster that answers at once, one token for each byte, and an application over it."""
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import tokenizers
-import uvicorn
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers
 
-from punica_frontend.app import create_app
-from punica_frontend.main import EmbeddedServer, bind
+from punica_frontend.app import create_app, max_body_bytes
+from punica_frontend.main import EmbeddedServer, bind, http_server
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import EngineConfig
 from punica_serve.errors import AdapterRejected, ClusterUnavailable
@@ -178,8 +178,14 @@ def catalog() -> AdapterCatalog:
 
 
 @pytest.fixture
-def app(cluster: EchoCluster, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> FastAPI:
-    engine = EngineConfig(model=Path("/models/numbers"), model_name="numbers")
+def engine() -> EngineConfig:
+    return EngineConfig(model=Path("/models/numbers"), model_name="numbers")
+
+
+@pytest.fixture
+def app(
+    cluster: EchoCluster, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, engine: EngineConfig
+) -> FastAPI:
     return create_app(cluster, catalog, tokenizer, model, engine)
 
 
@@ -191,17 +197,30 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def address(app: FastAPI) -> AsyncIterator[str]:
-    """HOST:PORT of the application behind a real server."""
-    server = EmbeddedServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+def listener() -> Iterator[socket.socket]:
     with bind("127.0.0.1", 0) as listener:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            await until(lambda: server.started)
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
+        yield listener
+
+
+@pytest.fixture
+async def server(
+    app: FastAPI, model: ModelConfig, engine: EngineConfig, listener: socket.socket
+) -> AsyncIterator[EmbeddedServer]:
+    """The application behind a real server."""
+    server = http_server(app, max_body_bytes=max_body_bytes(model, engine))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await until(lambda: server.started)
+        yield server
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+def address(listener: socket.socket, server: EmbeddedServer) -> str:
+    """HOST:PORT of the server."""
+    return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

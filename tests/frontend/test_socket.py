@@ -40,7 +40,7 @@ def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model
 async def test_a_slow_reader_holds_its_requests_back(generator: Generator, cluster: Any) -> None:
     peer = SlowPeer()
     await peer.accept()
-    running = asyncio.create_task(GenerateSocket(peer, generator).run())
+    running = asyncio.create_task(GenerateSocket(peer, generator, max_frame_bytes=1_000).run())
     for _ in range(20 * MAX_QUEUED_FRAMES):
         await asyncio.sleep(0)
     # One frame is being sent, and one waits for room in the queue.
@@ -48,14 +48,3 @@ async def test_a_slow_reader_holds_its_requests_back(generator: Generator, clust
     running.cancel()
     await asyncio.wait([running])
     assert not cluster.live
-
-
-async def test_a_reader_that_stands_still_is_cut(
-    generator: Generator, cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("punica_frontend.socket.SEND_TIMEOUT_S", 0.02)
-    peer = SlowPeer()
-    await peer.accept()
-    async with asyncio.timeout(5):
-        await GenerateSocket(peer, generator).run()
-    assert len(cluster.cancelled) == 1
