@@ -18,6 +18,14 @@ from punica_serve.errors import ProtocolError, PunicaError
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
 PROTOCOL_VERSION = (1, 0)
 
+#: A token id on the wire.
+MAX_TOKEN_BYTES = 5
+#: The longest message: a request of three million tokens.
+MAX_FRAME_BYTES = 16 << 20
+#: Frames that wait for a slow peer; beyond it the link is cut. A frontend that comes back adds all its requests at
+#: once: 10,000 of them (the longest queue by default) with 4,000 tokens of 5 bytes are 200 MB.
+MAX_QUEUED_BYTES = 256 << 20
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 #: The four groups of projections whose LoRA weights share pages, in the order in which a layer runs them.
@@ -257,7 +265,7 @@ class StepReport(Message, frozen=True):
     tokens: tuple[StepToken, ...]
     finished: tuple[FinishedAssignment, ...]
     free_kv_pages: int
-    #: Requests in the invocation; 0 when idle.
+    #: Requests in the newest invocation; 0 when idle.
     batch_size: int
     num_prefill_tokens: int
     #: Different adapters among them.
@@ -300,6 +308,10 @@ class StopRequest(Message, frozen=True):
     gpu_uuid: str
     seq: int
     assignment: AssignmentId
+
+
+class Ping(Message, frozen=True):
+    """Supervisor to a worker that is silent: the next turn of the step loop must answer it with a report."""
 
 
 class Reset(Message, frozen=True):
@@ -367,7 +379,7 @@ FrontendToScheduler = FrontendHello | AddRequest | CancelRequest | GetCluster
 SchedulerToFrontend = Welcome | Refused | Delivery | Limits | ClusterReply
 RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed
 SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest
-SupervisorToWorker = StartRequest | StopRequest | Reset
+SupervisorToWorker = StartRequest | StopRequest | Reset | Ping
 WorkerToSupervisor = WorkerReady | WorkerFailed | StepReport | AssignmentsFailed
 #: What a peer may send to the scheduler before it is known what kind of peer it is.
 ToScheduler = FrontendToScheduler | RunnerToScheduler

@@ -30,6 +30,8 @@ from websockets.frames import CloseCode
 from punica_serve.backoff import Backoff
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
+    MAX_FRAME_BYTES,
+    MAX_QUEUED_BYTES,
     PROTOCOL_VERSION,
     Decoder,
     FrontendHello,
@@ -43,11 +45,6 @@ from punica_serve.protocol import (
 
 log = logging.getLogger(__name__)
 
-#: A request of a million tokens takes at most 5 bytes for each.
-MAX_FRAME_BYTES = 16 << 20
-#: Frames that wait for a slow peer; beyond it the link is cut. A frontend that comes back adds all its requests at
-#: once: 10,000 of them (the longest queue by default) with 4,000 tokens of 5 bytes are 200 MB.
-MAX_QUEUED_BYTES = 256 << 20
 #: A peer that vanished without a word is noticed after at most the sum of both.
 PING_INTERVAL_S = 5.0
 PING_TIMEOUT_S = 10.0

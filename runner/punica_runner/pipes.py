@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from punica_serve.errors import ProtocolError
-from punica_serve.protocol import Decoder, Message, encode
-
-#: A request of a million tokens takes at most 5 bytes for each.
-MAX_FRAME_BYTES = 16 << 20
-#: Commands that wait for a worker that does not read; beyond it the pipe is cut. As many as a scheduler's link holds.
-MAX_QUEUED_BYTES = 256 << 20
+from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, Message, encode
 
 _LENGTH_BYTES = 4
 

@@ -1,10 +1,14 @@
-"""Which requests no GPU of the cluster can ever run, and what their clients are told."""
+"""Which requests no GPU of the cluster can ever run, or be sent, and what their clients are told."""
 
 from collections.abc import Collection
 
 from punica_scheduler.gpu import STEPS_AHEAD, GpuRecord
 from punica_scheduler.request import RequestRecord
 from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
+from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, Request, encode
+
+#: What a start adds to its request: GPU UUID, numbers, tag.
+_START_BYTES = 1024
 
 
 def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError | None:
@@ -21,6 +25,18 @@ def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError |
         return _adapter_too_large(record)
     capacity = max(gpu.max_request_tokens for gpu in loadable)
     return _outgrown(record, capacity) if has_begun else _too_long(record, capacity)
+
+
+def too_long_to_send(request: Request) -> InvalidRequest | None:
+    """Why the request would outgrow a frame with its answer, if it would: a start carries all tokens so far."""
+    num_bytes = len(encode(AddRequest(request))) + MAX_TOKEN_BYTES * request.sampling.max_tokens
+    if num_bytes <= MAX_FRAME_BYTES - _START_BYTES:
+        return None
+    return InvalidRequest(
+        f"a request of {len(request.prompt_ids)} prompt tokens and max_tokens of {request.sampling.max_tokens} may "
+        f"grow to {num_bytes} bytes, and {MAX_FRAME_BYTES} can be sent; shorten the prompt or set a lower max_tokens",
+        param="max_tokens",
+    )
 
 
 def _adapter_too_large(record: RequestRecord) -> PunicaError:

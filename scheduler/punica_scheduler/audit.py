@@ -7,12 +7,14 @@ from itertools import pairwise
 from punica_scheduler.fcfs_queue import FcfsQueue
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.request import RequestRecord, RequestState
+from punica_scheduler.trials import Trials
 
 
 def check_books(
     requests: Mapping[str, RequestRecord],
     gpus: Mapping[str, GpuRecord],
     queue: FcfsQueue,
+    trials: Trials,
     counters: Counter[str],
 ) -> None:
     """Raises AssertionError where the books contradict each other."""
@@ -21,13 +23,15 @@ def check_books(
     assert len(queued) + len(placed) == len(requests), "a request that has ended is still there"
     ended = counters["finished"] + counters["cancelled"] + counters["failed"]
     assert counters["arrived"] == ended + len(requests), "requests appeared or vanished"
-    _check_queue(queued, queue)
+    _check_line([record for record in queued if not record.is_suspect], queue)
+    _check_line([record for record in queued if record.is_suspect], trials.waiting)
     _check_placed(placed, gpus)
     for gpu in gpus.values():
         _check_gpu(gpu)
+    trials.check_invariants(gpus)
 
 
-def _check_queue(queued: list[RequestRecord], queue: FcfsQueue) -> None:
+def _check_line(queued: list[RequestRecord], queue: FcfsQueue) -> None:
     in_line = list(queue)
     assert {id(record) for record in in_line} == {id(record) for record in queued}, "the queue is not who waits"
     assert len(in_line) == len(queued), "a request waits twice"

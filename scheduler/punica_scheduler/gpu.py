@@ -63,18 +63,19 @@ class GpuRecord:
     def has_room_for(self, record: RequestRecord) -> bool:
         """A place in the batch, pages for prompt, generated and one token, and room for the adapter.
 
-        A pool that the request would outgrow even alone within the next steps is no room: it would only come back.
+        That is the paper's "enough memory", and necessary. It is not enough at the boundary of a page: a request that
+        would be evicted for the next steps of the working set must not start, or it starts and stops without a token.
         """
         return (
             len(self.working_set) < self.info.max_batch_size
             and self.pages_for(record.num_tokens + 1) <= self.num_free_pages
-            and self.could_hold(record)
+            and not self.overflows(record)
             and self.fits_loras(record)
         )
 
-    def could_hold(self, record: RequestRecord) -> bool:
-        """Whether the next steps of the request fit when it is alone."""
-        return record.num_tokens_after(STEPS_AHEAD) <= self.max_request_tokens
+    def could_run(self, record: RequestRecord) -> bool:
+        """Whether the request's next steps and its adapter fit when it is alone."""
+        return record.num_tokens_after(STEPS_AHEAD) <= self.max_request_tokens and self.could_load(record)
 
     def could_load(self, record: RequestRecord) -> bool:
         """Whether the request's adapter fits the LoRA pool when it is alone."""
@@ -88,14 +89,13 @@ class GpuRecord:
             for group in {group for pages in adapters.values() for group in pages}
         )
 
-    @property
-    def overflows(self) -> bool:
-        """Whether the next steps of the working set would not fit.
+    def overflows(self, *more: RequestRecord) -> bool:
+        """Whether the next steps of the working set and of ``more`` would not fit.
 
         What each request holds and what is free add up to the pool, where stops on their way are obeyed in time; so
         growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
         """
-        ahead = (record.num_tokens_after(STEPS_AHEAD) for record in self.working_set.values())
+        ahead = (record.num_tokens_after(STEPS_AHEAD) for record in (*self.working_set.values(), *more))
         return sum(map(self.pages_for, ahead)) > self.info.num_kv_pages
 
     @property

@@ -41,6 +41,10 @@ class PageBook:
         self._last_stop_seq = self.last_seq
         return self.last_seq
 
+    def has_applied(self, assignment: AssignmentId) -> bool:
+        """Whether the worker has said that it applied this start."""
+        return assignment not in self._starts
+
     def drop(self, assignment: AssignmentId) -> None:
         """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
         self._starts.pop(assignment, None)

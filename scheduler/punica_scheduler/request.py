@@ -4,7 +4,7 @@ queued ──▶ placed ──▶ finished
   ▲  │       │ │
   │  │       │ └────▶ cancelled, failed
   │  └───────┼──────▶ cancelled, failed, finished (it lost its GPU after its last token)
-  └──────────┘        evicted, its GPU lost, its adapter not loaded
+  └──────────┘        evicted, its GPU lost, failed there but perhaps not elsewhere
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +15,9 @@ from msgspec.structs import replace
 
 from punica_serve.lora_layout import pages_needed
 from punica_serve.protocol import AssignmentId, LoraGroup, Request, StepToken
+
+#: GPUs lost with a request running on them that make it a suspect; see ``trials``.
+NUM_SUSPICIOUS_LOSSES = 2
 
 
 class RequestState(Enum):
@@ -65,6 +68,8 @@ class RequestRecord:
     last_gpu_uuid: str | None = None
     #: Assignments that ended in a failure that may have been the GPU's.
     num_failures: int = 0
+    #: GPUs that were lost while it was running on them, since it was last acquitted.
+    num_losses: int = 0
     #: First come, first served goes by this.
     arrival: tuple[int, str] = field(init=False)
 
@@ -89,6 +94,11 @@ class RequestRecord:
     def num_tokens(self) -> int:
         """Of prompt and answer so far."""
         return len(self.request.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """It may have killed the workers that it ran on, so it must run alone."""
+        return self.num_losses >= NUM_SUSPICIOUS_LOSSES
 
     @property
     def is_complete(self) -> bool:

@@ -1,8 +1,9 @@
 """The scheduler's core: events in, actions out.
 
-Whatever takes a request off a GPU (eviction, a lost GPU, a failed load) puts it back into the queue at its place by
-arrival, with what it has generated; and every event ends by placing from the queue's head. So there is one way to run a
-request, and one place that decides where.
+Whatever takes a request off a GPU (eviction, a lost GPU, a failure that may have been the GPU's) puts it back into the
+queue at its place by arrival, with what it has generated; and every event ends by placing from the queue's head. So
+there is one way to run a request, and one place that decides where. Requests that may have killed their workers wait
+beside the queue, for a GPU of their own: see ``trials``.
 """
 
 from collections import Counter, deque
@@ -10,14 +11,15 @@ from typing import assert_never
 
 from punica_scheduler import events
 from punica_scheduler.actions import Action, AnnounceLimits, Start, Stop
-from punica_scheduler.admission import refusal
+from punica_scheduler.admission import refusal, too_long_to_send
 from punica_scheduler.audit import check_books
 from punica_scheduler.decision import Decision, StoryEntry
 from punica_scheduler.delivery import Outcome, deliver_error, deliver_outcome, outcomes_of
 from punica_scheduler.fcfs_queue import FcfsQueue
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.placement import Placement, punica
-from punica_scheduler.request import RequestRecord, RequestState
+from punica_scheduler.request import NUM_SUSPICIOUS_LOSSES, RequestRecord, RequestState
+from punica_scheduler.trials import Trials, convicted
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
 from punica_serve.protocol import (
     AssignmentId,
@@ -29,7 +31,7 @@ from punica_serve.protocol import (
     WireError,
 )
 
-#: Assignments of a request that may end in a failed load or a broken stream before it fails itself.
+#: Assignments of a request that may end in a failure of the GPU's or a broken stream before it fails itself.
 MAX_TRIES = 3
 #: Events that the story remembers: some seconds of a busy cluster.
 STORY_LENGTH = 1000
@@ -65,6 +67,7 @@ class Scheduler:
         self._gpus: dict[str, GpuRecord] = {}
         self._requests: dict[str, RequestRecord] = {}
         self._queue = FcfsQueue()
+        self._trials = Trials()
         self._limits = Limits(num_gpus=0)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         #: The newest events and what they led to.
@@ -75,7 +78,7 @@ class Scheduler:
         decision = Decision(now_ns)
         self.story.append(StoryEntry(now_ns, event, decision.actions))
         self._apply(event, decision)
-        self._place_from_queue(decision)
+        self._place_what_waits(decision)
         self._announce_new_limits(decision)
         return list(decision.actions)
 
@@ -85,7 +88,7 @@ class Scheduler:
             incarnation=self._incarnation,
             now_ns=now_ns,
             gpus=tuple(gpu.snapshot() for _, gpu in sorted(self._gpus.items())),
-            queue_length=len(self._queue),
+            queue_length=self._num_waiting,
             num_frontends=len(self._frontends),
             num_runners=len(self._runners),
             counters=dict(self._counters),
@@ -93,7 +96,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Audits the books. AssertionError is a bug of ours."""
-        check_books(self._requests, self._gpus, self._queue, self._counters)
+        check_books(self._requests, self._gpus, self._queue, self._trials, self._counters)
 
     # -------------------------------------------------------------- events
 
@@ -164,7 +167,7 @@ class Scheduler:
         if gpu is None:
             return
         for record in list(gpu.working_set.values()):
-            self._requeue(record, decision, tell_worker=False)
+            self._lose_gpu(record, gpu, decision)
         del self._gpus[uuid]
         self._counters["gpus_lost"] += 1
 
@@ -191,6 +194,7 @@ class Scheduler:
         record.generated_ids += [token.token_id for token in tokens]
         gpu.num_tokens += len(tokens)
         self._counters["tokens"] += len(tokens)
+        self._trials.note_progress(record)
         if reason is not None:
             self._detach(record, decision, tell_worker=False)
             self._conclude(record, RequestState.FINISHED)
@@ -199,11 +203,13 @@ class Scheduler:
     def _evict(self, gpu: GpuRecord, is_starved: bool, decision: Decision) -> None:
         """Takes the newest requests off a GPU until the next steps fit: those that came first go on (Punica, 5.3)."""
         # A worker that lacks pages though none are on their way has fewer than the book says: believe the worker.
-        while gpu.overflows or (is_starved and gpu.working_set and not gpu.book.awaits_pages):
-            victim = gpu.newest
-            self._counters["evictions"] += 1
-            decision.barred[victim.request_id] = gpu.uuid
-            self._requeue(victim, decision, tell_worker=True)
+        while gpu.overflows() or (is_starved and gpu.working_set and not gpu.book.awaits_pages):
+            self._evict_one(gpu, gpu.newest, decision)
+
+    def _evict_one(self, gpu: GpuRecord, victim: RequestRecord, decision: Decision) -> None:
+        self._counters["evictions"] += 1
+        decision.barred[victim.request_id] = gpu.uuid
+        self._requeue(victim, decision, tell_worker=True)
 
     def _assignments_failed(self, failure: AssignmentsFailed, decision: Decision) -> None:
         gpu = self._gpus.get(failure.gpu_uuid)
@@ -218,18 +224,25 @@ class Scheduler:
     def _tick(self, decision: Decision) -> None:
         self._is_settled = self._is_settled or decision.now_ns >= self._settled_ns
         latest_ns = decision.now_ns - self._queue_timeout_ns
-        for record in [record for record in self._queue if record.queued_ns <= latest_ns]:
+        waiting = (*self._queue, *self._trials.waiting)
+        for record in [record for record in waiting if record.queued_ns <= latest_ns]:
             error = f"no GPU had room for the request for {self._queue_timeout_ns / 1e9:g} s; try again later"
             self._fail(record, WireError.of(OutOfCapacity(error)), decision)
 
     # -------------------------------------------------------------- what happens to a request
 
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._queue) + len(self._trials.waiting)
+
     def _refusal_on_arrival(self, record: RequestRecord) -> PunicaError | None:
         if record.request_id in self._requests:
             return InvalidRequest("another frontend has a request of this id; ids must be unique", param="request_id")
+        if error := too_long_to_send(record.request):
+            return error
         # A stream that has begun was admitted once; a restart of ours must not break it.
-        if len(self._queue) >= self._max_queue and not record.generated_ids:
-            return OutOfCapacity(f"{len(self._queue)} requests wait for a GPU already; try again later")
+        if self._num_waiting >= self._max_queue and not record.generated_ids:
+            return OutOfCapacity(f"{self._num_waiting} requests wait for a GPU already; try again later")
         return refusal(record, self._gpus.values()) if self._is_settled and self._gpus else None
 
     def _enqueue(self, record: RequestRecord, decision: Decision) -> None:
@@ -239,23 +252,51 @@ class Scheduler:
             decision.actions.append(deliver_outcome(record, len(record.generated_ids), ([], "length")))
         else:
             record.queued_ns = decision.now_ns
-            self._queue.add(record)
+            self._line_of(record).add(record)
+
+    def _line_of(self, record: RequestRecord) -> FcfsQueue:
+        """Where it waits."""
+        return self._trials.waiting if record.is_suspect else self._queue
+
+    def _place_what_waits(self, decision: Decision) -> None:
+        if self._is_settled and self._gpus:
+            self._begin_trial(decision)
+            self._place_from_queue(decision)
+
+    def _begin_trial(self, decision: Decision) -> None:
+        """Empties a GPU for the next suspect, and places it there once the pages are back."""
+        while suspect := self._trials.next_suspect:
+            if error := refusal(suspect, self._gpus.values()):
+                self._fail(suspect, WireError.of(error), decision)
+                continue
+            gpu = self._trials.gpu_apart(self._gpus)
+            assert gpu is not None, "what no GPU can run is refused"
+            for record in list(gpu.working_set.values()):
+                self._evict_one(gpu, record, decision)
+            if not decision.allows(suspect, gpu) or not gpu.has_room_for(suspect):
+                return
+            self._place(suspect, gpu, decision)
+            self._trials.begin(suspect)
 
     def _place_from_queue(self, decision: Decision) -> None:
         """First come, first served: a head that does not fit blocks those behind it."""
-        while self._is_settled and self._gpus and (record := self._queue.head):
+        apart = self._trials.gpu_apart(self._gpus)
+        while record := self._queue.head:
             if error := refusal(record, self._gpus.values()):
                 self._fail(record, WireError.of(error), decision)
                 continue
-            barred = decision.barred.get(record.request_id)
-            candidates = [gpu for gpu in self._gpus.values() if gpu.uuid != barred and gpu.has_room_for(record)]
+            candidates = [
+                gpu
+                for gpu in self._gpus.values()
+                if gpu is not apart and decision.allows(record, gpu) and gpu.has_room_for(record)
+            ]
             if not candidates:
                 return
             self._place(record, self._placement(record, candidates), decision)
 
     def _place(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
         record.become(RequestState.PLACED, self.story)
-        self._queue.remove(record)
+        self._line_of(record).remove(record)
         self._num_assignments += 1
         assignment = AssignmentId(self._incarnation, self._num_assignments)
         self._counters["migrations"] += record.last_gpu_uuid not in (None, gpu.uuid)
@@ -269,6 +310,15 @@ class Scheduler:
         record.become(RequestState.QUEUED, self.story)
         self._detach(record, decision, tell_worker=tell_worker)
         self._enqueue(record, decision)
+
+    def _lose_gpu(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
+        """Takes a request off a lost GPU. Only if its start was acknowledged was it running there, and may be why."""
+        assert record.assignment is not None
+        record.num_losses += gpu.book.has_applied(record.assignment)
+        if record.num_losses > NUM_SUSPICIOUS_LOSSES and not record.is_complete:
+            self._fail(record, WireError.of(convicted(record)), decision, tell_worker=False)
+        else:
+            self._requeue(record, decision, tell_worker=False)
 
     def _try_again(
         self,
@@ -300,8 +350,9 @@ class Scheduler:
     def _detach(self, record: RequestRecord, decision: Decision, *, tell_worker: bool = True) -> None:
         """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
         if record.assignment is None or record.gpu_uuid is None:
-            self._queue.remove(record)
+            self._line_of(record).remove(record)
             return
+        self._trials.break_off(record)
         gpu = self._gpus[record.gpu_uuid]
         del gpu.working_set[record.assignment]
         if tell_worker:

@@ -254,9 +254,34 @@ def test_a_full_batch_is_passed_over() -> None:
 
 def test_memory_is_for_prompt_and_one_token_whatever_max_tokens_says() -> None:
     cluster = filled("A", pages=8)
-    assert cluster.arrives("r1", prompt=15, max_tokens=17) == ["A: start r1"]  # 4 pages, though it may grow to 8
-    assert cluster.arrives("r2", prompt=15, max_tokens=17) == ["A: start r2"]  # the other 4
+    assert cluster.arrives("r1", prompt=14, max_tokens=18) == ["A: start r1"]  # 4 pages, though it may grow to 8
+    assert cluster.arrives("r2", prompt=14, max_tokens=18) == ["A: start r2"]  # the other 4
     assert cluster.arrives("r3", prompt=1) == []
+
+
+def test_a_request_that_would_be_evicted_before_its_first_token_does_not_start() -> None:
+    cluster = filled("A", pages=3)
+    cluster.arrives("r1", prompt=1, max_tokens=7)
+    assert cluster.arrives("r2", prompt=7, max_tokens=2) == []  # 2 pages are free, but the next steps take a fourth
+    for _ in range(6):
+        assert not [words for words in cluster.steps("A", "r1") if "r2" in words]
+    assert cluster.steps("A", "r1", finished="r1")[1:] == ["A: start r2"]
+    assert cluster.steps("A", "r2", finished="r2") == ["r2: 1 token at 0 stop"]
+    assert cluster.counter("evictions") == 0
+
+
+def test_evictions_are_bounded_by_the_pages_that_others_take() -> None:
+    cluster = filled("A", pages=6)
+    for name in ("r1", "r2", "r3"):
+        cluster.arrives(name, prompt=3, max_tokens=21)
+    live = {"r1", "r2", "r3"}
+    while live:
+        running = [record.request_id for record in cluster.scheduler._gpus["A"].working_set.values()]
+        ends = {name for name in running if len(cluster.delivered.get(name, [])) == 20}
+        cluster.steps("A", " ".join(running), finished=" ".join(ends))
+        live -= ends
+    assert cluster.counter("evictions") <= 4
+    assert cluster.delivered["r3"] == list(range(100, 121))
 
 
 def test_memory_counts_generated_tokens_and_the_next() -> None:
@@ -412,17 +437,17 @@ def test_reports_of_unknown_gpus_and_assignments_are_dropped(cluster: Cluster) -
 
 def test_the_newest_by_arrival_is_evicted_not_the_newest_placed() -> None:
     cluster = filled("A", pages=5)
-    cluster.arrives("young", prompt=7, at=20)  # 2 pages
-    cluster.arrives("old", prompt=7, at=10)  # 2 pages
-    # After one token each, two more steps need 10 tokens of both: 3 pages each, and there are 5.
+    cluster.arrives("young", prompt=6, at=20)  # 2 pages
+    cluster.arrives("old", prompt=6, at=10)  # 2 pages
+    # After one token each, two more steps need 9 tokens of both: 3 pages each, and there are 5.
     assert cluster.steps("A", "young old") == ["young: 1 token at 0", "old: 1 token at 0", "A: stop young"]
     assert cluster.counter("evictions") == 1
 
 
 def test_an_evicted_request_goes_on_elsewhere_with_its_tokens() -> None:
     cluster = filled("A", "B", pages=5)
-    cluster.arrives("r1", prompt=7)
-    cluster.arrives("r2", prompt=7)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
     assert cluster.steps("B", "r1 r2")[2:] == ["B: stop r2", "A: start r2 after 1"]
     stale = StepToken(AssignmentId(INCARNATION, 2), 1, 666)
     assert cluster.reports("B", [stale], applied=2) == []
@@ -451,9 +476,9 @@ def test_a_starved_worker_waits_for_stops_on_their_way() -> None:
 
 def test_an_evicted_request_waits_at_its_place_by_arrival() -> None:
     cluster = filled("A", pages=5)
-    cluster.arrives("r1", prompt=7)
-    cluster.arrives("r2", prompt=7)
-    cluster.arrives("r3", prompt=7)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.arrives("r3", prompt=6)
     cluster.steps("A", "r1 r2")
     assert cluster.steps("A", "r1", finished="r1")[1:] == ["A: start r2 after 1", "A: start r3"]
 
@@ -461,7 +486,7 @@ def test_an_evicted_request_waits_at_its_place_by_arrival() -> None:
 def test_eviction_goes_on_until_the_rest_fits() -> None:
     cluster = filled("A", pages=8)
     for name in ("r1", "r2", "r3", "r4"):
-        cluster.arrives(name, prompt=7)
+        cluster.arrives(name, prompt=6)
     cluster.steps("A", "r1 r2 r3 r4")
     assert cluster.working_sets() == {"A": 2}
     assert cluster.counter("evictions") == 2
@@ -519,7 +544,7 @@ def test_migration_as_in_the_paper() -> None:
         "2: start r3 after 1",
         "2: start r4 after 1",
     ]
-    assert cluster.arrives("r6", prompt=6) == ["2: start r6"]
+    assert cluster.arrives("r6", prompt=6) == ["1: start r6"]
 
 
 # -------------------------------------------------------------- cancellation
@@ -588,6 +613,116 @@ def test_a_request_with_all_its_tokens_ends_when_its_gpu_is_lost(cluster: Cluste
     cluster.arrives("r1", max_tokens=1)
     cluster.steps("B", "r1")
     assert cluster.gpu_is_lost("B") == ["r1: length"]
+
+
+# -------------------------------------------------------------- requests that may be poison
+
+
+def with_suspects(*names: str, prompt: int = 3) -> Cluster:
+    """No GPU is left: B, and then A, were lost while these were running on them."""
+    cluster = filled("A", "B", pages=32)
+    for name in names:
+        cluster.arrives(name, prompt=prompt, max_tokens=40, lora=adapter("toxic"))
+    for uuid in ("B", "A"):
+        cluster.steps(uuid)
+        cluster.gpu_is_lost(uuid)
+    return cluster
+
+
+def test_a_request_that_was_running_at_two_losses_runs_alone_and_the_others_elsewhere() -> None:
+    cluster = with_suspects("r1")
+    assert cluster.gpu_joins("B") == ["B: start r1"]
+    assert cluster.arrives("r2") == []
+    assert cluster.gpu_joins("A") == ["A: start r2"]
+    assert cluster.arrives("r3") == ["A: start r3"]
+
+
+def test_a_third_loss_alone_fails_it_and_names_its_adapter() -> None:
+    cluster = with_suspects("r1")
+    cluster.arrives("r2")
+    cluster.gpu_joins("B")
+    cluster.steps("B", "r1")
+    assert cluster.gpu_is_lost("B") == ["r1: request_failed"]
+    assert "or its adapter toxic," in cluster.error.message
+    assert cluster.gpu_joins("B") == ["B: start r2"]
+
+
+def test_losses_before_a_start_was_applied_do_not_count() -> None:
+    cluster = filled("A")
+    cluster.arrives("r1")
+    for _ in range(5):
+        assert cluster.gpu_joins("A") == ["A: start r1"]
+    assert cluster.arrives("r2") == ["A: start r2"]
+
+
+def test_an_acquitted_request_has_company_again_and_counts_from_zero() -> None:
+    cluster = with_suspects("r1")
+    cluster.gpu_joins("B", pages=32)
+    for _ in range(15):
+        cluster.steps("B", "r1")
+    assert cluster.arrives("r2") == []
+    assert cluster.steps("B", "r1") == ["r1: 1 token at 15", "B: start r2"]
+    assert cluster.gpu_joins("B", pages=32) == ["B: start r1 after 16", "B: start r2"]
+
+
+def test_suspects_are_tried_one_after_the_other() -> None:
+    cluster = with_suspects("r1", "r2")
+    assert cluster.gpu_joins("A", pages=32) == ["A: start r1"]
+    assert cluster.gpu_joins("B", pages=32) == []
+    assert cluster.arrives("r3") == ["B: start r3"]
+    assert cluster.steps("A", "r1", finished="r1")[1:] == ["B: stop r3", "B: start r2", "A: start r3"]
+
+
+def test_a_gpu_is_kept_for_a_suspect_until_its_pages_are_back() -> None:
+    cluster = filled("A", "B", pages=9)
+    for name in ("r1", "r2"):
+        cluster.arrives(name, prompt=11, max_tokens=24, generated=1)
+    for uuid in ("B", "A"):
+        cluster.steps(uuid)
+        cluster.gpu_is_lost(uuid)
+    cluster.gpu_joins("A", pages=9)
+    for _ in range(15):
+        cluster.steps("A", "r1")
+    assert cluster.arrives("r3") == []
+    assert cluster.steps("A", "r1") == ["r1: 1 token at 16", "A: stop r1"]
+    assert cluster.steps("A") == ["A: start r2 after 1"]
+    assert cluster.steps("A", "r2", finished="r2") == ["r2: 1 token at 1 stop", "A: start r1 after 17"]
+
+
+def test_a_trial_is_rather_not_where_the_request_was_lost_last() -> None:
+    cluster = filled("A", "B")
+    cluster.arrives("r1")
+    cluster.steps("B")
+    cluster.gpu_is_lost("B")
+    cluster.gpu_joins("B")
+    cluster.steps("A")
+    assert cluster.gpu_joins("A") == ["B: start r1"]
+
+
+def test_a_suspect_may_be_cancelled_wherever_it_is() -> None:
+    cluster = with_suspects("r1", "r2", "r3")
+    assert cluster.scheduler.snapshot(0).queue_length == 3
+    assert cluster.is_cancelled("r2") == []
+    assert cluster.gpu_joins("A", pages=32) == ["A: start r1"]
+    assert cluster.is_cancelled("r1") == ["A: stop r1", "A: start r3"]
+
+
+def test_a_suspect_waits_no_longer_than_others() -> None:
+    cluster = with_suspects("r1")
+    assert cluster.time_passes(600) == ["r1: out_of_capacity"]
+
+
+def test_a_suspect_that_no_gpu_can_run_fails() -> None:
+    cluster = with_suspects("r1", "r2")
+    assert cluster.gpu_joins("A", lora=0) == ["r1: invalid_request", "r2: invalid_request"]
+
+
+def test_a_suspect_that_outgrows_its_gpu_goes_on_in_another() -> None:
+    cluster = with_suspects("r1")
+    cluster.arrives("r2")
+    cluster.gpu_joins("A", pages=32)
+    assert cluster.gpu_joins("B", pages=32) == ["B: start r2"]
+    assert cluster.steps("A", starved="r1") == ["A: stop r1", "B: stop r2", "B: start r1", "A: start r2"]
 
 
 def test_a_failed_load_is_tried_elsewhere_three_times_in_all(cluster: Cluster) -> None:
@@ -701,7 +836,7 @@ def test_the_snapshot_shows_gpus_queue_and_peers() -> None:
 def test_the_story_replays() -> None:
     cluster = filled("A", "B", pages=5)
     for name in ("r1", "r2", "r3"):
-        cluster.arrives(name, prompt=7)
+        cluster.arrives(name, prompt=6)
     cluster.steps("B", "r1 r2")
     cluster.is_cancelled("r1")
     again = Scheduler(INCARNATION)

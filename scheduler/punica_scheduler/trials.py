@@ -1,0 +1,81 @@
+"""Requests that may be poison: they kill the worker that runs them.
+
+A request that was running on two GPUs when they were lost is a suspect: it, or one that was beside it. A suspect runs
+alone on its third try. It is acquitted by NUM_TRIAL_TOKENS tokens, and then is a request like all others again; a third
+loss is its own, and fails it. A lost link counts like a dead worker, since the scheduler can't tell one from the other.
+
+Suspects stand in a line of their own, where neither line waits long for the other: the next suspect's GPU is emptied
+rather than waited for, and there is one trial at a time, so that trials take one GPU of the cluster at most.
+"""
+
+from collections.abc import Mapping
+
+from punica_scheduler.fcfs_queue import FcfsQueue
+from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.request import NUM_SUSPICIOUS_LOSSES, RequestRecord
+from punica_serve.errors import RequestFailed
+
+#: A poison that spares the first tokens (a prefill may pass where a decode kills) must not look innocent.
+NUM_TRIAL_TOKENS = 16
+
+
+class Trials:
+    """The suspects that wait, and the one that runs alone."""
+
+    def __init__(self) -> None:
+        self.waiting = FcfsQueue()
+        self.on_trial: RequestRecord | None = None
+        self._num_tokens_to_pass = 0
+
+    @property
+    def next_suspect(self) -> RequestRecord | None:
+        """Whose turn it is now."""
+        return None if self.on_trial else self.waiting.head
+
+    def begin(self, suspect: RequestRecord) -> None:
+        assert self.on_trial is None, "one trial at a time"
+        self.on_trial = suspect
+        self._num_tokens_to_pass = suspect.num_tokens + NUM_TRIAL_TOKENS
+
+    def break_off(self, record: RequestRecord) -> None:
+        """The request is taken off its GPU, for whatever reason; if it is still a suspect, it is tried anew."""
+        if self.on_trial is record:
+            self.on_trial = None
+
+    def note_progress(self, record: RequestRecord) -> None:
+        """Acquits the request on trial once it has the tokens for it."""
+        if self.on_trial is record and record.num_tokens >= self._num_tokens_to_pass:
+            record.num_losses = 0
+            self.on_trial = None
+
+    def gpu_apart(self, gpus: Mapping[str, GpuRecord]) -> GpuRecord | None:
+        """The GPU that is kept for a trial, under way or next; no other request may be placed there.
+
+        Rather not the one that was lost last, which may itself be what is broken; then the one with the least to move.
+        None only when nobody waits, or when no GPU could ever run the next suspect.
+        """
+        if self.on_trial is not None and self.on_trial.gpu_uuid is not None:
+            return gpus[self.on_trial.gpu_uuid]
+        suspect = self.next_suspect
+        if suspect is None:
+            return None
+        able = [gpu for gpu in gpus.values() if gpu.could_run(suspect)]
+        last = suspect.last_gpu_uuid
+        return min(able, key=lambda gpu: (gpu.uuid == last, len(gpu.working_set), gpu.uuid), default=None)
+
+    def check_invariants(self, gpus: Mapping[str, GpuRecord]) -> None:
+        for gpu in gpus.values():
+            suspects = [record for record in gpu.working_set.values() if record.is_suspect]
+            assert not suspects or suspects == [self.on_trial] == list(gpu.working_set.values()), f"{gpu.uuid} is mixed"
+        assert self.on_trial is None or self.on_trial.gpu_uuid in gpus, "a trial takes place nowhere"
+
+
+def convicted(record: RequestRecord) -> RequestFailed:
+    """What the client of a request that was lost once more, alone, is told."""
+    adapter = record.request.adapter
+    return RequestFailed(
+        f"the request was running on {NUM_SUSPICIOUS_LOSSES + 1} GPUs when they were lost, alone on the last one: it"
+        + (f", or its adapter {adapter.digest}," if adapter else "")
+        + " seems to kill the worker that runs it; the runner's log says how it died",
+        param="lora_id" if adapter else None,
+    )
