@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.nn.utils.rnn import pad_sequence
 
 from punica_serve.engine.batch import Batch
 from punica_serve.engine.kv_cache import KvCache
@@ -27,8 +26,11 @@ class _PrefillPlan:
 
 @dataclass(frozen=True, slots=True)
 class _DecodePlan:
-    #: int64 [decodes, most pages of one request], padded with page 0.
+    #: int64 [decodes * most pages of one request]. Short requests are padded with a page of their own: a stranger's
+    #: may hold NaN, which no mask would keep out of the sums.
     pages: Tensor
+    #: Of the gathered keys and of the values: [decodes, context, kv_heads, head_dim].
+    shape: tuple[int, ...]
     #: bool [decodes, 1, 1, most pages * page_size]: the tokens that are there.
     mask: Tensor
 
@@ -81,12 +83,13 @@ class TorchPagedAttention:
         return _PrefillPlan(chunk.end - chunk.start, pages, context <= rows[:, None])
 
     def _plan_decode(self, step: StepPlan) -> _DecodePlan:
-        size = self._cache.page_size
         lengths = self._tensor([len(sequence.token_ids) for sequence in step.decodes])
-        tables = [self._tensor(seq.pages[: self._cache.pages_for(len(seq.token_ids))]) for seq in step.decodes]
-        pages = pad_sequence(tables, batch_first=True)
-        context = torch.arange(pages.shape[1] * size, device=pages.device)
-        return _DecodePlan(pages, (context < lengths[:, None])[:, None, None])
+        tables = [seq.pages[: self._cache.pages_for(len(seq.token_ids))] for seq in step.decodes]
+        num_pages = max(map(len, tables))
+        pages = self._tensor([page for table in tables for page in table + table[:1] * (num_pages - len(table))])
+        context = torch.arange(num_pages * self._cache.page_size, device=pages.device)
+        shape = (len(tables), len(context), *self._cache.pool.shape[-2:])
+        return _DecodePlan(pages, shape, (context < lengths[:, None])[:, None, None])
 
     def _tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._cache.pool.device)
@@ -94,15 +97,13 @@ class TorchPagedAttention:
 
 def _attend_prefill(plan: _PrefillPlan, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     context = plan.mask.shape[1]
-    k = keys[plan.pages].flatten(0, 1)[:context].transpose(0, 1)
-    v = values[plan.pages].flatten(0, 1)[:context].transpose(0, 1)
+    k = keys.index_select(0, plan.pages).flatten(0, 1)[:context].transpose(0, 1)
+    v = values.index_select(0, plan.pages).flatten(0, 1)[:context].transpose(0, 1)
     out = scaled_dot_product_attention(q.transpose(0, 1)[None], k[None], v[None], plan.mask, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
 def _attend_decode(plan: _DecodePlan, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    # What lies beyond a request's tokens may be a stranger's, even NaN, which no mask would keep out of the sums.
-    beyond = ~plan.mask[:, 0, 0, :, None, None]
-    k = keys[plan.pages].flatten(1, 2).masked_fill_(beyond, 0).transpose(1, 2)
-    v = values[plan.pages].flatten(1, 2).masked_fill_(beyond, 0).transpose(1, 2)
+    k = keys.index_select(0, plan.pages).view(plan.shape).transpose(1, 2)
+    v = values.index_select(0, plan.pages).view(plan.shape).transpose(1, 2)
     return scaled_dot_product_attention(q[:, :, None], k, v, plan.mask, enable_gqa=True)[:, :, 0]

@@ -23,6 +23,12 @@ class KvCache:
         """Tokens of the longest request that the empty pool could hold."""
         return self.pages.num_pages * self.page_size
 
+    def allocate(self, num_pages: int) -> list[int]:
+        """Takes pages, zeroed: attention masks slots that are not written yet, but not an earlier owner's NaN."""
+        pages = self.pages.allocate(num_pages)
+        self.pool.index_fill_(0, torch.tensor(pages, dtype=torch.int64, device=self.pool.device), 0)
+        return pages
+
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 

@@ -84,7 +84,7 @@ class Planner:
     def admit(self, sequence: Sequence) -> None:
         """Moves an admissible sequence to running, with pages for its tokens and one more."""
         self._waiting.remove(sequence)
-        sequence.pages = self._cache.pages.allocate(self._pages_to_start(sequence))
+        sequence.pages = self._cache.allocate(self._pages_to_start(sequence))
         insort(self._running, sequence, key=_by_arrival)
 
     def plan(self, is_ready: Callable[[Sequence], bool]) -> tuple[StepPlan | None, list[Sequence]]:
@@ -119,7 +119,7 @@ class Planner:
             while missing > self._cache.pages.num_free and sequence not in displaced:
                 displaced.append(self._displace_newest())
             if sequence not in displaced and missing > 0:
-                sequence.pages += self._cache.pages.allocate(missing)
+                sequence.pages += self._cache.allocate(missing)
         return displaced
 
     def _displace_newest(self) -> Sequence:

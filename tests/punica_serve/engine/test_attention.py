@@ -34,7 +34,7 @@ def _cache(heads: int, kv_heads: int) -> KvCache:
         name="tiny",
     )
     cache = KvCache(model, num_pages=32, page_size=4, dtype=torch.float32, device=CPU)
-    cache.pool.uniform_(-9, 9)  # whatever an earlier owner of the pages left
+    cache.pool.fill_(torch.nan)  # what an earlier owner of the pages may have left
     return cache
 
 
@@ -53,7 +53,7 @@ class _History:
 
     def __init__(self, cache: KvCache, num_prompt: int, num_cached: int, heads: tuple[int, int]) -> None:
         self.sequence = Sequence.of(Request("r", 0, (1,) * num_prompt, SamplingParams()))
-        self.sequence.pages = cache.pages.allocate(cache.pages_for(num_prompt + 1))
+        self.sequence.pages = cache.allocate(cache.pages_for(num_prompt + 1))
         self.sequence.num_cached = num_cached
         self.heads = heads
         self.keys = [torch.randn(num_cached, heads[1], HEAD_DIM) for _ in range(LAYERS)]
