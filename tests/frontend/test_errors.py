@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import httpx
@@ -39,6 +40,29 @@ async def test_a_body_that_is_no_object(client: httpx.AsyncClient, content: byte
     status, error = await post(client, content, headers)
     assert status == 422
     assert "application/json" in error["message"]
+
+
+async def test_a_field_whose_name_is_no_text(client: httpx.AsyncClient) -> None:
+    status, error = await post(client, b'{"prompt": "42", "\\ud800": 1}')
+    assert status == 422
+    assert "unicode" in error["message"] and "application/json" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"input_ids": [' + b"[]," * 340_000 + b"[]]}",
+        b'{"prompt": "4", "stop": [' + b"5," * 500_000 + b"5]}",
+        b'{"input_ids": [' + b"5," * 500_000 + b"5]}",
+        b"{" + b",".join(b'"%d": 0' % number for number in range(90_000)) + b"}",
+    ],
+    ids=["wrong ids", "wrong stop strings", "too many ids", "unknown fields"],
+)
+async def test_a_long_body_of_mistakes_does_not_stand_in_the_way(client: httpx.AsyncClient, content: bytes) -> None:
+    started_s = time.monotonic()
+    status, error = await post(client, content)
+    assert time.monotonic() - started_s < 2.0
+    assert status in (400, 422) and len(error["message"]) < 300
 
 
 async def test_a_body_without_end_is_cut_off(client: httpx.AsyncClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from punica_frontend.main import bind, serve
+from punica_frontend.main import EmbeddedServer, bind, serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected
@@ -94,6 +94,14 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
         await asyncio.wait([serving], timeout=5)
         assert serving.cancelled()
         assert "shutting down" in (await asking).json()["error"]["message"]
+
+
+async def test_headers_without_end_are_refused(listener: socket.socket, server: EmbeddedServer) -> None:
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-More: more\r\n" * 80_000)
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    writer.transport.abort()
 
 
 async def test_a_port_in_use_is_named(config: ClusterConfig) -> None:

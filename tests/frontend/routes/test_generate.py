@@ -93,6 +93,8 @@ BAD_BODIES: list[tuple[dict[str, Any], int, str]] = [
     ({"input_ids": [4] * 64}, 400, "input_ids"),
     ({"input_ids": [4, 257]}, 400, "input_ids.1"),
     ({"input_ids": [-1]}, 400, "input_ids.0"),
+    ({"input_ids": [1 << 80]}, 400, "input_ids.0"),
+    ({"input_ids": [257] * 64}, 400, "input_ids"),
     ({"prompt": "4", "stop_token_ids": [300]}, 400, "stop_token_ids.0"),
     ({"prompt": "4", "max_tokens": 64}, 400, "max_tokens"),
     ({"prompt": "4", "max_tokens": 3, "min_tokens": 4}, 400, "min_tokens"),
@@ -182,6 +184,17 @@ async def test_a_later_error_is_an_event(client: httpx.AsyncClient, cluster: Any
     first, last = events(await generate(client, prompt="42", stream=True))
     assert first["text"] == "4"
     assert (last["error"]["message"], last["error"]["type"]) == ("gave up", "server_error")
+
+
+async def test_a_later_bug_is_an_event_and_a_line_in_the_log(
+    client: httpx.AsyncClient, cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.fail_at = 1
+    cluster.failure = RuntimeError("secret")
+    first, last = events(await generate(client, prompt="42", stream=True))
+    assert first["text"] == "4"
+    assert last["error"]["message"] == "internal error; the frontend's log says more"
+    assert "secret" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

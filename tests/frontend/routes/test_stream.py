@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError
 
+from punica_frontend.app import max_body_bytes
+from punica_serve.config import EngineConfig
+from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Delivery, WireError
 
 Until = Callable[..., Coroutine[Any, Any, None]]
@@ -121,6 +125,38 @@ async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, clust
         assert (frame["error"]["param"], frame["error"]["message"] != "") == (param, True), content
     cluster.resumed.set()
     assert [frame["text"] for frame in (await frames_until_end(socket, 1))["good"]] == ["2", ""]
+
+
+async def test_a_long_frame_of_mistakes_is_one_error(socket: ClientConnection) -> None:
+    await socket.send('{"op": "generate", "request_id": "x", "input_ids": [' + "[]," * 340_000 + "[]]}")
+    frame = await receive(socket)
+    assert (frame["request_id"], frame["error"]["param"]) == ("x", "input_ids.0")
+    assert "more)" not in frame["error"]["message"]
+
+
+async def test_a_frame_that_is_too_long_harms_nobody_else(
+    socket: ClientConnection, cluster: Any, model: ModelConfig, engine: EngineConfig
+) -> None:
+    max_bytes = max_body_bytes(model, engine)
+    cluster.pause_at = 1
+    await send(socket, op="generate", request_id="good", prompt="42")
+    assert (await receive(socket))["text"] == "4"
+    for content in ("é" * (max_bytes // 2 + 1), b"x" * (max_bytes + 1)):
+        await socket.send(content)
+        frame = await receive(socket)
+        assert (frame["request_id"], frame["finish_reason"]) == (None, "error")
+        assert f"{max_bytes} is the limit" in frame["error"]["message"]
+    cluster.resumed.set()
+    assert [frame["text"] for frame in (await frames_until_end(socket, 1))["good"]] == ["2", ""]
+
+
+async def test_a_frame_that_is_far_too_long_closes_the_socket(
+    socket: ClientConnection, model: ModelConfig, engine: EngineConfig
+) -> None:
+    await socket.send("x" * (2 * max_body_bytes(model, engine) + 1))
+    with pytest.raises(ConnectionClosedError) as closed:
+        await receive(socket)
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
 async def test_a_name_that_is_taken(socket: ClientConnection, cluster: Any) -> None:
