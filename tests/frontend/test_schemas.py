@@ -1,6 +1,5 @@
 import json
 import math
-from typing import Any
 
 import httpx
 import pytest
@@ -44,7 +43,7 @@ def beyond(name: str) -> tuple[float, float]:
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("name", RANGES)
 def test_a_sampler_can_draw_with_whatever_is_accepted(name: str, end: int, others: dict[str, float]) -> None:
-    fields = GenerateFields(**{**others, name: limits(name)[end]})
+    fields = GenerateFields.model_validate({**others, name: limits(name)[end]})
     chosen = {other: getattr(fields, other) for other in RANGES if getattr(fields, other) is not None}
     request = Request("r", 0, (1, 2), SamplingParams(**chosen), generated_ids=(3,))
     logits = torch.linspace(-4, 4, VOCAB_SIZE).unsqueeze(0)
@@ -74,9 +73,8 @@ def test_huge_numbers_are_refused_or_drawn_with(name: str, number: str) -> None:
 
 @pytest.mark.parametrize("name", ["input_ids", "stop_token_ids", "stop"])
 def test_a_long_list_of_wrong_items_is_one_error(name: str) -> None:
-    wrong: list[Any] = [[]] * 100_000
     with pytest.raises(ValidationError) as raised:
-        GenerateFields(**{name: wrong})
+        GenerateFields.model_validate({name: [[]] * 100_000})
     assert [error["loc"] for error in raised.value.errors()] == [(name, 0)]
 
 
@@ -84,4 +82,4 @@ def test_a_long_list_of_wrong_items_is_one_error(name: str) -> None:
 def test_stop_strings_are_counted_in_characters(stop: str, says: str) -> None:
     for value in (stop, [stop]):
         with pytest.raises(ValidationError, match=says):
-            GenerateFields(stop=value)
+            GenerateFields.model_validate({"stop": value})

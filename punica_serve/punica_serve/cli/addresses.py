@@ -2,12 +2,8 @@
 
 import errno
 import socket
-from typing import TYPE_CHECKING
 
 from punica_serve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from punica_serve.config import SchedulerConfig
 
 #: Addresses that mean "all of this machine's": one can listen there, but not dial them.
 _WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -36,6 +32,9 @@ def dialled(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def scheduler_url(config: "SchedulerConfig", port: int | None = None) -> str:
-    """Where the processes of this machine dial the scheduler."""
-    return f"ws://{dialled(config.host, port or config.port)}"
+def scheduler_url(host: str, port: int) -> str:
+    """Where the processes of this machine dial the scheduler. Raises ConfigError for port 0, which is no address."""
+    if port == 0:
+        message = "`scheduler.port` is 0, which only `punica-serve up` can make a port of; give --scheduler-url"
+        raise ConfigError(message, param="scheduler.port")
+    return f"ws://{dialled(host, port)}"

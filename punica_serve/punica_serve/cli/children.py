@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from punica_serve.backoff import Backoff
 from punica_serve.errors import ConfigError
-from punica_serve.process import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S
+from punica_serve.process import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S, death_reason
 
 #: A process ends itself after STOP_TIMEOUT_S; past this, it can't even do that.
 KILL_TIMEOUT_S = STOP_TIMEOUT_S + 2.0
 
-#: Wait before a dead process starts again, and how long it must live for the wait to start over.
+#: Wait before a dead process starts again, and how long it must live for the wait to start over. A process does not
+#: say when it works, so this is far more than the time it needs to start.
 RESTART_FIRST_S = 0.25
 RESTART_HIGHEST_S = 15.0
 HEALTHY_LIFE_S = 60.0
@@ -62,15 +63,15 @@ class Child:
     async def _keep_running(self) -> None:
         backoff = Backoff(RESTART_FIRST_S, RESTART_HIGHEST_S, reset_after_s=HEALTHY_LIFE_S)
         while True:
-            started_s = time.monotonic()
-            exit_code = await self._run_once()
-            if exit_code == EXIT_USER_MISTAKE:
+            returncode, lived_s = await self._run_once()
+            if returncode == EXIT_USER_MISTAKE:
                 raise ConfigError(f"the {self.name} can't run, for the reason above; everything is stopped")
-            wait_s = backoff.after(time.monotonic() - started_s)
-            log.warning("the %s %s; it starts again in %.1f s", self.name, _cause_of_death(exit_code), wait_s)
+            wait_s = backoff.after(lived_s)
+            log.warning("the %s died: %s; it starts again in %.1f s", self.name, death_reason(returncode), wait_s)
             await asyncio.sleep(wait_s)
 
-    async def _run_once(self) -> int:
+    async def _run_once(self) -> tuple[int, float]:
+        """The process's return code, and how long it lived."""
         process = await asyncio.create_subprocess_exec(
             *self.command,
             env={**os.environ, **self.environment, LIFELINE_ENV: str(self.lifeline_fd)},
@@ -78,8 +79,9 @@ class Child:
             pass_fds=(self.lifeline_fd,),
             start_new_session=True,  # a Ctrl-C in the terminal reaches `up` alone, which stops the others in order
         )
+        started_s = time.monotonic()
         try:
-            return await process.wait()
+            return await process.wait(), time.monotonic() - started_s
         finally:
             await self._stop(process)
 
@@ -94,9 +96,3 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def _cause_of_death(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"exited with code {exit_code}"

@@ -57,11 +57,12 @@ def check_model(config: "ClusterConfig") -> "ModelConfig":
 
 def _table(catalog: "AdapterCatalog") -> "Table":
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("adapter", "rank", "digest", "result")
     for entry in catalog.entries:
         rank = max(entry.ref.ranks.values())
-        table.add_row(entry.name, str(rank), entry.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
+        table.add_row(Text(entry.name), str(rank), entry.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
     for name in catalog.rejected:
-        table.add_row(name, "", "", "[red]refused[/]")
+        table.add_row(Text(name), "", "", "[red]refused[/]")
     return table

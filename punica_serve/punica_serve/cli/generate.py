@@ -78,7 +78,7 @@ async def _connect(url: str) -> "ClientConnection":
 
     try:
         return await connect(_stream_url(url), proxy=None, open_timeout=OPEN_TIMEOUT_S, close_timeout=CLOSE_TIMEOUT_S)
-    except InvalidURI as error:
+    except (InvalidURI, ValueError) as error:
         raise ConfigError(f"--url {url!r} is not of the form http://HOST:PORT", param="--url") from error
     except (OSError, WebSocketException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

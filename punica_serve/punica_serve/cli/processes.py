@@ -46,7 +46,7 @@ def runner(
         cluster,
         process.cluster_token(),
         runner_id=runner_id or socket.gethostname(),
-        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler),
+        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler.host, cluster.scheduler.port),
     )
     process.run("runner", serve, log_level=log_level)
 
@@ -66,7 +66,7 @@ def frontend(
     serve = punica_frontend.main.serve(
         cluster,
         process.cluster_token(),
-        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler),
+        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler.host, cluster.scheduler.port),
         host=host,
         port=port,
     )

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from punica_serve import process
-from punica_serve.cli.addresses import dialled, listening_port
+from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
 from punica_serve.cli.config_check import check_model
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, HostOption, LogLevelOption, PortOption
 from punica_serve.process import LogLevel
@@ -44,11 +45,11 @@ class Cluster:
 
     def command(self, name: str) -> list[str]:
         """`punica-serve NAME ...`, safe from what lies in the working directory."""
-        scheduler_url = f"ws://{dialled(self.scheduler_host, self.scheduler_port)}"
+        dialling = ["--scheduler-url", scheduler_url(self.scheduler_host, self.scheduler_port)]
         own = {
             "scheduler": ["--port", str(self.scheduler_port)],
-            "runner": ["--scheduler-url", scheduler_url],
-            "frontend": ["--scheduler-url", scheduler_url, "--host", self.host, "--port", str(self.port)],
+            "runner": dialling,
+            "frontend": [*dialling, "--host", self.host, "--port", str(self.port)],
         }
         common = ["--config", str(self.config), "--log-level", self.log_level]
         return [sys.executable, "-P", "-m", "punica_serve.cli", name, *common, *own[name]]
@@ -106,8 +107,8 @@ async def _serve(cluster: Cluster, console: "Console") -> None:
         await start("runner")
         await start("frontend")
         async with httpx.AsyncClient(base_url=cluster.url, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
-            await _until_ready(client, console)
-            await _print_banner(client, console)
+            models = await _until_ready(client, console)
+        _print_banner(cluster.url, models, console)
         await asyncio.Event().wait()
 
 
@@ -120,42 +121,55 @@ async def _until_listening(host: str, port: int) -> None:
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def _until_ready(client: "httpx.AsyncClient", console: "Console") -> None:
-    """Shows what the cluster waits for: beside a spinner on a terminal, else a line for each change."""
+class _NotReady(Exception):
+    """The message is what the cluster waits for."""
+
+
+async def _until_ready(client: "httpx.AsyncClient", console: "Console") -> list[str]:
+    """Names of the models, the base first, once they are served.
+
+    Shows what the cluster waits for until then: beside a spinner on a terminal, else a line for each change.
+    """
+    from rich.text import Text
+
     shown = None
     with console.status("starting") as status:
-        while (missing := await _what_is_missing(client)) is not None:
+        while True:
+            try:
+                return await _models(client)
+            except _NotReady as error:
+                missing = str(error)
             if missing != shown:
-                status.update(missing)
+                status.update(Text(missing))
                 if not console.is_terminal:
                     console.print(missing, markup=False, soft_wrap=True)
                 shown = missing
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def _what_is_missing(client: "httpx.AsyncClient") -> str | None:
-    """None once the cluster is ready."""
+async def _models(client: "httpx.AsyncClient") -> list[str]:
+    """Raises _NotReady. A frontend that answers may be gone the next moment."""
     import httpx
 
     try:
-        answer = await client.get("/ready")
+        ready = await client.get("/ready")
+        if not ready.is_success:
+            raise _NotReady(ready.json()["error"]["message"])
+        models = await client.get("/v1/models")
     except httpx.TransportError:
-        return "waiting for the frontend"
-    if answer.is_success:
-        return None
-    return str(answer.json()["error"]["message"])
+        raise _NotReady("waiting for the frontend") from None
+    return [model["id"] for model in models.json()["data"]]
 
 
-async def _print_banner(client: "httpx.AsyncClient", console: "Console") -> None:
-    url = client.base_url
-    base, *adapters = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+def _print_banner(url: str, models: list[str], console: "Console") -> None:
+    base, *adapters = models
     body = json.dumps({"prompt": "42", "lora_id": adapters[0] if adapters else None})
     console.print(f"[bold green]Punica Serve is ready[/]: {url} (all routes: {url}/docs)", soft_wrap=True)
     console.print(
         f"  base model  {base}\n"
         f"  adapters    {', '.join(adapters) or 'none'}\n"
         f"Try it:\n"
-        f"  curl -s {url}/v1/generate -H 'content-type: application/json' -d '{body}'\n"
+        f"  curl -s {url}/v1/generate -H 'content-type: application/json' -d {shlex.quote(body)}\n"
         f"Ctrl-C stops it.",
         soft_wrap=True,
         markup=False,

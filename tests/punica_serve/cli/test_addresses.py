@@ -1,7 +1,6 @@
 import pytest
 
 from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
-from punica_serve.config import SchedulerConfig
 from punica_serve.errors import ConfigError
 
 
@@ -34,5 +33,10 @@ def test_an_address_as_a_peer_dials_it(host: str, expected: str) -> None:
     assert dialled(host, 80) == expected
 
 
-def test_the_schedulers_url_comes_from_the_config() -> None:
-    assert scheduler_url(SchedulerConfig(host="0.0.0.0", port=8100)) == "ws://127.0.0.1:8100"
+def test_the_schedulers_url() -> None:
+    assert scheduler_url("0.0.0.0", 8100) == "ws://127.0.0.1:8100"
+
+
+def test_port_0_can_be_listened_on_but_not_dialled() -> None:
+    with pytest.raises(ConfigError, match=r"`scheduler.port` is 0.* give --scheduler-url"):
+        scheduler_url("127.0.0.1", 0)

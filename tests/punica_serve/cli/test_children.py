@@ -83,7 +83,7 @@ async def test_a_dead_process_is_started_again(
         os.kill(int(first), signal.SIGKILL)
         _, second = await lines(notes, 2)
         assert second != first
-    assert "the tester was killed by SIGKILL; it starts again in" in caplog.text
+    assert "the tester died: killed by SIGKILL; it starts again in" in caplog.text
 
 
 async def test_a_users_mistake_ends_everything(lifeline_fd: int) -> None:

@@ -35,6 +35,12 @@ def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
     assert "'broken'" in caplog.text and "no such folder" in caplog.text
 
 
+def test_a_name_is_not_read_as_markup(cli: Cli, write_config: WriteConfig, good_adapter: Path) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(write_config(adapters={"x[/b]": "good", "[red]y": "good"})))
+    assert exit_code == 1
+    assert "x[/b]" in stdout and "[red]y" in stdout
+
+
 @pytest.mark.parametrize("engine", [{}, {"model": "nowhere"}, {"model": "weightless"}, {"max_context": 1 << 20}])
 def test_a_wrong_config_or_model_is_refused(
     cli: Cli, write_config: WriteConfig, engine: dict[str, Any], model_folder: Path, tmp_path: Path

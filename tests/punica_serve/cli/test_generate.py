@@ -13,6 +13,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 TIMEOUT_S = 20.0
 
+Cli = Callable[..., tuple[int, str, str]]
 Answer = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 
 
@@ -133,6 +134,19 @@ async def test_nobody_listening_says_how_to_start(unused_port: int) -> None:
     assert "`punica-serve up`" in stderr and stderr.count("\n") == 1
 
 
-async def test_a_url_that_is_none_is_refused() -> None:
-    exit_code, _, stderr = await generate("--url", "localhost:8000", "42")
-    assert (exit_code, stderr) == (2, "punica-serve: --url 'localhost:8000' is not of the form http://HOST:PORT\n")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "http://127.0.0.1:abc",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+        "http://a..b:20",
+        "",
+        "http://",
+    ],
+)
+def test_a_url_that_is_none_is_refused(url: str, cli: Cli) -> None:
+    exit_code, stdout, stderr = cli("generate", "--url", url, "42")
+    assert (exit_code, stdout) == (2, "")
+    assert stderr == f"punica-serve: --url {url!r} is not of the form http://HOST:PORT\n"

@@ -19,6 +19,16 @@ def test_a_process_without_the_clusters_token_does_not_start(
     assert stderr.startswith(f"punica-serve: {TOKEN_ENV} is not set; ")
 
 
+@pytest.mark.parametrize("name", ["runner", "frontend"])
+def test_a_scheduler_port_that_is_none_is_not_dialled(
+    name: str, cli: Cli, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_ENV, "secret")
+    exit_code, _, stderr = cli(name, "--config", str(write_config(scheduler={"port": 0})))
+    assert exit_code == 2
+    assert stderr.startswith("punica-serve: `scheduler.port` is 0") and stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["scheduler", "runner", "frontend"])
 def test_a_process_without_its_config_file_does_not_start(name: str, cli: Cli, tmp_path: Path) -> None:
     exit_code, _, stderr = cli(name, "--config", str(tmp_path / "none.yaml"))
@@ -39,6 +49,7 @@ def test_a_frontend_whose_port_is_in_use_does_not_start(
     cli: Cli, write_config: WriteConfig, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_ENV, "secret")
-    exit_code, _, stderr = cli("frontend", "--config", str(write_config()), "--port", str(taken_port))
+    config = write_config(scheduler={"port": 1})
+    exit_code, _, stderr = cli("frontend", "--config", str(config), "--port", str(taken_port))
     assert exit_code == 2
     assert str(taken_port) in stderr.splitlines()[-1]

@@ -93,27 +93,36 @@ async def frontend_answering(*answers: httpx.Response | Exception) -> AsyncItera
     assert not remaining
 
 
+READY = httpx.Response(200)
+MODELS = httpx.Response(200, json={"data": [{"id": name} for name in ("numbers", "roman")]})
+
+
 async def test_what_it_waits_for_is_a_line_each_where_there_is_no_terminal() -> None:
     out = StringIO()
     console = Console(file=out, force_terminal=False)
-    no_gpu = httpx.Response(503, json={"error": {"message": "no GPU has joined"}})
-    async with frontend_answering(httpx.ConnectError("refused"), no_gpu, no_gpu, httpx.Response(200)) as client:
-        await up._until_ready(client, console)
-    assert out.getvalue() == "waiting for the frontend\nno GPU has joined\n"
+    no_gpu = httpx.Response(503, json={"error": {"message": "no [/] GPU has joined"}})
+    async with frontend_answering(httpx.ConnectError("refused"), no_gpu, no_gpu, READY, MODELS) as client:
+        assert await up._until_ready(client, console) == ["numbers", "roman"]
+    assert out.getvalue() == "waiting for the frontend\nno [/] GPU has joined\n"
 
 
-@pytest.mark.parametrize(("adapters", "lora_id"), [(["roman", "hex"], '"roman"'), ([], "null")])
-async def test_the_banner_gives_a_line_to_try(adapters: list[str], lora_id: str) -> None:
+async def test_a_frontend_that_dies_once_it_was_ready_is_waited_for_again() -> None:
     out = StringIO()
-    console = Console(file=out, width=20)
-    models = httpx.Response(200, json={"data": [{"id": name} for name in ("numbers", *adapters)]})
-    async with frontend_answering(models) as client:
-        await up._print_banner(client, console)
+    async with frontend_answering(READY, httpx.ReadError("gone"), READY, MODELS) as client:
+        assert await up._until_ready(client, Console(file=out)) == ["numbers", "roman"]
+    assert out.getvalue() == "waiting for the frontend\n"
+
+
+@pytest.mark.parametrize(("adapters", "lora_id"), [(["roman", "x[/b]"], '"roman"'), ([], "null")])
+def test_the_banner_gives_a_line_to_try(adapters: list[str], lora_id: str) -> None:
+    out = StringIO()
+    up._print_banner("http://127.0.0.1:8000", ["numbers", *adapters], Console(file=out, width=20))
     assert (
         "  curl -s http://127.0.0.1:8000/v1/generate -H 'content-type: application/json'"
         f""" -d '{{"prompt": "42", "lora_id": {lora_id}}}'\n"""
     ) in out.getvalue()
     assert "http://127.0.0.1:8000/docs" in out.getvalue()
+    assert (", ".join(adapters) or "none") in out.getvalue()
 
 
 async def test_it_waits_until_the_scheduler_listens() -> None:
