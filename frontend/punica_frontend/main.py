@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 
 import uvicorn
@@ -40,8 +41,7 @@ async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: 
     host = config.frontend.host if host is None else host
     port = config.frontend.port if port is None else port
     with bind(host, port) as listener:
-        # Reading the adapters takes as long as reading their files does.
-        model, tokenizer, catalog = await asyncio.to_thread(_read_models, config)
+        model, tokenizer, catalog = await _read_models(config)
         client = WireSchedulerClient(scheduler_url, token)
         app = create_app(client, catalog, tokenizer, model, config.engine)
         server = http_server(app, max_body_bytes=max_body_bytes(model, config.engine))
@@ -112,13 +112,23 @@ def http_server(app: FastAPI, *, max_body_bytes: int) -> EmbeddedServer:
     return EmbeddedServer(config)
 
 
-def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, AdapterCatalog]:
-    model = read_model_config(config.engine.model)
-    tokenizer = Tokenizer.from_folder(config.engine.model)
-    catalog = AdapterCatalog.load(
-        config.adapters, model, strict_base=config.strict_base, base_name=config.engine.served_name
-    )
-    return model, tokenizer, catalog
+async def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, AdapterCatalog]:
+    """Takes as long as reading the files of all adapters does, unless it is cancelled."""
+    stop = threading.Event()
+
+    def read() -> tuple[ModelConfig, Tokenizer, AdapterCatalog]:
+        engine = config.engine
+        model = read_model_config(engine.model)
+        tokenizer = Tokenizer.from_folder(engine.model)
+        catalog = AdapterCatalog.load(
+            config.adapters, model, base_name=engine.served_name, strict_base=config.strict_base, stop=stop
+        )
+        return model, tokenizer, catalog
+
+    try:
+        return await asyncio.to_thread(read)
+    finally:
+        stop.set()  # the thread goes on when this is cancelled, and the process would wait for its end
 
 
 async def _run(server: uvicorn.Server, listener: socket.socket, client: WireSchedulerClient) -> None:

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import socket
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from punica_frontend.main import EmbeddedServer, bind, serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig
-from punica_serve.errors import ConfigError, ModelRejected
+from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AddRequest, Delivery, Limits
 from punica_serve.text.tokenizer import Tokenizer
@@ -94,6 +96,31 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
         await asyncio.wait([serving], timeout=5)
         assert serving.cancelled()
         assert "shutting down" in (await asking).json()["error"]["message"]
+
+
+async def test_an_end_does_not_wait_until_all_adapters_are_read(
+    config: ClusterConfig, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+
+    def read_adapter(folder: Path, *_: Any, **__: Any) -> Any:
+        reads.append(folder)
+        time.sleep(0.02)
+        raise AdapterRejected("none of ours")
+
+    def is_reading() -> bool:
+        return any(thread.name.startswith("adapter-reader") for thread in threading.enumerate())
+
+    monkeypatch.setattr("punica_serve.adapters.catalog.read_adapter", read_adapter)
+    adapters = {f"a{number}": Path("/nowhere") for number in range(2_000)}
+    many = config.model_copy(update={"adapters": adapters})
+    serving = asyncio.create_task(serve(many, "secret", scheduler_url="ws://127.0.0.1:1", host=None, port=0))
+    await until(lambda: reads)
+    serving.cancel()
+    await asyncio.wait([serving], timeout=1)
+    assert serving.cancelled()
+    await until(lambda: not is_reading())
+    assert len(reads) < len(adapters)
 
 
 async def test_headers_without_end_are_refused(listener: socket.socket, server: EmbeddedServer) -> None:

@@ -3,9 +3,10 @@
 import logging
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 
 from punica_serve.adapters.folder import read_adapter
@@ -39,11 +40,22 @@ class AdapterCatalog:
 
     @classmethod
     def load(
-        cls, folders: Mapping[str, Path], model: ModelConfig, *, base_name: str, strict_base: bool = False
+        cls,
+        folders: Mapping[str, Path],
+        model: ModelConfig,
+        *,
+        base_name: str,
+        strict_base: bool = False,
+        stop: Event | None = None,
     ) -> "AdapterCatalog":
-        """Reads every folder, and leaves out those that can't be served. ``base_name`` is the API's for the base."""
+        """Reads every folder, and leaves out those that can't be served. ``base_name`` is the API's for the base.
+
+        Once another thread sets ``stop``, it ends after the folders at hand: raises CancelledError.
+        """
 
         def read(name: str) -> AdapterRef | AdapterRejected:
+            if stop and stop.is_set():
+                raise CancelledError
             try:
                 _check_name(name, base_name)
                 return read_adapter(folders[name], model, strict_base=strict_base).ref

@@ -1,5 +1,7 @@
 import logging
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -45,6 +47,13 @@ def test_a_broken_adapter_leaves_the_others(
     assert set(catalog.rejected) == {"hex", "gone"}
     assert str(folders["hex"]) in catalog.rejected["hex"].message
     assert sorted(record.getMessage().split("'")[1] for record in caplog.records) == ["gone", "hex"]
+
+
+def test_reading_can_be_stopped(folders: dict[str, Path], model: ModelConfig) -> None:
+    stop = Event()
+    stop.set()
+    with pytest.raises(CancelledError):
+        AdapterCatalog.load(folders, model, base_name="base", stop=stop)
 
 
 def test_refusals_keep_no_traceback(folders: dict[str, Path], model: ModelConfig) -> None:
