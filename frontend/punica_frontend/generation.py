@@ -1,6 +1,7 @@
 """From a checked body to a request of the cluster, and back from its deliveries to the frames of an answer."""
 
 import asyncio
+import reprlib
 import secrets
 import time
 import uuid
@@ -121,7 +122,7 @@ def check_vocabulary(token_ids: Sequence[int], param: str, vocab_size: int) -> N
     """Raises InvalidRequest for the first id that is no token."""
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
-            message = f"`{param}.{index}`: {token_id} is no token id; they go from 0 to {vocab_size - 1}"
+            message = f"`{param}.{index}`: {reprlib.repr(token_id)} is no token id; they go from 0 to {vocab_size - 1}"
             raise InvalidRequest(message, param=f"{param}.{index}")
 
 

@@ -57,8 +57,8 @@ def _too_long(record: RequestRecord, capacity: int) -> PunicaError:
             param="prompt",
         )
     return InvalidRequest(
-        f"a prompt of {num_prompt} tokens and max_tokens of {record.request.sampling.max_tokens} exceed the {capacity} "
-        f"tokens that the KvCache of the largest GPU holds; set max_tokens to {capacity - num_prompt} or less",
+        f"a prompt of {num_prompt} tokens and an answer of up to {record.request.sampling.max_tokens} exceed the "
+        f"{capacity} that the KvCache of the largest GPU holds; set max_tokens to {capacity - num_prompt} or less",
         param="max_tokens",
     )
 
