@@ -88,6 +88,7 @@ class Channel:
         self._num_queued_bytes = 0
         self._is_open = True
         self._cut_reason: str | None = None
+        self._close_reason = ""
         self._writer: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -148,17 +149,19 @@ class Channel:
             return "the connection broke" + (f": {given_up.reason}" if given_up else "")
         return f"closed with code {self._socket.close_code} {self._socket.close_reason}".rstrip()
 
-    async def close(self, reason: str = "") -> None:
-        """Lets what is queued leave, then closes; both within CLOSE_TIMEOUT_S, or else the link is cut."""
-        assert self._writer is not None, "a channel is open inside its context only"
+    def end(self, reason: str = "") -> None:
+        """Lets what is queued leave, then closes, without waiting for it: the iteration ends at both ends."""
+        if self._is_open:
+            self._close_reason = _close_reason(reason)
         self._is_open = False
         self._outgoing.put_nowait(None)
+
+    async def close(self, reason: str = "") -> None:
+        """As ``end``, and waits until it is done; what takes longer than CLOSE_TIMEOUT_S twice is cut."""
+        assert self._writer is not None, "a channel is open inside its context only"
+        self.end(reason)
         try:
-            await asyncio.wait([self._writer], timeout=CLOSE_TIMEOUT_S)
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._socket.close(CloseCode.NORMAL_CLOSURE, _close_reason(reason))
-        except TimeoutError:
-            log.debug("cut a link whose peer did not read: %s", self._socket.remote_address)
+            await asyncio.wait([self._writer], timeout=2 * CLOSE_TIMEOUT_S)
         finally:
             self._socket.transport.abort()
             self._writer.cancel()
@@ -176,6 +179,7 @@ class Channel:
                 await self._socket.send(frame)
                 self._num_queued_bytes -= len(frame)
         self._is_open = False
+        await self._socket.close(CloseCode.NORMAL_CLOSURE, self._close_reason)
 
 
 @contextlib.asynccontextmanager
@@ -217,9 +221,10 @@ async def keep_dialling(
     backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_HIGHEST_S, reset_after_s=RECONNECT_HIGHEST_S)
     logged: str | None = None  # the kind of failure that has been logged since the last link
     while True:
-        dialled_at = time.monotonic()
+        connected_at: float | None = None
         try:
             async with dial(url, hello(), union) as (channel, welcome):
+                connected_at = time.monotonic()
                 log.info("connected to the scheduler at %s", url)
                 logged = None
                 await session(channel, welcome)
@@ -231,7 +236,7 @@ async def keep_dialling(
         if kind != logged:
             log.warning("%s; dialling again until it answers", failure)
             logged = kind
-        wait_s = backoff.after(time.monotonic() - dialled_at)
+        wait_s = backoff.after(0.0 if connected_at is None else time.monotonic() - connected_at)
         await asyncio.sleep(RECONNECT_HIGHEST_S if kind == "refused" else wait_s)
 
 

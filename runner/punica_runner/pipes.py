@@ -38,6 +38,8 @@ class SupervisorPipe:
         self._reader = reader
         self._read = read
         self._write = write
+        #: Of the frame whose length has been read, if it has.
+        self._num_frame_bytes: int | None = None
         #: The worker left MAX_QUEUED_BYTES unread, and the pipe was cut for it.
         self.overflowed = False
 
@@ -65,13 +67,16 @@ class SupervisorPipe:
         return self
 
     async def __anext__(self) -> Any:
-        """The next message. Raises ProtocolError for a frame that can't be right."""
+        """The next message. Raises ProtocolError for a frame that can't be right. Cancelled, it has lost nothing."""
         try:
-            num_bytes = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
-            _check_length(num_bytes)
-            frame = await self._reader.readexactly(num_bytes)
+            if self._num_frame_bytes is None:
+                num_bytes = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+                _check_length(num_bytes)
+                self._num_frame_bytes = num_bytes
+            frame = await self._reader.readexactly(self._num_frame_bytes)
         except asyncio.IncompleteReadError:
             raise StopAsyncIteration from None
+        self._num_frame_bytes = None
         return self._decode(frame)
 
     def close(self) -> None:

@@ -9,11 +9,14 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, assert_never
 
+from msgspec.structs import replace
+
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
     FinishedAssignment,
+    Ping,
     Reset,
     StartRequest,
     StepReport,
@@ -32,7 +35,7 @@ Report = StepReport | AssignmentsFailed
 
 
 class StepLoop:
-    """One turn of it applies the commands that have come, makes one step, and tells what has changed."""
+    """``apply`` the commands that have come, then ``step`` once; each tells what has changed."""
 
     def __init__(self, engine: Engine, gpu_uuid: str) -> None:
         self._engine = engine
@@ -40,27 +43,38 @@ class StepLoop:
         self._epoch = 0
         self._applied_seq = 0
         self._num_steps = 0
+        #: Of the newest step.
+        self._batch_size = self._num_adapters = 0
         #: Both directions of the map.
         self._assignments: dict[str, AssignmentId] = {}
         self._request_ids: dict[AssignmentId, str] = {}
         #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
         self._told_resident: tuple[str, ...] | None = ()
 
-    def turn(self, commands: Iterable[SupervisorToWorker]) -> tuple[list[Report], bool]:
-        """The reports to send, oldest first, and whether the model ran: if not, there is nothing to do until a wake."""
+    def apply(self, commands: Iterable[SupervisorToWorker]) -> list[Report]:
+        """Applies what has come between two steps; the reports to send before the next step.
+
+        So a start is acknowledged before it first runs, and a worker that it kills has told that it was running.
+        """
         told: list[Report] = []
         has_news = False
         for command in commands:
             told += self._apply(command)
             has_news = True
+        return [*told, self._report()] if has_news else told
+
+    def step(self) -> tuple[list[Report], bool]:
+        """The reports to send, oldest first, and whether the model ran: if not, there is nothing to do until a wake."""
         output = self._engine.step()
-        self._num_steps += output.batch_size > 0
+        told: list[Report] = []
         for failure in output.failures:
             told += self._failed(failure.request_ids, permanent=failure.permanent, error=failure.error)
-        resident = self._engine.resident_adapters
-        # Failed requests give pages back, so they are news too.
-        if told or has_news or output.batch_size or output.starved or resident != self._told_resident:
-            told.append(self._report(output, resident))
+        # Failed requests give pages back, and a batch that has ended is told once, so they are news too.
+        is_news = told or output.starved or output.batch_size or self._batch_size
+        self._num_steps += output.batch_size > 0
+        self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
+        if is_news or self._engine.resident_adapters != self._told_resident:
+            told.append(self._report_step(output))
         return told, output.batch_size > 0
 
     def _apply(self, command: SupervisorToWorker) -> list[Report]:
@@ -73,6 +87,8 @@ class StepLoop:
                 self._stop(command.assignment)
             case Reset():
                 self._reset(command.epoch)
+            case Ping():
+                pass  # the report that follows is the answer
             case _:
                 assert_never(command)
         return []
@@ -117,26 +133,37 @@ class StepLoop:
         del self._request_ids[assignment]
         return assignment
 
-    def _report(self, output: StepOutput, resident: tuple[str, ...]) -> StepReport:
+    def _report_step(self, output: StepOutput) -> StepReport:
         tokens = tuple(
             StepToken(self._assignments[token.request_id], token.position, token.token_id, token.logprobs)
             for token in output.tokens
         )
         starved = tuple(self._assignments[request_id] for request_id in output.starved)
         finished = tuple(FinishedAssignment(self._forget(request_id), reason) for request_id, reason in output.finished)
+        return replace(
+            self._report(),
+            tokens=tokens,
+            finished=finished,
+            starved=starved,
+            num_prefill_tokens=output.num_prefill_tokens,
+            duration_s=output.duration_s,
+        )
+
+    def _report(self) -> StepReport:
+        """How things are, with nothing new made."""
+        resident = self._engine.resident_adapters
         told, self._told_resident = self._told_resident, resident
         return StepReport(
             gpu_uuid=self._gpu_uuid,
             epoch=self._epoch,
             step=self._num_steps,
             applied_seq=self._applied_seq,
-            tokens=tokens,
-            finished=finished,
+            tokens=(),
+            finished=(),
             free_kv_pages=self._engine.num_free_kv_pages,
-            batch_size=output.batch_size,
-            num_prefill_tokens=output.num_prefill_tokens,
-            num_adapters=output.num_adapters,
-            duration_s=output.duration_s,
+            batch_size=self._batch_size,
+            num_prefill_tokens=0,
+            num_adapters=self._num_adapters,
+            duration_s=0.0,
             resident=None if resident == told else resident,
-            starved=starved,
         )

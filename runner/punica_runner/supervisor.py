@@ -9,6 +9,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Never
 
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.backoff import Backoff
@@ -47,7 +49,8 @@ async def serve(
 ) -> None:
     """Runs the host until cancelled; then stops its workers within ``runner.stop_timeout_s`` and leaves none behind.
 
-    Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help.
+    Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help and none has been
+    ready yet, or when two of the devices are one.
     """
     supervisor = Supervisor(config.runner)
     command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
@@ -68,6 +71,7 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
         *("--device", config.runner.devices[index]),
         *("--runner-id", runner_id),
         *("--index", str(index)),
+        *("--log-level", logging.getLevelName(log.getEffectiveLevel()).lower()),
     )
 
 
@@ -78,6 +82,8 @@ class Supervisor:
         self._config = config
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         self._channel: Channel | None = None
+        #: Some worker has been ready, so the configuration is sound, and whatever goes wrong later may pass.
+        self._was_ready = False
 
     async def keep_worker(self, index: int, command: Sequence[str]) -> None:
         """Runs one life of a worker after the other, until cancelled. Raises ConfigError when that can't help."""
@@ -85,15 +91,17 @@ class Supervisor:
         name = f"worker {index} ({config.devices[index]})"
         backoff = Backoff(config.restart_backoff_s, config.restart_backoff_max_s, reset_after_s=BACKOFF_RESET_S)
         while True:
-            started_at = time.monotonic()
+            ready_at: float | None = None
             try:
-                await self._run_worker(name, command)
+                async with self._started(command) as worker:
+                    ready_at = time.monotonic()
+                    await self._serve_worker(name, worker)
             except WorkerDied as death:
-                wait_s = backoff.after(time.monotonic() - started_at)
+                if death.is_permanent and not self._was_ready:
+                    raise ConfigError(f"{name} can't run: {death}") from None
+                wait_s = backoff.after(0.0 if ready_at is None else time.monotonic() - ready_at)
                 log.warning("%s died: %s; starting it again in %.1f s", name, death, wait_s)
-                await asyncio.sleep(wait_s)
-            except ConfigError as error:
-                raise ConfigError(f"{name} can't run: {error}", param=error.param) from None
+            await asyncio.sleep(wait_s)
 
     async def session(self, channel: Channel, _: Welcome) -> None:
         """One link to the scheduler: all GPUs join empty, then its commands go to their workers."""
@@ -108,26 +116,35 @@ class Supervisor:
             self._channel = None
             self._reset_workers()
 
-    async def _run_worker(self, name: str, command: Sequence[str]) -> None:
-        config = self._config
-        async with run_worker(
-            command, ready_timeout_s=config.ready_timeout_s, stop_timeout_s=config.stop_timeout_s
-        ) as worker:
-            self._join(name, worker)
-            try:
-                while True:
-                    self._send(await worker.receive())
-            except WorkerDied as death:
-                self._send(GpuLost(worker.gpu.uuid, str(death)))
-                raise
-            finally:
-                del self._workers[worker.gpu.uuid]
+    def _started(self, command: Sequence[str]) -> AbstractAsyncContextManager[WorkerProcess]:
+        return run_worker(
+            command,
+            ready_timeout_s=self._config.ready_timeout_s,
+            silence_timeout_s=self._config.silence_timeout_s,
+            stop_timeout_s=self._config.stop_timeout_s,
+        )
+
+    async def _serve_worker(self, name: str, worker: WorkerProcess) -> Never:
+        """Passes on what a worker says until its death, which it raises."""
+        self._join(name, worker)
+        try:
+            while True:
+                self._send(await worker.receive())
+        except WorkerDied as death:
+            self._send(GpuLost(worker.gpu.uuid, str(death)))
+            raise
+        finally:
+            del self._workers[worker.gpu.uuid]
 
     def _join(self, name: str, worker: WorkerProcess) -> None:
         uuid = worker.gpu.uuid
         if uuid in self._workers:
-            raise ConfigError(f"another worker already has GPU {uuid}; name each device once in runner.devices")
+            raise ConfigError(
+                f"{name} can't run: another worker has GPU {uuid} already; name each device once in runner.devices",
+                param="runner.devices",
+            )
         self._workers[uuid] = worker
+        self._was_ready = True
         log.info("%s is ready as %s", name, uuid)
         self._send(GpuJoined(worker.gpu))
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from punica_runner.pipes import WorkerPipe
@@ -22,15 +22,13 @@ from punica_runner.step_loop import StepLoop
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process import LogLevel, configure_logging
-from punica_serve.protocol import GpuInfo, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
+from punica_serve.protocol import GpuInfo, Message, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
 #: How long a worker whose supervisor is gone may take for the step that it is in.
 ORPHAN_GRACE_S = 1.0
-#: Commands waiting between the pipe and the next step; a full inbox leaves them in the pipe.
-MAX_INBOX = 4096
 #: The longest sleep of a worker with nothing to do. Whatever there is to do wakes it earlier.
 IDLE_WAIT_S = 1.0
 
@@ -39,10 +37,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Inbox:
-    """Commands on their way from the reader thread to the step loop."""
+    """Commands on their way from the reader thread to the step loop.
+
+    It never blocks the reader, which must see the pipe's end. The scheduler is what bounds it: it books the pages of
+    each start until it is acknowledged, so no more starts can wait than the KvCache has pages, and as many stops.
+    """
 
     def __init__(self) -> None:
-        self._commands: queue.Queue[SupervisorToWorker] = queue.Queue(MAX_INBOX)
+        self._commands: queue.SimpleQueue[SupervisorToWorker] = queue.SimpleQueue()
         #: Ends the step loop's wait; set once there is an engine.
         self.wake: Callable[[], None] = lambda: None
 
@@ -60,7 +62,7 @@ class Inbox:
 
 def main() -> None:
     options = _parse(sys.argv[1:])
-    configure_logging(f"worker {options.index}", LogLevel.INFO)
+    configure_logging(f"worker {options.index}", options.log_level)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
     inbox = Inbox()
@@ -68,7 +70,7 @@ def main() -> None:
     try:
         _run(options, pipe, inbox)
     except BrokenPipeError:
-        sys.exit(0)  # the supervisor is gone
+        os._exit(0)  # the supervisor is gone
     except (ModelRejected, ConfigError) as error:
         _fail(pipe, error, permanent=True)
     except Exception as error:
@@ -82,6 +84,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", required=True, help="cpu, or cuda:0")
     parser.add_argument("--runner-id", required=True)
     parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
+    parser.add_argument("--log-level", required=True, type=LogLevel)
     parser.add_argument("--read-fd", required=True, type=int)
     parser.add_argument("--write-fd", required=True, type=int)
     return parser.parse_args(arguments)
@@ -120,18 +123,20 @@ def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoRetur
     engine = Engine(options.engine_config, options.device)
     gpu_uuid = _gpu_uuid(engine, options.runner_id, options.index)
     inbox.wake = engine.wake
-    try:
-        pipe.send(WorkerReady(_describe(engine, options.engine_config, gpu_uuid, options.device)))
-        loop = StepLoop(engine, gpu_uuid)
-        while True:
-            reports, has_run = loop.turn(inbox.drain())
-            for report in reports:
-                pipe.send(report)
-            # In this order: a command that comes after the look at the inbox wakes the wait.
-            if not has_run and not inbox:
-                engine.wait(IDLE_WAIT_S)
-    finally:
-        engine.close()
+    pipe.send(WorkerReady(_describe(engine, options.engine_config, gpu_uuid, options.device)))
+    loop = StepLoop(engine, gpu_uuid)
+    while True:
+        _send(pipe, loop.apply(inbox.drain()))
+        reports, has_run = loop.step()
+        _send(pipe, reports)
+        # In this order: a command that comes after the look at the inbox wakes the wait.
+        if not has_run and not inbox:
+            engine.wait(IDLE_WAIT_S)
+
+
+def _send(pipe: WorkerPipe, reports: Iterable[Message]) -> None:
+    for report in reports:
+        pipe.send(report)
 
 
 def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str) -> GpuInfo:
@@ -155,14 +160,18 @@ def _gpu_uuid(engine: "Engine", runner_id: str, index: int) -> str:
 
 
 def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:
-    """The last words, for the supervisor's log. Exit code 2 is the operator's to mend, 1 ours."""
+    """The last words, for the supervisor's log. Exit code 2 is the operator's to mend, 1 ours.
+
+    The end is at once: the interpreter's own waits for threads, and a read of an adapter may never return.
+    """
     if isinstance(error, PunicaError):
         told = WireError.of(error)
     else:
         told = WireError(PunicaError.code, f"{type(error).__name__}: {error}")
     with contextlib.suppress(BrokenPipeError):
         pipe.send(WorkerFailed(told, permanent))
-    sys.exit(2 if permanent else 1)
+    sys.stderr.flush()
+    os._exit(2 if permanent else 1)
 
 
 if __name__ == "__main__":

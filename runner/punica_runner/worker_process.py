@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from punica_runner.pipes import SupervisorPipe
-from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.errors import ProtocolError
 from punica_serve.process import death_reason
 from punica_serve.protocol import (
     AssignmentsFailed,
     GpuInfo,
+    Ping,
     Reset,
     StartRequest,
     StepReport,
@@ -34,13 +35,19 @@ _STDERR = 2
 class WorkerDied(Exception):
     """A worker is no more, or no longer to be trusted. The message says why."""
 
+    def __init__(self, message: str, *, is_permanent: bool = False) -> None:
+        super().__init__(message)
+        #: The worker said of itself that starting it again can't help.
+        self.is_permanent = is_permanent
+
 
 class WorkerProcess:
     """A worker that is ready. Made by ``run_worker``, which also ends it."""
 
-    def __init__(self, gpu: GpuInfo, connection: "_Connection") -> None:
+    def __init__(self, gpu: GpuInfo, connection: "_Connection", silence_timeout_s: float) -> None:
         self.gpu = gpu
         self._connection = connection
+        self._silence_timeout_s = silence_timeout_s
         #: Reports of an earlier one are about assignments that a Reset has dropped.
         self._epoch = 0
         #: The newest command's, since the GPU joined.
@@ -64,29 +71,41 @@ class WorkerProcess:
         self._connection.pipe.send(command)
 
     async def receive(self) -> StepReport | AssignmentsFailed:
-        """The next report of the current epoch. Raises WorkerDied, or ConfigError as ``run_worker`` does."""
+        """The next report of the current epoch. Raises WorkerDied, also when it says nothing for too long."""
         while True:
-            report = await self._connection.receive()
+            report = await self._receive()
             if not isinstance(report, StepReport | AssignmentsFailed):
                 raise WorkerDied(f"it sent {type(report).__name__} after it was ready")
             if report.epoch == self._epoch:
                 return report
 
+    async def _receive(self) -> Any:
+        """A worker with nothing to do is silent; one that stands still does not even answer a Ping."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._silence_timeout_s / 2):
+                return await self._connection.receive()
+        self._connection.pipe.send(Ping())
+        try:
+            async with asyncio.timeout(self._silence_timeout_s / 2):
+                return await self._connection.receive()
+        except TimeoutError:
+            raise WorkerDied(f"it has said nothing for {self._silence_timeout_s:g} s") from None
+
 
 @contextlib.asynccontextmanager
 async def run_worker(
-    command: Sequence[str], *, ready_timeout_s: float, stop_timeout_s: float
+    command: Sequence[str], *, ready_timeout_s: float, silence_timeout_s: float, stop_timeout_s: float
 ) -> AsyncIterator[WorkerProcess]:
     """Starts a worker and waits until it is ready; on the way out no process is left.
 
     ``command`` gets the numbers of its pipes' file descriptors appended: ``--read-fd N --write-fd M``. Raises
-    WorkerDied when it is not ready in time or ends before, and ConfigError when it says that it never can be.
+    WorkerDied when it is not ready in time or ends before.
     """
     process, pipe = await _start(command)
     connection = _Connection(process, pipe)
     watch = asyncio.create_task(connection.end_with_process())
     try:
-        yield WorkerProcess(await connection.ready(ready_timeout_s), connection)
+        yield WorkerProcess(await connection.ready(ready_timeout_s), connection, silence_timeout_s)
     finally:
         watch.cancel()
         pipe.close()
@@ -148,7 +167,7 @@ class _Connection:
         return message.gpu
 
     async def receive(self) -> Any:
-        """The next message but WorkerFailed, which is raised: as ConfigError if permanent, else as WorkerDied."""
+        """The next message but WorkerFailed, which is raised as WorkerDied."""
         try:
             message = await anext(self.pipe)
         except StopAsyncIteration:
@@ -156,7 +175,7 @@ class _Connection:
         except ProtocolError as error:
             raise WorkerDied(f"it sent what can't be right: {error}") from None
         if isinstance(message, WorkerFailed):
-            raise (ConfigError if message.permanent else WorkerDied)(message.error.message)
+            raise WorkerDied(message.error.message, is_permanent=message.permanent)
         return message
 
     async def end_with_process(self) -> None:

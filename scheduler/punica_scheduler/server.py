@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Never
 
 from punica_scheduler import events
@@ -22,13 +23,12 @@ from punica_serve.protocol import (
     CancelRequest,
     ClusterReply,
     FrontendHello,
-    FrontendToScheduler,
     GetCluster,
     GpuInfo,
     GpuJoined,
     GpuLost,
+    Message,
     RunnerHello,
-    RunnerToScheduler,
     StartRequest,
     StepReport,
     StopRequest,
@@ -69,8 +69,8 @@ class Server:
             queue_timeout_ns=round(config.queue_timeout_s * 1e9),
             settle_ns=round(config.settle_s * 1e9),
         )
-        self._frontends: dict[str, Channel] = {}
-        self._runners: dict[str, Channel] = {}
+        #: The newest link of each peer, by what the peer is called.
+        self._links: dict[str, Channel] = {}
         #: GPU UUID -> its runner's channel.
         self._gpus: dict[str, Channel] = {}
         self._failure: Exception | None = None
@@ -98,71 +98,65 @@ class Server:
 
     async def session(self, channel: Channel) -> None:
         """One link, from its hello to its end."""
-        hello = await accept(channel, token=self._token, incarnation=self._incarnation)
-        match hello:
-            case FrontendHello():
-                await self._serve_frontend(channel, hello.frontend_id)
-            case RunnerHello():
-                await self._serve_runner(channel, hello.runner_id)
+        match await accept(channel, token=self._token, incarnation=self._incarnation):
+            case FrontendHello(frontend_id=peer_id):
+                said = partial(self._frontend_said, channel, peer_id)
+                await self._serve_peer(
+                    _frontend(peer_id), channel, events.FrontendJoined(peer_id), events.FrontendLost(peer_id), said
+                )
+            case RunnerHello(runner_id=peer_id):
+                said = partial(self._runner_said, channel, peer_id)
+                try:
+                    await self._serve_peer(
+                        f"runner {peer_id}", channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
+                    )
+                finally:
+                    self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
+
+    async def _serve_peer(
+        self, peer: str, channel: Channel, joined: events.Event, lost: events.Event, said: Callable[[ToScheduler], None]
+    ) -> None:
+        """A peer's link for as long as it is its newest: one that has dialled again speaks on the new one alone."""
+        if (previous := self._links.get(peer)) is not None:
+            log.warning("another link of %s has joined; the one before is closed", peer)
+            previous.end(f"another link of {peer} has joined")
+        log.info("%s joined", peer)
+        self._links[peer] = channel
+        self.apply(joined)
+        try:
+            async for message in channel:
+                if self._links.get(peer) is not channel:
+                    return
+                said(message)
+        finally:
+            if self._links.get(peer) is channel:
+                log.info("%s left", peer)
+                self.apply(lost)
+                del self._links[peer]
 
     def _do(self, action: Action) -> None:
         match action:
             case Start(gpu_uuid, seq, assignment, request):
-                self._gpus[gpu_uuid].send(StartRequest(gpu_uuid, seq, assignment, request))
+                _send(self._gpus[gpu_uuid], StartRequest(gpu_uuid, seq, assignment, request))
             case Stop(gpu_uuid, seq, assignment):
-                self._gpus[gpu_uuid].send(StopRequest(gpu_uuid, seq, assignment))
+                _send(self._gpus[gpu_uuid], StopRequest(gpu_uuid, seq, assignment))
             case Deliver(frontend_id, delivery):
-                self._frontends[frontend_id].send(delivery)
+                _send(self._links[_frontend(frontend_id)], delivery)
             case AnnounceLimits(frontend_id, limits):
-                self._frontends[frontend_id].send(limits)
+                _send(self._links[_frontend(frontend_id)], limits)
 
-    # -------------------------------------------------------------- frontends
-
-    async def _serve_frontend(self, channel: Channel, frontend_id: str) -> None:
-        log.info("frontend %s joined", frontend_id)
-        self._frontends[frontend_id] = channel
-        self.apply(events.FrontendJoined(frontend_id))
-        try:
-            async for message in channel:
-                _check_current(self._frontends.get(frontend_id), channel, f"frontend {frontend_id}")
-                self._frontend_said(channel, frontend_id, message)
-        finally:
-            if self._frontends.get(frontend_id) is channel:
-                log.info("frontend %s left", frontend_id)
-                self.apply(events.FrontendLost(frontend_id))
-                del self._frontends[frontend_id]
-
-    def _frontend_said(
-        self, channel: Channel, frontend_id: str, message: FrontendToScheduler | RunnerToScheduler
-    ) -> None:
+    def _frontend_said(self, channel: Channel, frontend_id: str, message: ToScheduler) -> None:
         match message:
             case AddRequest(request):
                 self.apply(events.RequestArrived(frontend_id, request))
             case CancelRequest(request_id):
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
-                channel.send(ClusterReply(call_id, self._scheduler.snapshot(time.time_ns())))
+                _send(channel, ClusterReply(call_id, self._scheduler.snapshot(time.time_ns())))
             case _:
                 raise ProtocolError(f"a frontend may not send {type(message).__name__}")
 
-    # -------------------------------------------------------------- runners
-
-    async def _serve_runner(self, channel: Channel, runner_id: str) -> None:
-        log.info("runner %s joined", runner_id)
-        self._runners[runner_id] = channel
-        self.apply(events.RunnerJoined(runner_id))
-        try:
-            async for message in channel:
-                _check_current(self._runners.get(runner_id), channel, f"runner {runner_id}")
-                self._runner_said(channel, runner_id, message)
-        finally:
-            if self._runners.get(runner_id) is channel:
-                log.info("runner %s left, with all its GPUs", runner_id)
-                self.apply(events.RunnerLost(runner_id))
-                del self._runners[runner_id]
-            self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
-
-    def _runner_said(self, channel: Channel, runner_id: str, message: FrontendToScheduler | RunnerToScheduler) -> None:
+    def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:
             case GpuJoined(gpu):
                 _check_gpu(gpu)
@@ -188,10 +182,17 @@ class Server:
                 del self._gpus[gpu_uuid]
 
 
-def _check_current(current: Channel | None, channel: Channel, peer: str) -> None:
-    """A peer that has dialled again speaks on its new link alone, also while the old one is not yet seen to be dead."""
-    if current is not channel:
-        raise ProtocolError(f"{peer} has dialled again; its old link is cut")
+def _frontend(frontend_id: str) -> str:
+    return f"frontend {frontend_id}"
+
+
+def _send(channel: Channel, message: Message) -> None:
+    """What can't be sent, against all admission, costs one link, whose peer then starts from nothing, and no other."""
+    try:
+        channel.send(message)
+    except ProtocolError as error:
+        log.error("a link is closed: %s", error)
+        channel.end(error.message)
 
 
 def _check_gpu(gpu: GpuInfo) -> None:

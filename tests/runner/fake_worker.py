@@ -2,8 +2,8 @@
 
 Behaviours: "serve"; before READY: "hang", "die", "permanent" (failure), "grandchild" (dies while a child of its own
 holds its pipes); after it: "deaf" (ignores SIGTERM and the end of its pipe), "garbage" (sends no message), "stale"
-(ignores the epoch of a Reset). A StartRequest whose request_id is "exit" ends the process with code 3, and "fail" with
-last words.
+(ignores the epoch of a Reset), "mute" (never reports). A StartRequest whose request_id is "exit" ends the process with
+code 3, and "fail" with last words.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import time
 from punica_runner.pipes import WorkerPipe
 from punica_serve.protocol import (
     GpuInfo,
+    Ping,
     Reset,
     StartRequest,
     StepReport,
@@ -64,7 +65,7 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
         if isinstance(command, Reset):
             seq = 0
             epoch = 0 if options.behaviour == "stale" else command.epoch
-        else:
+        elif not isinstance(command, Ping):
             seq = command.seq
         if isinstance(command, StartRequest):
             if command.request.request_id == "exit":
@@ -73,6 +74,8 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
                 pipe.send(WorkerFailed(WireError("internal_error", "RuntimeError: a bad step"), permanent=False))
                 sys.exit(1)
             tokens = (StepToken(command.assignment, 0, os.getpid()),)
+        if options.behaviour == "mute":
+            continue
         pipe.send(StepReport(options.uuid, epoch, 1, seq, tokens, (), 100, len(tokens), 0, 0, 0.0))
     while options.behaviour == "deaf":
         time.sleep(60)

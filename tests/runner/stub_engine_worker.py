@@ -1,11 +1,12 @@
 """The real worker's process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
 
 "idle": not at all. "slow-start": takes a minute to load. "broken-step": raises in its first step. "stuck-step": hangs
-in its first step, deaf to signals.
+in its first step, deaf to signals. "stuck-read": raises in its first step too, while a read of an adapter hangs.
 """
 
 import signal
 import sys
+import threading
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,23 +24,22 @@ class Engine:
         self.device = SimpleNamespace(type="cpu")
         if device == "stuck-step":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a call into C that does not return
+        if device == "stuck-read":
+            threading.Thread(target=time.sleep, args=(60,)).start()  # the interpreter's own end waits for it
         if device == "slow-start":
             time.sleep(60)
 
     def step(self) -> Any:
-        if self.behaviour == "broken-step":
+        if self.behaviour in ("broken-step", "stuck-read"):
             raise ZeroDivisionError("a bad step")
         if self.behaviour == "stuck-step":
             time.sleep(60)
-        return SimpleNamespace(batch_size=0, tokens=(), finished=(), load_failures=(), starved=())
+        return SimpleNamespace(batch_size=0, num_adapters=0, tokens=(), finished=(), failures=(), starved=())
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(0.01)
 
     def wake(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 

@@ -10,6 +10,7 @@ from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
     FinishedAssignment,
+    Ping,
     Request,
     Reset,
     SamplingParams,
@@ -72,19 +73,27 @@ def ran(*tokens: tuple[str, int, int], **more: Any) -> StepOutput:
     return StepOutput(made, batch_size=len(made), **more)
 
 
-def only_report(loop: StepLoop, *commands: Any) -> StepReport:
-    (report,), _ = loop.turn(commands)
-    assert isinstance(report, StepReport)
-    return report
+def turn(loop: StepLoop, *commands: Any) -> tuple[list[Any], bool]:
+    """All reports of a turn, and whether the model ran."""
+    applied = loop.apply(commands)
+    stepped, has_run = loop.step()
+    return [*applied, *stepped], has_run
+
+
+def last_report(loop: StepLoop, *commands: Any) -> StepReport:
+    reports, _ = turn(loop, *commands)
+    assert isinstance(reports[-1], StepReport)
+    return reports[-1]
 
 
 def test_an_idle_turn_has_nothing_to_tell_or_to_do(loop: StepLoop) -> None:
-    assert loop.turn([]) == ([], False)
+    assert turn(loop) == ([], False)
 
 
 def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [ran(("b", 0, 11), ("a", 4, 12))]
-    reports, has_run = loop.turn([start(1, "a"), start(2, "b")])
+    loop.apply([start(1, "a"), start(2, "b")])
+    reports, has_run = loop.step()
     assert has_run
     assert reports == [
         StepReport(
@@ -103,8 +112,29 @@ def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -
     ]
 
 
+def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("a", 0, 5))]
+    (acknowledged,) = loop.apply([start(1)])
+    assert isinstance(acknowledged, StepReport)
+    assert (acknowledged.applied_seq, acknowledged.tokens) == (1, ())
+    assert len(engine.outputs) == 1
+
+
+def test_a_ping_is_answered(loop: StepLoop) -> None:
+    assert last_report(loop, Ping()).tokens == ()
+
+
+def test_the_end_of_the_batch_is_told_once(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
+    assert last_report(loop, start(1)).batch_size == 1
+    (acknowledged,) = loop.apply([stop(2, 1)])
+    assert isinstance(acknowledged, StepReport) and acknowledged.batch_size == 1
+    assert last_report(loop).batch_size == 0
+    assert turn(loop) == ([], False)
+
+
 def test_commands_applied_without_a_step_are_acknowledged(loop: StepLoop) -> None:
-    report = only_report(loop, start(1), stop(2, 1), stop(3, 99))
+    report = last_report(loop, start(1), stop(2, 1), stop(3, 99))
     assert (report.applied_seq, report.batch_size, report.step) == (3, 0, 0)
 
 
@@ -112,36 +142,36 @@ def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
     loop: StepLoop, engine: ScriptedEngine
 ) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
-    report = only_report(loop, start(1))
+    report = last_report(loop, start(1))
     assert report.tokens and report.finished == (FinishedAssignment(assignment(1), "stop"),)
-    only_report(loop, stop(2, 1))
+    last_report(loop, stop(2, 1))
     assert engine.calls == [("add", "a")]  # the late stop reached nobody
 
 
 def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [StepOutput(), ran(("a", 0, 5))]
-    only_report(loop, start(1, "a"))
-    report = only_report(loop, start(2, "a"), stop(3, 1))
+    last_report(loop, start(1, "a"))
+    report = last_report(loop, start(2, "a"), stop(3, 1))
     assert engine.calls == [("add", "a"), ("cancel", "a"), ("add", "a")]
     assert [token.assignment for token in report.tokens] == [assignment(2)]
 
 
 def test_the_resident_adapters_are_told_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
-    assert only_report(loop, start(1)).resident is None
+    assert last_report(loop, start(1)).resident is None
     engine.resident_adapters = ("d1",)
-    assert only_report(loop).resident == ("d1",)
-    assert loop.turn([]) == ([], False)
+    assert last_report(loop).resident == ("d1",)
+    assert turn(loop) == ([], False)
     engine.resident_adapters = ()
-    assert only_report(loop).resident == ()
+    assert last_report(loop).resident == ()
 
 
 def test_a_reset_drops_all_and_tells_all_again_in_its_epoch(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.resident_adapters = ("d1",)
-    only_report(loop, start(1, "a"), start(2, "b"))
-    report = only_report(loop, Reset(4))
+    last_report(loop, start(1, "a"), start(2, "b"))
+    report = last_report(loop, Reset(4))
     assert sorted(engine.calls[2:]) == [("cancel", "a"), ("cancel", "b")]
     assert (report.epoch, report.applied_seq, report.resident) == (4, 0, ("d1",))
-    assert only_report(loop, start(1, "a")).epoch == 4
+    assert last_report(loop, start(1, "a")).epoch == 4
 
 
 def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -152,33 +182,33 @@ def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine:
             failures=(Failure(("a", "b"), True, BAD), Failure((), False, BAD)),
         ),
     ]
-    loop.turn([start(1, "a"), start(2, "b"), start(3, "c")])
-    (failed, step), _ = loop.turn([])
+    turn(loop, start(1, "a"), start(2, "b"), start(3, "c"))
+    (failed, step), _ = turn(loop)
     assert failed == AssignmentsFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, WireError.of(BAD))
     assert isinstance(step, StepReport) and step.tokens[0].assignment == assignment(3)
 
 
 def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [StepOutput(), StepOutput(failures=(Failure(("a",), True, BAD),))]
-    loop.turn([start(1, "a")])
-    (failed, report), _ = loop.turn([])
+    turn(loop, start(1, "a"))
+    (failed, report), _ = turn(loop)
     assert isinstance(failed, AssignmentsFailed)
     assert isinstance(report, StepReport) and report.batch_size == 0
 
 
 def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [StepOutput(), StepOutput(starved=("a",)), ran(("a", 0, 5))]
-    loop.turn([start(1, "a")])
-    assert only_report(loop).starved == (assignment(1),)
-    assert only_report(loop).tokens[0].assignment == assignment(1)
+    turn(loop, start(1, "a"))
+    assert last_report(loop).starved == (assignment(1),)
+    assert last_report(loop).tokens[0].assignment == assignment(1)
 
 
 def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.rejects = True
-    (failed, report), _ = loop.turn([start(1, "a")])
+    (failed, report), _ = turn(loop, start(1, "a"))
     refusal = WireError("invalid_request", "token id 99 is outside the vocabulary of 97")
     assert failed == AssignmentsFailed("gpu", 0, 1, (assignment(1),), True, refusal)
     assert isinstance(report, StepReport) and report.applied_seq == 1
     engine.rejects = False
-    only_report(loop, start(2, "a"))
+    last_report(loop, start(2, "a"))
     assert engine.calls == [("add", "a")]

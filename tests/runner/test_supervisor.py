@@ -1,4 +1,6 @@
 import asyncio
+import logging
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -12,6 +14,7 @@ import pytest
 
 from punica_runner import supervisor, worker_process
 from punica_serve import wire
+from punica_serve.backoff import Backoff
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
@@ -223,17 +226,50 @@ async def test_reports_of_an_old_epoch_never_reach_the_scheduler(
 async def test_a_permanent_failure_ends_the_runner_with_the_workers_words(
     scheduler: FakeScheduler, fake_worker: FakeWorker
 ) -> None:
-    async with asyncio.timeout(10), running(scheduler, fake_worker("CPU-a"), fake_worker("", "permanent")) as task:
+    async with asyncio.timeout(10), running(scheduler, fake_worker("", "permanent")) as task:
         await asyncio.wait([task])
-    words = r"worker 1 \(cpu\) can't run: no config\.json in /models/none"
+    words = r"worker 0 \(cpu\) can't run: no config\.json in /models/none"
     with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=words)):
         task.result()
+
+
+async def test_a_permanent_failure_after_one_has_been_ready_is_tried_again(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The model's folder is gone for a while, as when it is replaced."""
+    flag = tmp_path / "replaced"
+    behaviour = f'"$([ -e {flag} ] && echo permanent || echo serve)"'
+    command = [*map(shlex.quote, fake_worker("CPU-a")[:-1]), behaviour]
+    async with running(scheduler, ["sh", "-c", f'exec {" ".join(command)} "$@"', "sh"]):
+        await until(lambda: scheduler.all(GpuJoined))
+        flag.touch()
+        scheduler.tell(start(1, request_id="exit"))
+        await until(lambda: caplog.text.count("died: no config.json in /models/none; starting it again") >= 2)
+        flag.unlink()
+        await until(lambda: len(scheduler.all(GpuJoined)) == 2)
+
+
+async def test_waits_grow_for_a_worker_that_takes_long_to_fail(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives: list[float] = []
+    after = Backoff.after
+    monkeypatch.setattr(Backoff, "after", lambda self, lived_s: lives.append(lived_s) or after(self, lived_s))
+    async with running(scheduler, fake_worker("CPU-a", "hang"), ready_timeout_s=0.2):
+        await until(lambda: len(lives) >= 2)
+    assert set(lives) == {0.0}
+
+
+def test_workers_log_as_their_supervisor_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, supervisor.__name__)
+    command = supervisor.engine_worker_command(config(), "host", 0)
+    assert command[command.index("--log-level") + 1] == "debug"
 
 
 async def test_a_device_named_twice_is_a_config_error(scheduler: FakeScheduler, fake_worker: FakeWorker) -> None:
     async with asyncio.timeout(10), running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-a")) as task:
         await asyncio.wait([task])
-    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="another worker already has GPU CPU-a")):
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="another worker has GPU CPU-a already")):
         task.result()
 
 

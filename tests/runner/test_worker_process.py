@@ -1,4 +1,6 @@
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -7,7 +9,6 @@ import pytest
 
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
-from punica_serve.errors import ConfigError
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 
 FakeWorker = Callable[..., list[str]]
@@ -24,9 +25,14 @@ def start(seq: int, request_id: str = "r") -> StartRequest:
 
 
 def run(
-    command: list[str], *, ready_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
+    command: list[str], *, ready_timeout_s: float = 10.0, silence_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
 ) -> AbstractAsyncContextManager[WorkerProcess]:
-    return run_worker(command, ready_timeout_s=ready_timeout_s, stop_timeout_s=stop_timeout_s)
+    return run_worker(
+        command,
+        ready_timeout_s=ready_timeout_s,
+        silence_timeout_s=silence_timeout_s,
+        stop_timeout_s=stop_timeout_s,
+    )
 
 
 async def next_report(worker: WorkerProcess) -> StepReport:
@@ -99,10 +105,33 @@ async def test_a_worker_that_does_not_get_ready(fake_worker: FakeWorker, behavio
             pass
 
 
-async def test_a_permanent_failure_is_a_config_error_with_the_workers_words(fake_worker: FakeWorker) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json in /models/none"):
+async def test_a_permanent_failure_is_told_as_such_in_the_workers_words(fake_worker: FakeWorker) -> None:
+    with pytest.raises(WorkerDied, match=r"no config\.json in /models/none") as death:
         async with run(fake_worker(behaviour="permanent")):
             pass
+    assert death.value.is_permanent
+
+
+async def test_a_worker_that_is_stopped_is_given_up_and_killed(fake_worker: FakeWorker, is_alive: IsAlive) -> None:
+    with pytest.raises(WorkerDied, match=r"^it has said nothing for 0\.4 s$"):
+        async with run(fake_worker(), silence_timeout_s=0.4, stop_timeout_s=0.2) as worker:
+            pid = await pid_of(worker)
+            os.kill(pid, signal.SIGSTOP)
+            await next_report(worker)
+    assert not is_alive(pid)
+
+
+async def test_a_worker_that_answers_nothing_is_given_up(fake_worker: FakeWorker) -> None:
+    with pytest.raises(WorkerDied, match="said nothing"):
+        async with run(fake_worker(behaviour="mute"), silence_timeout_s=0.4) as worker:
+            await next_report(worker)
+
+
+async def test_a_worker_with_nothing_to_do_lives_on(fake_worker: FakeWorker) -> None:
+    async with run(fake_worker(), silence_timeout_s=1.0) as worker:
+        assert (await next_report(worker)).tokens == ()  # the answer to a ping
+        worker.send(start(1))
+        assert (await next_report(worker)).tokens
 
 
 @pytest.mark.parametrize(
