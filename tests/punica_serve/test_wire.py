@@ -8,6 +8,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from punica_serve import wire
+from punica_serve.backoff import Backoff
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -265,6 +266,49 @@ async def test_keep_dialling_comes_back_after_every_loss_and_logs_each_once(capl
     assert first.startswith(f"the scheduler at {url} can't be reached")
     assert all(loss.startswith(f"lost the link to the scheduler at {url}: closed with code 1001") for loss in losses)
     assert logged(logging.INFO) == [f"connected to the scheduler at {url}"] * 3
+
+
+async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lives: list[float] = []
+    after = Backoff.after
+    monkeypatch.setattr(Backoff, "after", lambda self, lived_s: lives.append(lived_s) or after(self, lived_s))
+
+    async def leave(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        await asyncio.sleep(0.1)
+
+    async def hang(channel: wire.Channel) -> None:
+        await asyncio.sleep(0.1)
+
+    async with scheduler(leave) as url, dialler(url):
+        await until(lambda: lives)
+    assert lives[0] >= 0.1
+    lives.clear()
+    async with scheduler(hang) as url, dialler(url):
+        await until(lambda: lives)
+    assert lives[0] == 0.0
+
+
+async def test_an_end_without_waiting_lets_out_what_is_queued() -> None:
+    async def leave(channel: wire.Channel) -> None:
+        await wire.accept(channel, token=TOKEN, incarnation=7)
+        channel.send(Limits(1))
+        channel.end("replaced")
+        channel.send(Limits(2))
+        assert [message async for message in channel] == []
+
+    async with scheduler(leave) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        assert [message async for message in channel] == [Limits(1)]
+        assert channel.end_reason == "closed with code 1000 replaced"
+
+
+async def test_a_channel_that_was_cut_closes_at_once() -> None:
+    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
+        channel._cut("too slow")
+        async with asyncio.timeout(wire.CLOSE_TIMEOUT_S):
+            await channel.close()
 
 
 async def test_keep_dialling_survives_a_scheduler_of_broken_frames() -> None:

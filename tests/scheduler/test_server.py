@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from punica_scheduler import server
+from punica_scheduler import admission, server
 from punica_scheduler.scheduler import Scheduler
+from punica_serve import wire
 from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
@@ -36,6 +37,7 @@ from punica_serve.protocol import (
     StepReport,
     StepToken,
     StopRequest,
+    encode,
 )
 from punica_serve.wire import Channel, HandshakeRefused, dial
 
@@ -201,7 +203,52 @@ async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -
     old.send(CancelRequest("r1"))
     async with asyncio.timeout(DEADLINE_S):
         assert all([isinstance(message, Limits) async for message in old])
+    assert old.end_reason == "closed with code 1000 another link of frontend frontend has joined"
     assert (await cluster_of(new)).num_frontends == 1
+
+
+async def test_a_runner_that_dials_again_replaces_its_old_link_and_both_ends_say_so(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend, old = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    new = await peers.runner()
+    assert await has_ended(old)
+    assert old.end_reason == "closed with code 1000 another link of runner runner has joined"
+    assert "another link of runner runner has joined; the one before is closed" in caplog.text
+    new.send(GpuJoined(gpu("A")))
+    frontend.send(AddRequest(request()))
+    assert (await receive(new)).request == request()
+    assert (await cluster_of(frontend)).num_runners == 1
+
+
+async def test_a_request_too_long_to_be_sent_with_its_answer_is_refused_alone(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    monkeypatch.setattr(admission, "MAX_FRAME_BYTES", 2000)
+    frontend.send(AddRequest(Request("long", 1, (5,) * 3, SamplingParams(max_tokens=1000))))
+    while not isinstance(delivery := await receive(frontend), Delivery):
+        pass
+    assert delivery.error is not None
+    assert (delivery.error.code, delivery.error.param) == ("invalid_request", "max_tokens")
+    frontend.send(AddRequest(request()))
+    assert (await receive(runner)).request == request()
+
+
+async def test_a_message_that_can_not_be_sent_costs_its_link_alone(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    long = AddRequest(request(prompt=60))
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", len(encode(long)))  # its start is longer
+    frontend.send(long)
+    frontend.send(AddRequest(request("r2", prompt=10)))
+    assert await has_ended(runner)
+    assert "does not fit a frame" in runner.end_reason
+    monkeypatch.undo()
+    assert (await cluster_when(frontend, lambda cluster: not cluster.gpus)).queue_length == 2
 
 
 async def test_a_gpu_that_another_runner_joins_is_the_others(peers: Peers) -> None:
