@@ -22,7 +22,7 @@ class EventStream(Response):
     """``data: {frame}`` for each frame, then ``data: [DONE]``.
 
     Errors before the first frame become answers with a status of their own, later ones an event with ``error``. A
-    client that leaves closes ``frames``.
+    client that leaves, or is cut because it takes nothing, closes ``frames``.
     """
 
     media_type = "text/event-stream"

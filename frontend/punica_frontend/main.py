@@ -59,7 +59,7 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if sys.platform == "linux":
             # Connections inherit it. The kernel counts from the last byte that the client took, and cuts for good,
-            # where closing from here would wait until the client takes what is left.
+            # where closing from here would wait until the client takes what is left. Other systems have no such option.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * SEND_TIMEOUT_S))
         listener.bind(address)
         listener.listen(BACKLOG)

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from punica_frontend import main
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux cuts them")
 
 Until = Callable[..., Coroutine[Any, Any, None]]
 Ask = Callable[[socket.socket, tuple[str, int]], Coroutine[Any, Any, Any]]

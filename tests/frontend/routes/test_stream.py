@@ -1,5 +1,6 @@
 import asyncio
 import json
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -9,6 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from punica_frontend.app import max_body_bytes
+from punica_frontend.main import EmbeddedServer
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Delivery, WireError
@@ -211,3 +213,14 @@ async def test_a_socket_that_breaks_cancels_its_requests(address: str, cluster: 
         await until(lambda: cluster.num_tokens == 1)
         socket.transport.abort()
         await until(lambda: not cluster.live)
+
+
+async def test_sockets_come_and_go_without_a_line_in_the_log(
+    address: str, caplog: pytest.LogCaptureFixture, server: EmbeddedServer, until: Until
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket:
+            await send(socket, op="generate", request_id="a", prompt="7")
+            await frames_until_end(socket, 1)
+        await until(lambda: not server.server_state.connections)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
