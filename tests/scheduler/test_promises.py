@@ -173,6 +173,8 @@ class Stream:
     request: Request
     tokens: list[int] = field(default_factory=list)
     num_load_failures: int = 0
+    #: Workers lost that had applied a start of it, acknowledged or not.
+    num_losses: int = 0
     end: str | None = None
 
     def take(self, delivery: Delivery) -> None:
@@ -181,8 +183,8 @@ class Stream:
         self.tokens += delivery.token_ids
         self.end = delivery.finish_reason
         if self.end == "error":
-            assert delivery.error is not None and delivery.error.param == "lora_id", delivery.error
-            assert self.num_load_failures >= 3
+            assert delivery.error is not None and delivery.error.code == "request_failed", delivery.error
+            assert self.num_load_failures >= 3 or self.num_losses >= 3, delivery.error
         elif self.end:
             assert self.tokens == answer(self.request)
         else:
@@ -242,8 +244,22 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def gpu_is_lost(self, data: st.DataObject) -> None:
         uuid = data.draw(st.sampled_from(sorted(self.workers)))
-        del self.workers[uuid]
+        self.note_loss(self.workers.pop(uuid))
         self.tell(events.GpuLost(uuid))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def gpu_joins_again(self, data: st.DataObject) -> None:
+        """Nobody has said that it was lost."""
+        uuid = data.draw(st.sampled_from(sorted(self.workers)))
+        info = self.workers[uuid].info
+        self.note_loss(self.workers[uuid])
+        self.workers[uuid] = Worker(info)
+        self.tell(events.GpuJoined("runner", info))
+
+    def note_loss(self, worker: Worker) -> None:
+        for sequence in worker.sequences.values():
+            self.streams[sequence.request.request_id].num_losses += 1
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), max_commands=st.integers(0, 4))
@@ -273,7 +289,32 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         self.tell(events.FrontendLost("f"))
         self.tell(events.FrontendJoined("f"))
-        for stream in self.live:
+        self.add_again(self.live)
+
+    @rule(data=st.data(), dice=st.integers(1, 6), settle_ns=st.integers(0, 5))
+    def scheduler_restarts(self, data: st.DataObject, dice: int, settle_ns: int) -> None:
+        """Workers are reset, and all come back in any order."""
+        if dice < 6:
+            return
+        self.now_ns += 1
+        self.scheduler = Scheduler(self.now_ns, settle_ns=settle_ns)
+        infos = [worker.info for worker in self.workers.values()]
+        self.workers = {}
+        frontend_first = data.draw(st.booleans())
+        if frontend_first:
+            self.frontend_comes_back(data)
+        for info in data.draw(st.permutations(infos)):
+            self.workers[info.uuid] = Worker(info)
+            self.tell(events.GpuJoined("runner", info))
+        if not frontend_first:
+            self.frontend_comes_back(data)
+
+    def frontend_comes_back(self, data: st.DataObject) -> None:
+        self.tell(events.FrontendJoined("f"))
+        self.add_again(data.draw(st.permutations(self.live)))
+
+    def add_again(self, streams: list[Stream]) -> None:
+        for stream in streams:
             request = stream.request
             again = Request(
                 request.request_id,
