@@ -84,6 +84,10 @@ class Cluster:
                 into.text += frame["text"]
                 into.finish_reason = frame["finish_reason"]
 
+    def num_evictions(self) -> int:
+        counters: dict[str, int] = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["counters"]
+        return counters["evictions"]
+
     def num_used_pages(self) -> int:
         gpus = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["gpus"]
         return sum(gpu["gpu"]["num_kv_pages"] - gpu["free_kv_pages"] for gpu in gpus)
@@ -117,11 +121,12 @@ def wait_until(holds: Callable[[], bool], describe: Callable[[], object] = lambd
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Cluster]:
-    """A cluster on free ports. On the way out it is stopped, and leaves nothing behind."""
+def started(folder: Path, **engine: Any) -> Iterator[Cluster]:
+    """A cluster on free ports, with these engine settings. On the way out it is stopped, and leaves nothing behind."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     config = yaml.safe_load(DEMO.read_text())
+    config["engine"] |= engine
     config["adapters"]["broken"] = str(folder / "broken")
     config |= {"scheduler": {"port": 0}, "frontend": {"port": port}}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -143,6 +148,13 @@ def started(folder: Path) -> Iterator[Cluster]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Shared by all tests, those that kill some of it too: it must get over that."""
     with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """With 960 tokens of KvCache on each GPU."""
+    with started(tmp_path, num_kv_pages=60) as cluster:
         yield cluster
 
 
