@@ -97,11 +97,11 @@ def _expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], i
         num_tiles, num_pages = pages.shape
         num_ranks = num_pages * page_ranks
         b = b_pages.index_select(0, pages.view(-1)).float().view(num_tiles, num_ranks, h_out)
-        ranks = v[:, :, :num_ranks].index_select(0, rows).view(num_tiles, tile_rows, -1, num_ranks)
-        tiles = y.index_select(0, rows).float().view(num_tiles, tile_rows, h_out)
-        for s, (start, end) in enumerate(pairwise(out_offsets)):
-            tiles[:, :, start:end].add_(torch.bmm(ranks[:, :, s], b[:, :, start:end]))
-        y.index_copy_(0, rows, tiles.view(-1, h_out).to(y.dtype))
+        tiles = v.index_select(0, rows)[:, :, :num_ranks].unflatten(0, (num_tiles, tile_rows))
+        total = y.index_select(0, rows).float()
+        for s, (start, end) in enumerate(zip(out_offsets, out_offsets[1:], strict=False)):
+            total[:, start:end] += torch.bmm(tiles[:, :, s], b[:, :, start:end]).flatten(0, 1)
+        y.index_copy_(0, rows, total.to(y.dtype))
 
 
 def _chunks(tile_groups: Sequence[TileGroup], page_elements: int) -> Iterator[tuple[int, Tensor, Tensor]]:
