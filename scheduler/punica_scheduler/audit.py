@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import pairwise
 
 from punica_scheduler.fcfs_queue import FcfsQueue
 from punica_scheduler.gpu import GpuRecord
@@ -23,19 +22,18 @@ def check_books(
     assert len(queued) + len(placed) == len(requests), "a request that has ended is still there"
     ended = counters["finished"] + counters["cancelled"] + counters["failed"]
     assert counters["arrived"] == ended + len(requests), "requests appeared or vanished"
-    _check_line([record for record in queued if not record.is_suspect], queue)
-    _check_line([record for record in queued if record.is_suspect], trials.waiting)
+    _check_queue(queued, queue)
     _check_placed(placed, gpus)
     for gpu in gpus.values():
         _check_gpu(gpu)
     trials.check_invariants(gpus)
 
 
-def _check_line(queued: list[RequestRecord], queue: FcfsQueue) -> None:
+def _check_queue(queued: list[RequestRecord], queue: FcfsQueue) -> None:
     in_line = list(queue)
     assert {id(record) for record in in_line} == {id(record) for record in queued}, "the queue is not who waits"
     assert len(in_line) == len(queued), "a request waits twice"
-    assert all(before.arrival <= after.arrival for before, after in pairwise(in_line))
+    queue.check_invariants()
     for record in queued:
         assert record.assignment is None and record.gpu_uuid is None, f"{record.request_id} waits on a GPU"
         assert not record.is_complete, f"{record.request_id} waits for nothing"

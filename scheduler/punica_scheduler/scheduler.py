@@ -67,7 +67,7 @@ class Scheduler:
         self._gpus: dict[str, GpuRecord] = {}
         self._requests: dict[str, RequestRecord] = {}
         self._queue = FcfsQueue()
-        self._trials = Trials()
+        self._trials = Trials(self._queue)
         self._limits = Limits(num_gpus=0)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         #: The newest events and what they led to.
@@ -88,7 +88,7 @@ class Scheduler:
             incarnation=self._incarnation,
             now_ns=now_ns,
             gpus=tuple(gpu.snapshot() for _, gpu in sorted(self._gpus.items())),
-            queue_length=self._num_waiting,
+            queue_length=len(self._queue),
             num_frontends=len(self._frontends),
             num_runners=len(self._runners),
             counters=dict(self._counters),
@@ -224,16 +224,11 @@ class Scheduler:
     def _tick(self, decision: Decision) -> None:
         self._is_settled = self._is_settled or decision.now_ns >= self._settled_ns
         latest_ns = decision.now_ns - self._queue_timeout_ns
-        waiting = (*self._queue, *self._trials.waiting)
-        for record in [record for record in waiting if record.queued_ns <= latest_ns]:
+        for record in [record for record in self._queue if record.queued_ns <= latest_ns]:
             error = f"no GPU had room for the request for {self._queue_timeout_ns / 1e9:g} s; try again later"
             self._fail(record, WireError.of(OutOfCapacity(error)), decision)
 
     # -------------------------------------------------------------- what happens to a request
-
-    @property
-    def _num_waiting(self) -> int:
-        return len(self._queue) + len(self._trials.waiting)
 
     def _refusal_on_arrival(self, record: RequestRecord) -> PunicaError | None:
         if record.request_id in self._requests:
@@ -241,8 +236,8 @@ class Scheduler:
         if error := too_long_to_send(record.request):
             return error
         # A stream that has begun was admitted once; a restart of ours must not break it.
-        if self._num_waiting >= self._max_queue and not record.generated_ids:
-            return OutOfCapacity(f"{self._num_waiting} requests wait for a GPU already; try again later")
+        if len(self._queue) >= self._max_queue and not record.generated_ids:
+            return OutOfCapacity(f"{len(self._queue)} requests wait for a GPU already; try again later")
         return refusal(record, self._gpus.values()) if self._is_settled and self._gpus else None
 
     def _enqueue(self, record: RequestRecord, decision: Decision) -> None:
@@ -252,11 +247,7 @@ class Scheduler:
             decision.actions.append(deliver_outcome(record, len(record.generated_ids), ([], "length")))
         else:
             record.queued_ns = decision.now_ns
-            self._line_of(record).add(record)
-
-    def _line_of(self, record: RequestRecord) -> FcfsQueue:
-        """Where it waits."""
-        return self._trials.waiting if record.is_suspect else self._queue
+            self._queue.add(record)
 
     def _place_what_waits(self, decision: Decision) -> None:
         if self._is_settled and self._gpus:
@@ -296,7 +287,7 @@ class Scheduler:
 
     def _place(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
         record.become(RequestState.PLACED, self.story)
-        self._line_of(record).remove(record)
+        self._queue.remove(record)
         self._num_assignments += 1
         assignment = AssignmentId(self._incarnation, self._num_assignments)
         self._counters["migrations"] += record.last_gpu_uuid not in (None, gpu.uuid)
@@ -350,7 +341,7 @@ class Scheduler:
     def _detach(self, record: RequestRecord, decision: Decision, *, tell_worker: bool = True) -> None:
         """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
         if record.assignment is None or record.gpu_uuid is None:
-            self._line_of(record).remove(record)
+            self._queue.remove(record)
             return
         self._trials.break_off(record)
         gpu = self._gpus[record.gpu_uuid]

@@ -20,17 +20,17 @@ NUM_TRIAL_TOKENS = 16
 
 
 class Trials:
-    """The suspects that wait, and the one that runs alone."""
+    """The suspect that runs alone, and which GPU is kept for it or for the next in the queue."""
 
-    def __init__(self) -> None:
-        self.waiting = FcfsQueue()
+    def __init__(self, queue: FcfsQueue) -> None:
+        self._queue = queue
         self.on_trial: RequestRecord | None = None
         self._num_tokens_to_pass = 0
 
     @property
     def next_suspect(self) -> RequestRecord | None:
         """Whose turn it is now."""
-        return None if self.on_trial else self.waiting.head
+        return None if self.on_trial else self._queue.first_suspect
 
     def begin(self, suspect: RequestRecord) -> None:
         assert self.on_trial is None, "one trial at a time"
