@@ -273,7 +273,12 @@ async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt
 ) -> None:
     lives: list[float] = []
     after = Backoff.after
-    monkeypatch.setattr(Backoff, "after", lambda self, lived_s: lives.append(lived_s) or after(self, lived_s))
+
+    def spy(self: Backoff, lived_s: float) -> float:
+        lives.append(lived_s)
+        return after(self, lived_s)
+
+    monkeypatch.setattr(Backoff, "after", spy)
 
     async def leave(channel: wire.Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)

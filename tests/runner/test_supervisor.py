@@ -254,7 +254,12 @@ async def test_waits_grow_for_a_worker_that_takes_long_to_fail(
 ) -> None:
     lives: list[float] = []
     after = Backoff.after
-    monkeypatch.setattr(Backoff, "after", lambda self, lived_s: lives.append(lived_s) or after(self, lived_s))
+
+    def spy(self: Backoff, lived_s: float) -> float:
+        lives.append(lived_s)
+        return after(self, lived_s)
+
+    monkeypatch.setattr(Backoff, "after", spy)
     async with running(scheduler, fake_worker("CPU-a", "hang"), ready_timeout_s=0.2):
         await until(lambda: len(lives) >= 2)
     assert set(lives) == {0.0}
