@@ -99,7 +99,7 @@ def _expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], i
         b = b_pages.index_select(0, pages.view(-1)).float().view(num_tiles, num_ranks, h_out)
         tiles = v.index_select(0, rows)[:, :, :num_ranks].unflatten(0, (num_tiles, tile_rows))
         total = y.index_select(0, rows).float()
-        for s, (start, end) in enumerate(zip(out_offsets, out_offsets[1:], strict=False)):
+        for s, (start, end) in enumerate(pairwise(out_offsets)):
             total[:, start:end] += torch.bmm(tiles[:, :, s], b[:, :, start:end]).flatten(0, 1)
         y.index_copy_(0, rows, total.to(y.dtype))
 

@@ -52,7 +52,7 @@ def test_the_context_is_the_models_unless_a_shorter_is_named(model: ModelConfig)
 def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> None:
     config = parse_config({"engine": {"model": "base", "page_size": 8}}, source="LLM", folder=tmp_path)
     assert (config.engine.model, config.engine.page_size) == (tmp_path / "base", 8)
-    with pytest.raises(ConfigError, match="LLM: `engine.page_sise`: Extra inputs"):
+    with pytest.raises(ConfigError, match=r"LLM: `engine\.page_sise`: Extra inputs"):
         parse_config({"engine": {"model": "base", "page_sise": 8}}, source="LLM", folder=tmp_path)
 
 

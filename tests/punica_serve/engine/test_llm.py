@@ -105,7 +105,7 @@ def test_a_broken_adapter_is_named_at_the_start(tiny_llama: Path, tmp_path: Path
 
 
 def test_unknown_settings_are_refused(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match="LLM: `engine.page_sise`"):
+    with pytest.raises(ConfigError, match=r"LLM: `engine\.page_sise`"):
         LLM(tiny_llama, page_sise=4)
 
 
