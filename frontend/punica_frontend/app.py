@@ -1,7 +1,6 @@
 """The frontend as an ASGI application. Everything it uses is handed in; it keeps nothing of its own."""
 
 import time
-from importlib.metadata import version
 
 from fastapi import FastAPI
 
@@ -14,6 +13,7 @@ from punica_frontend.routes.health import health_router
 from punica_frontend.routes.models import models_router
 from punica_frontend.routes.stream import stream_router
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_serve import __version__
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
@@ -32,7 +32,7 @@ def create_app(
     max_context = engine.context_of(model)
     base_name = engine.served_name
     generator = Generator(client, catalog, tokenizer, model, base_name=base_name, max_context=max_context)
-    app = FastAPI(title="Punica Serve", version=version("punica-serve"), description=_DESCRIPTION)
+    app = FastAPI(title="Punica Serve", version=__version__, description=_DESCRIPTION)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes(model, engine))
     app.include_router(generate_router(generator))
