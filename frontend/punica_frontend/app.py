@@ -13,11 +13,11 @@ from punica_frontend.routes.health import health_router
 from punica_frontend.routes.models import models_router
 from punica_frontend.routes.stream import stream_router
 from punica_frontend.scheduler_client import SchedulerClient
-from punica_serve import __version__
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
 from punica_serve.text.tokenizer import Tokenizer
+from punica_serve.version import __version__
 
 _DESCRIPTION = (
     "Many LoRA models over one base model. `WS /v1/generate/stream` runs many requests on one socket: send "

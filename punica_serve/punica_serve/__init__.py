@@ -7,12 +7,12 @@ plane (scheduler, frontend, supervisor) stays free of it.
 from typing import TYPE_CHECKING, Any
 
 from punica_serve.protocol import SamplingParams
+from punica_serve.version import __version__
 
 if TYPE_CHECKING:
     from punica_serve.engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
-__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
