@@ -1,0 +1,30 @@
+"""What importing the packages costs, seen in a process of its own: the control plane's images have no torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["punica_serve", "punica_serve.cli", "punica_scheduler.server", "punica_runner.supervisor", "punica_frontend.main"],
+)
+def test_the_control_plane_never_imports_torch(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    assert _run(code) == "[]\n"
+
+
+def test_llm_is_there_when_it_is_asked_for() -> None:
+    assert _run("import punica_serve; print(punica_serve.LLM.__name__)") == "LLM\n"
+
+
+def test_what_is_not_there_is_said_as_python_says_it() -> None:
+    import punica_serve
+
+    with pytest.raises(AttributeError, match="module 'punica_serve' has no attribute 'nothing'"):
+        _ = punica_serve.nothing
