@@ -9,7 +9,7 @@ SOURCES := kernels punica_serve scheduler runner frontend tests
 
 install: .venv/.installed
 
-# torch comes first and alone, so that no other package can pull in a build with CUDA for a machine without a GPU.
+# torch comes first and alone: pip then takes the CPU build where one is offered, whatever the others would ask for.
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch

@@ -42,13 +42,16 @@ class EventStream(Response):
             first = await anext(frames)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await _send_body(send, _event(first))
+            num_tokens = len(first.token_ids)
             try:
                 async for frame in frames:
                     await _send_body(send, _event(frame))
+                    num_tokens += len(frame.token_ids)
             except Exception as error:
                 if not isinstance(error, PunicaError):
                     log.exception("an event stream failed")
-                await _send_body(send, _event({"error": error_object(error)}))
+                last = Frame(first.request_id, num_tokens, finish_reason="error", error=error_object(error))
+                await _send_body(send, _event(last))
         await _send_body(send, _DONE, more=False)
 
 

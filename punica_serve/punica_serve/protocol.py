@@ -151,6 +151,8 @@ class RunnerHello(Message, frozen=True):
     version: tuple[int, int]
     token: str
     runner_id: str
+    #: Of this process: tells one runner that dials again from two that were given the same id.
+    instance: str
 
 
 class Welcome(Message, frozen=True):

@@ -14,7 +14,9 @@ class Range(NamedTuple):
     high: float = math.inf
     above_low: bool = False
 
-    def holds(self, value: float) -> bool:
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, int | float):
+            return False
         return math.isfinite(value) and self.low <= value <= self.high and not (self.above_low and value == self.low)
 
     def as_constraints(self) -> dict[str, Any]:

@@ -264,17 +264,24 @@ async def listen(host: str, port: int, union: Any, session: Callable[[Channel], 
         yield next(iter(server.sockets)).getsockname()[1]
 
 
-async def accept(channel: Channel, *, token: str, incarnation: int) -> FrontendHello | RunnerHello:
+async def accept(
+    channel: Channel,
+    *,
+    token: str,
+    incarnation: int,
+    admit: Callable[[FrontendHello | RunnerHello], None] = lambda _: None,
+) -> FrontendHello | RunnerHello:
     """Reads and checks a new link's hello, and answers it.
 
-    Raises ProtocolError, after Refused has been sent, for another major version or the wrong token; and for a peer
-    that says nothing in time, or anything but a hello.
+    Raises ProtocolError, after Refused has been sent, for another major version, the wrong token, or whatever ``admit``
+    raises it for; and for a peer that says nothing in time, or anything but a hello.
     """
     hello = await channel.receive(HANDSHAKE_TIMEOUT_S)
     if not isinstance(hello, FrontendHello | RunnerHello):
         raise ProtocolError(f"a link must start with a hello, not with {type(hello).__name__}")
     try:
         _check_hello(hello, token)
+        admit(hello)
     except ProtocolError as error:
         channel.send(Refused(WireError.of(error)))
         raise

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Never
@@ -55,8 +56,10 @@ async def serve(
     supervisor = Supervisor(config.runner)
     command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
 
+    instance = uuid.uuid4().hex
+
     def hello() -> RunnerHello:
-        return RunnerHello(PROTOCOL_VERSION, token, runner_id)
+        return RunnerHello(PROTOCOL_VERSION, token, runner_id, instance)
 
     async with asyncio.TaskGroup() as tasks:
         for index in range(len(config.runner.devices)):

@@ -118,7 +118,11 @@ def _read(pipe: WorkerPipe, inbox: Inbox) -> None:
 
 def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoReturn:
     # Only here, for it takes seconds: signals and the pipe's end are already heeded.
-    from punica_serve.engine.engine import Engine
+    try:
+        from punica_serve.engine.engine import Engine
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed, which a worker needs; pip install 'punica-serve[engine]'"
+        raise ConfigError(message) from error
 
     engine = Engine(options.engine_config, options.device)
     gpu_uuid = _gpu_uuid(engine, options.runner_id, options.index)

@@ -71,6 +71,8 @@ class Server:
         )
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
+        #: Runner id -> the process that has it.
+        self._instances: dict[str, str] = {}
         #: GPU UUID -> its runner's channel.
         self._gpus: dict[str, Channel] = {}
         self._failure: Exception | None = None
@@ -98,20 +100,31 @@ class Server:
 
     async def session(self, channel: Channel) -> None:
         """One link, from its hello to its end."""
-        match await accept(channel, token=self._token, incarnation=self._incarnation):
+        match await accept(channel, token=self._token, incarnation=self._incarnation, admit=self._admit):
             case FrontendHello(frontend_id=peer_id):
                 said = partial(self._frontend_said, channel, peer_id)
                 await self._serve_peer(
                     _frontend(peer_id), channel, events.FrontendJoined(peer_id), events.FrontendLost(peer_id), said
                 )
-            case RunnerHello(runner_id=peer_id):
+            case RunnerHello(runner_id=peer_id, instance=instance):
                 said = partial(self._runner_said, channel, peer_id)
+                self._instances[peer_id] = instance
                 try:
                     await self._serve_peer(
                         f"runner {peer_id}", channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
                     )
                 finally:
+                    if f"runner {peer_id}" not in self._links:
+                        self._instances.pop(peer_id, None)
                     self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
+
+    def _admit(self, hello: FrontendHello | RunnerHello) -> None:
+        """Two runners of one id would take each other's GPUs away for ever: the second is refused."""
+        match hello:
+            case RunnerHello(runner_id=runner_id, instance=instance):
+                if self._instances.get(runner_id, instance) != instance:
+                    message = f"another runner has the id {runner_id!r}; give each its own --runner-id"
+                    raise ProtocolError(message, param="runner_id")
 
     async def _serve_peer(
         self, peer: str, channel: Channel, joined: events.Event, lost: events.Event, said: Callable[[ToScheduler], None]

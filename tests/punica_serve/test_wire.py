@@ -188,7 +188,7 @@ async def test_another_minor_version_is_welcome() -> None:
     version = (PROTOCOL_VERSION[0], PROTOCOL_VERSION[1] + 1)
     async with (
         scheduler() as url,
-        wire.dial(url, RunnerHello(version, TOKEN, "r"), SchedulerToFrontend) as (_, welcome),
+        wire.dial(url, RunnerHello(version, TOKEN, "r", "i"), SchedulerToFrontend) as (_, welcome),
     ):
         assert welcome.incarnation == 7
 

@@ -60,8 +60,10 @@ class Peers:
     async def frontend(self, frontend_id: str = "frontend", *, token: str = TOKEN, major: int = 1) -> Channel:
         return await self._dial(FrontendHello((major, 0), token, frontend_id), SchedulerToFrontend)
 
-    async def runner(self, runner_id: str = "runner", *, gpus: tuple[str, ...] = ()) -> Channel:
-        channel = await self._dial(RunnerHello(PROTOCOL_VERSION, TOKEN, runner_id), SchedulerToRunner)
+    async def runner(
+        self, runner_id: str = "runner", *, gpus: tuple[str, ...] = (), instance: str = "process 1"
+    ) -> Channel:
+        channel = await self._dial(RunnerHello(PROTOCOL_VERSION, TOKEN, runner_id, instance), SchedulerToRunner)
         for uuid in gpus:
             channel.send(GpuJoined(gpu(uuid)))
         return channel
@@ -205,6 +207,18 @@ async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -
         assert all([isinstance(message, Limits) async for message in old])
     assert old.end_reason == "closed with code 1000 another link of frontend frontend has joined"
     assert (await cluster_of(new)).num_frontends == 1
+
+
+async def test_a_second_runner_of_one_id_is_refused_until_the_first_is_gone(peers: Peers) -> None:
+    first = await peers.runner(gpus=("A",))
+    frontend = await peers.frontend()
+    with pytest.raises(HandshakeRefused, match="another runner has the id 'runner'; give each its own --runner-id"):
+        await peers.runner(instance="process 2")
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    await first.close()
+    await cluster_when(frontend, lambda cluster: cluster.num_runners == 0)
+    await peers.runner(gpus=("B",), instance="process 2")
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
 
 
 async def test_a_runner_that_dials_again_replaces_its_old_link_and_both_ends_say_so(

@@ -11,6 +11,9 @@ from punica_serve.cli import bench, config_check, generate, processes, up
 from punica_serve.errors import PunicaError
 from punica_serve.process import EXIT_USER_MISTAKE
 
+#: What a base install, the control plane's, leaves out, and the extra that brings it.
+EXTRA_OF_MODULE = {"torch": "engine", "matplotlib": "bench"}
+
 app = typer.Typer(
     name="punica-serve",
     help="Serve thousands of LoRA models over one shared base model.",
@@ -36,4 +39,10 @@ def main() -> None:
         app()
     except PunicaError as error:
         print(f"punica-serve: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_MISTAKE)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA_OF_MODULE:
+            raise
+        extra = EXTRA_OF_MODULE[error.name]
+        print(f"punica-serve: {error.name} is not installed; pip install 'punica-serve[{extra}]'", file=sys.stderr)
         sys.exit(EXIT_USER_MISTAKE)

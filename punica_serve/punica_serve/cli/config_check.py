@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from punica_serve.errors import ConfigError
 from punica_serve.process import LogLevel, configure_logging
 
 if TYPE_CHECKING:
@@ -43,11 +44,16 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
 
 
 def check_model(config: "ClusterConfig") -> "ModelConfig":
-    """The base model's shape, once its folder is found to be one. Raises ModelRejected and ConfigError."""
+    """The base model's shape, once its folder is found to be one and the config fits it.
+
+    Raises ModelRejected and ConfigError.
+    """
     from punica_serve.model_config import read_model_config
     from punica_serve.text.tokenizer import Tokenizer
     from punica_serve.weight_files import weight_files
 
+    if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
+        raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
     Tokenizer.from_folder(config.engine.model)
@@ -63,6 +69,6 @@ def _table(catalog: "AdapterCatalog") -> "Table":
     for entry in catalog.entries:
         rank = max(entry.ref.ranks.values())
         table.add_row(Text(entry.name), str(rank), entry.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
-    for name in catalog.rejected:
-        table.add_row(Text(name), "", "", "[red]refused[/]")
+    for name, refusal in catalog.rejected.items():
+        table.add_row(Text(name), "", "", Text.assemble(("refused", "red"), f": {refusal.message}"))
     return table

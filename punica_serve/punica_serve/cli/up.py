@@ -156,9 +156,11 @@ async def _models(client: "httpx.AsyncClient") -> list[str]:
         if not ready.is_success:
             raise _NotReady(ready.json()["error"]["message"])
         models = await client.get("/v1/models")
+        return [model["id"] for model in models.json()["data"]]
     except httpx.TransportError:
         raise _NotReady("waiting for the frontend") from None
-    return [model["id"] for model in models.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise _NotReady(f"what answers at {client.base_url} is no frontend of Punica Serve") from None
 
 
 def _print_banner(url: str, models: list[str], console: "Console") -> None:

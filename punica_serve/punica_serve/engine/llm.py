@@ -139,6 +139,8 @@ class LLM:
         params = SamplingParams() if params is None else params
         params_per_prompt = _one_each("params", params, len(prompts), single=(SamplingParams,))
         for prompt, lora_id, sampling in zip(prompts, lora_per_prompt, params_per_prompt, strict=True):
+            if not prompt:
+                raise InvalidRequest("the prompt is empty; give at least one character or token", param="prompt")
             prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             adapter = self._catalog.ref(lora_id) if lora_id is not None else None
             self._num_requests += 1

@@ -184,6 +184,7 @@ async def test_a_later_error_is_an_event(client: httpx.AsyncClient, cluster: Any
     first, last = events(await generate(client, prompt="42", stream=True))
     assert first["text"] == "4"
     assert (last["error"]["message"], last["error"]["type"]) == ("gave up", "server_error")
+    assert (last["finish_reason"], last["index"]) == ("error", 1)
 
 
 async def test_a_later_bug_is_an_event_and_a_line_in_the_log(

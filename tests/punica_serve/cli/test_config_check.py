@@ -29,9 +29,9 @@ def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
 ) -> None:
     exit_code, stdout, _ = cli("config", "check", str(write_config(adapters={"fine": "good", "broken": "nowhere"})))
     assert exit_code == 1
-    rows = {line.split()[1]: line for line in stdout.splitlines() if " ok " in line or " refused " in line}
-    assert "ok" in rows["fine"]
-    assert "refused" in rows["broken"]
+    rows = {line.split()[1]: line for line in stdout.splitlines() if line.startswith("│") and line.split()[1] != "│"}
+    assert " ok " in rows["fine"]
+    assert "refused:" in rows["broken"]
     assert "'broken'" in caplog.text and "no such folder" in caplog.text
 
 
@@ -50,3 +50,9 @@ def test_a_wrong_config_or_model_is_refused(
     exit_code, stdout, stderr = cli("config", "check", str(write_config(engine=engine)))
     assert (exit_code, stdout) == (2, "")
     assert stderr.startswith("punica-serve: ") and stderr.count("\n") == 1
+
+
+def test_two_servers_on_one_port_are_refused(cli: Cli, write_config: WriteConfig) -> None:
+    config = write_config(scheduler={"port": 8000}, frontend={"port": 8000})
+    exit_code, _, stderr = cli("config", "check", str(config))
+    assert exit_code == 2 and "`scheduler.port` and `frontend.port` are both 8000" in stderr
