@@ -75,8 +75,8 @@ class AdapterLoader:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Digests of the adapters on the device, least recently used first."""
-        return tuple(digest for digest, entry in self._entries.items() if entry.stage is _Stage.RESIDENT)
+        """Digests of the adapters on the device, sorted: it changes when one comes or leaves, not when one is used."""
+        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.stage is _Stage.RESIDENT))
 
     def pages(self, digest: str) -> AdapterPages:
         """Pages of an adapter that is ready."""

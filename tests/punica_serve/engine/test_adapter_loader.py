@@ -134,6 +134,21 @@ def test_last_used_is_last_to_leave(make_harness: Callable[..., _Harness], make_
     assert set(harness.loader.resident) == {early.digest, third.digest}
 
 
+def test_use_alone_changes_nothing_of_what_is_resident(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+) -> None:
+    """Else every request that ends would report all residents again."""
+    harness = make_harness()
+    refs = [make_adapter(seed=seed) for seed in range(3)]
+    harness.bring(*refs)
+    before = harness.loader.resident
+    for ref in refs:
+        harness.loader.release(ref.digest)
+        assert harness.loader.resident == before
+    harness.loader.acquire(refs[1])
+    assert harness.loader.resident == before and len(before) == 3
+
+
 def test_room_is_what_adapters_in_use_leave(make_harness: Callable[..., _Harness], make_adapter: MakeAdapter) -> None:
     harness = make_harness(num_pages=3)
     used, unused, large = make_adapter(rank=16, seed=1), make_adapter(seed=2), make_adapter(rank=16, seed=3)
