@@ -33,7 +33,7 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
     configure_logging("config check", LogLevel.WARNING)
     config = load_config(file)
     base_name = config.engine.served_name
-    model = check_model(config)
+    model = check_config(config)
     catalog = AdapterCatalog.load(config.adapters, model, base_name=base_name, strict_base=config.strict_base)
     console = Console(highlight=False)
     console.print(f"model {base_name}: {config.engine.model}", soft_wrap=True, markup=False)
@@ -43,7 +43,7 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
         raise typer.Exit(EXIT_ADAPTER_REFUSED)
 
 
-def check_model(config: "ClusterConfig") -> "ModelConfig":
+def check_config(config: "ClusterConfig") -> "ModelConfig":
     """The base model's shape, once its folder is found to be one and the config fits it.
 
     Raises ModelRejected and ConfigError.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve import process
 from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
-from punica_serve.cli.config_check import check_model
+from punica_serve.cli.config_check import check_config
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, HostOption, LogLevelOption, PortOption
 from punica_serve.process import LogLevel
 
@@ -74,7 +74,7 @@ def _check(path: Path, host: str | None, port: int | None, log_level: LogLevel) 
     from punica_serve.config import load_config
 
     config = load_config(path)
-    check_model(config)
+    check_config(config)
     host = host or config.frontend.host
     return Cluster(
         config=path.resolve(),
