@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.bench import report, textgen
+from punica_serve.bench import textgen
+from punica_serve.bench import textgen_report as report
 from punica_serve.bench.textgen import Measurement, Workload, run
 from punica_serve.config import EngineConfig
 from punica_serve.errors import RequestFailed

@@ -1,4 +1,4 @@
-"""`punica-serve bench ...`: benchmarks of one device."""
+"""`punica-serve bench textgen`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,16 +9,8 @@ from rich.progress import Progress
 
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
 
-app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps `textgen` a subcommand while it is the only one."""
-
-
-@app.command("textgen")
-def textgen(
+def command(
     config: ConfigOption = DEFAULT_CONFIG,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where JSON and picture go.")] = Path("bench-results"),
     rank: Annotated[int, typer.Option(min=1, help="Rank of the random adapters.")] = 16,
@@ -28,7 +20,7 @@ def textgen(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; a figure is the median.")] = 5,
 ) -> None:
     """Tokens per second for Distinct, Uniform, Skewed and Identical adapters, one at a time and batched."""
-    from punica_serve.bench import report
+    from punica_serve.bench import textgen_report as report
     from punica_serve.bench.textgen import Workload, run
     from punica_serve.config import load_config
 
