@@ -10,7 +10,7 @@ from torch import Tensor
 
 from punica_serve.errors import ModelRejected
 from punica_serve.model_config import ModelConfig
-from punica_serve.models.llama import gather_weights
+from punica_serve.models.llama_weights import gather_weights
 from punica_serve.models.weights import read_weights
 
 Tensors = dict[str, Tensor]
