@@ -1,9 +1,12 @@
 """Request populations and lengths for tests and benchmarks, after Punica's evaluation (section 7). Free of torch."""
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 
@@ -25,6 +28,35 @@ class RequestLength(NamedTuple):
 
     prompt: int
     output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival: how long each is, and for each population which adapter it asks for."""
+
+    lengths: tuple[RequestLength, ...]
+    adapters: dict[Population, tuple[int, ...]]
+
+
+class _WorkloadFile(msgspec.Struct, frozen=True):
+    prompt_lens: tuple[int, ...]
+    output_lens: tuple[int, ...]
+    populations: dict[Population, tuple[int, ...]]
+
+
+def shipped_workload(num_requests: int = 1000) -> Workload:
+    """The first of the thousand requests that come with the package: those of every comparison with other systems.
+
+    Other versions of numpy round a few of `request_lengths` differently, and so the numbers themselves are shipped.
+    Raises ValueError for more requests than there are.
+    """
+    text = (files("punica_serve") / "workload_sharegpt_like_1000.json").read_bytes()
+    file = msgspec.json.decode(text, type=_WorkloadFile)
+    if not 0 < num_requests <= len(file.prompt_lens):
+        raise ValueError(f"the shipped workload has {len(file.prompt_lens)} requests, asked for {num_requests}")
+    lengths = tuple(map(RequestLength, file.prompt_lens, file.output_lens))
+    adapters = {population: indices[:num_requests] for population, indices in file.populations.items()}
+    return Workload(lengths[:num_requests], adapters)
 
 
 def counts(population: Population, num_requests: int) -> list[int]:

@@ -3,7 +3,7 @@ from statistics import mean
 
 import pytest
 
-from punica_serve.workload import Population, adapter_indices, counts, request_lengths
+from punica_serve.workload import Population, adapter_indices, counts, request_lengths, shipped_workload
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,28 @@ def test_lengths_are_those_of_the_shared_workload() -> None:
     assert {min(length.prompt for length in lengths), max(length.prompt for length in lengths)} == {4, 1024}
     assert min(length.output for length in lengths) >= 4
     assert max(length.output for length in lengths) <= 512
+
+
+def test_the_shipped_workload_follows_its_rule() -> None:
+    workload = shipped_workload()
+    drawn = request_lengths(1000, seed=20231028)
+    # Seven of its 2000 lengths lie on the edge between two integers, and were rounded by another version of numpy.
+    for shipped, here in zip(workload.lengths, drawn, strict=True):
+        assert abs(shipped.prompt - here.prompt) <= 1 and abs(shipped.output - here.output) <= 1
+    assert sum(length.prompt for length in workload.lengths) == 159_999
+    assert sum(length.output for length in workload.lengths) == 101_000
+    for population in Population:
+        found = Counter(workload.adapters[population])
+        assert [found[adapter] for adapter in range(len(found))] == counts(population, 1000)
+
+
+def test_a_shorter_run_takes_the_first_requests() -> None:
+    whole, short = shipped_workload(), shipped_workload(7)
+    assert short.lengths == whole.lengths[:7]
+    assert short.adapters[Population.SKEWED] == whole.adapters[Population.SKEWED][:7]
+
+
+@pytest.mark.parametrize("num_requests", [0, 1001])
+def test_it_has_a_thousand_requests(num_requests: int) -> None:
+    with pytest.raises(ValueError, match=f"has 1000 requests, asked for {num_requests}"):
+        shipped_workload(num_requests)
