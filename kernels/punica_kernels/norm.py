@@ -4,18 +4,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from punica_kernels.checks import require_shape
+
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     The quotient is computed in float32 and rounded to x's dtype before it meets the weight. out, x: [num_rows, h] of
-    one dtype, and may be the same tensor; weight: [h].
+    one dtype, and may be the same tensor; weight: [h]. Raises ValueError when the shapes do not fit.
     """
+    _check(out, x, weight)
+    _rms_norm(out, x, weight, eps)
+
+
+def add_rms_norm(
+    out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+) -> None:
+    """residual += x + delta in place, then out = rms_norm(residual).
+
+    The sum is made in float32 and rounded once, to residual's dtype. out, x, residual: [num_rows, h] of one dtype; out
+    may be x. delta: [num_rows, h] of that dtype or float32; None adds nothing. Raises ValueError when the shapes do not
+    fit.
+    """
+    _check(out, x, weight)
+    require_shape("residual", residual, *x.shape)
+    if delta is not None:
+        require_shape("delta", delta, *x.shape)
+    residual.add_(x if delta is None else x.float().add(delta))
+    _rms_norm(out, residual, weight, eps)
+
+
+def _check(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    require_shape("out", out, *x.shape)
+    require_shape("weight", weight, x.shape[-1])
+
+
+def _rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     quotient = functional.rms_norm(x.float(), weight.shape, eps=eps)
     torch.mul(quotient.to(x.dtype), weight, out=out)
-
-
-def add_rms_norm(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """residual += x in place, then out = rms_norm(residual). All [num_rows, h] of one dtype; out may be x."""
-    residual.add_(x)
-    rms_norm(out, residual, weight, eps)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from punica_kernels.checks import require_shape
+
 
 def rotary_tables(inv_freq: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
     """cos and sin of position * inv_freq, each float32 [max_position, head_dim / 2], on inv_freq's device.
@@ -27,3 +29,75 @@ def apply_rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tens
         rotated_first = first * row_cos - second * row_sin
         second.copy_(second * row_cos + first * row_sin)
         first.copy_(rotated_first)
+
+
+def rotary_append(
+    q_out: Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    delta: Tensor | None = None,
+) -> None:
+    """Rotate the queries and keys of qkv + delta; queries go to `q_out`, keys and values into the paged cache.
+
+    Element i of a head turns with element i + head_dim / 2 by the angle of its row's position; computed in float32,
+    rounded once.
+
+    Args:
+        q_out: [num_rows, heads, head_dim].
+        qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]: all queries of a row, then its keys, then its values.
+        positions: int64 or int32 [num_rows].
+        cos, sin: `rotary_tables`.
+        keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
+        slots: int64 or int32 [num_rows], page * page_size + offset where a row's key and value go; -1 keeps them out.
+        delta: like qkv, of its dtype or float32; None adds nothing.
+
+    Raises ValueError, naming the argument, when the shapes do not fit.
+    """
+    _check_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta)
+    num_rows, heads, head_dim = q_out.shape
+    kv_heads, page_size = keys.shape[2], keys.shape[1]
+    added = qkv if delta is None else qkv.float().add(delta)
+    q, k, v = added.view(num_rows, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    row_cos = cos.index_select(0, positions)[:, None]
+    row_sin = sin.index_select(0, positions)[:, None]
+    q_out.copy_(_rotate(q, row_cos, row_sin))
+    rows = (slots >= 0).nonzero().squeeze(1)
+    slots = slots[rows].long()
+    where = (slots // page_size, slots % page_size)
+    keys[where] = _rotate(k, row_cos, row_sin)[rows].to(keys.dtype)
+    values[where] = v[rows].to(values.dtype)
+
+
+def _rotate(heads: Tensor, row_cos: Tensor, row_sin: Tensor) -> Tensor:
+    """float32, like heads [num_rows, heads, head_dim]."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * row_cos - second * row_sin, second * row_cos + first * row_sin), dim=-1)
+
+
+def _check_append(
+    q_out: Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    delta: Tensor | None,
+) -> None:
+    num_rows, heads, head_dim = q_out.shape
+    num_pages, page_size, kv_heads, _ = keys.shape
+    require_shape("qkv", qkv, num_rows, (heads + 2 * kv_heads) * head_dim)
+    require_shape("positions", positions, num_rows)
+    require_shape("cos", cos, cos.shape[0], head_dim // 2)
+    require_shape("sin", sin, *cos.shape)
+    require_shape("keys", keys, num_pages, page_size, kv_heads, head_dim)
+    require_shape("values", values, *keys.shape)
+    require_shape("slots", slots, num_rows)
+    if delta is not None:
+        require_shape("delta", delta, *qkv.shape)
