@@ -11,7 +11,7 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None) -> N
     """out = silu(gate) * up, where [gate, up] = gate_up + delta.
 
     silu(gate) is rounded to gate_up's dtype before it meets up, as Hugging Face's Llama rounds it; the sum with delta
-    stays float32. gate_up: [num_rows, 2 * I], the gate first; out: [num_rows, I] of the same dtype; delta: like gate_up,
+    stays float32. gate_up: [num_rows, 2 * I], the gate first; out: [num_rows, I] of the same dtype; delta: as gate_up,
     of its dtype or float32; None adds nothing. Raises ValueError when the shapes do not fit.
     """
     num_rows, width = out.shape
