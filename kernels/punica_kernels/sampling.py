@@ -7,9 +7,12 @@ depends on the other rows of its batch.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from punica_kernels.checks import require_shape
 
 _MASK_32 = 0xFFFFFFFF
 _ROUNDS = 10
@@ -87,9 +90,7 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
     """
     threshold = logits.amax(-1) + min_p.log()
     logits.masked_fill_(logits < threshold[:, None], -math.inf)
-    rows = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
-    if rows.numel():
-        logits[rows] = _keep_top(logits[rows], top_k[rows], top_p[rows])
+    logits.copy_(_keep_top(logits, top_k, top_p))
 
 
 def _keep_top(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -104,32 +105,71 @@ def _keep_top(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.empty_like(values).scatter_(1, token_ids, values)
 
 
-def sample(
-    logits: Tensor,
-    temperatures: Tensor,
-    top_p: Tensor,
-    top_k: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """The next token of each row, int64 [R]; `logits`, float32 [R, V], is left as it is.
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The rows that keep to their most probable tokens, and how: see `filter_logits`."""
+
+    #: int64 [F], ascending: their numbers in the batch. All have a temperature above 0.
+    rows: Tensor
+    #: int64 [F]
+    top_k: Tensor
+    #: float32 [F]
+    top_p: Tensor
+    #: float32 [F]
+    min_p: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each of R rows is sampled, on the device of their logits."""
+
+    #: float32 [R]; 0 takes the highest logit.
+    temperatures: Tensor
+    #: int64 [R]: the bit patterns of unsigned 64-bit seeds.
+    seeds: Tensor
+    #: int64 [R]
+    positions: Tensor
+    #: None where no row has any.
+    filters: Filters | None = None
+
+
+def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tensor:
+    """The next token of each row, int64 [R]; -1 where the logits are not all finite. `logits` is left as it is.
 
     Temperature 0 takes the highest logit, the lowest token id on ties. Other rows are drawn from
     softmax(logits / temperature) after `filter_logits`, with noise from the row's seed and position (see
-    `philox_uniform`), each whatever the other rows are. temperatures, top_p, min_p: float32 [R]; top_k, seeds,
-    positions: int64 [R].
+    `philox_uniform`), each whatever the other rows are. Nothing here waits for a CUDA device; there the bits of the
+    uniform noise are the CPU's, and a draw can differ from the CPU's where two scores agree but for their last bits.
+
+    logits: float32, bfloat16 or float16 [R, V]. `masked` allows -inf, which stands for a token that must not be drawn;
+    a row of nothing else gives -1. Raises ValueError when the shapes do not fit.
     """
+    for name in ("temperatures", "seeds", "positions"):
+        require_shape(name, getattr(rows, name), logits.shape[0])
+    lowest, highest = logits.aminmax(dim=-1)
+    # NaN passes through aminmax.
+    is_valid = highest.isfinite() if masked else highest.isfinite() & lowest.isfinite()
     tokens = logits.argmax(-1)
-    rows = (temperatures > 0).nonzero().squeeze(1)
-    if rows.numel():
-        scores = logits[rows]
-        # From the highest on, so that no temperature, however small, makes an infinity of it.
-        scores.sub_(scores.amax(-1, keepdim=True)).div_(temperatures[rows, None])
-        filter_logits(scores, top_k[rows], top_p[rows], min_p[rows])
-        scores += gumbel_noise(seeds[rows], positions[rows], logits.shape[1])
-        tokens[rows] = scores.argmax(-1)
-    return tokens
+    drawn = (rows.temperatures > 0).nonzero().squeeze(1)
+    if drawn.numel():
+        scores = scale_logits(logits[drawn], rows.temperatures[drawn])
+        if rows.filters:
+            filtered = torch.searchsorted(drawn, rows.filters.rows)
+            kept = scores[filtered]
+            filter_logits(kept, rows.filters.top_k, rows.filters.top_p, rows.filters.min_p)
+            scores[filtered] = kept
+        scores += gumbel_noise(rows.seeds[drawn], rows.positions[drawn], logits.shape[1])
+        tokens[drawn] = scores.argmax(-1)
+    return tokens.where(is_valid, -1)
+
+
+def scale_logits(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """(logits - highest) / temperature of each row, float32 [R, V]: so that no temperature makes an infinity of one.
+
+    logits: [R, V]; temperatures: float32 [R], above 0.
+    """
+    scores = logits.float()
+    return (scores - scores.amax(-1, keepdim=True)).div_(temperatures[:, None])
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, top_n: int) -> tuple[Tensor, Tensor, Tensor]:

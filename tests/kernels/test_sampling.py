@@ -13,6 +13,8 @@ from transformers.generation.logits_process import (
 )
 
 from punica_kernels.sampling import (
+    Filters,
+    SamplingRows,
     apply_penalties,
     filter_logits,
     gumbel_noise,
@@ -37,7 +39,7 @@ def draw(
 ) -> Tensor:
     """`sample` with one value of each parameter for all rows."""
     num_rows = logits.shape[0]
-    return sample(
+    return sample_rows(
         logits,
         torch.full((num_rows,), temperature),
         torch.full((num_rows,), top_p),
@@ -46,6 +48,21 @@ def draw(
         torch.as_tensor(seeds).expand(num_rows),
         torch.as_tensor(positions).expand(num_rows),
     )
+
+
+def sample_rows(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """`sample` with a value of each parameter per row."""
+    rows = ((temperatures > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))).nonzero().squeeze(1)
+    filters = Filters(rows, top_k[rows], top_p[rows], min_p[rows]) if rows.numel() else None
+    return sample(logits, SamplingRows(temperatures, seeds, positions, filters), masked=True)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +146,8 @@ def test_a_row_never_depends_on_its_batch(data: st.DataObject) -> None:
         torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=rng),
         torch.randint(0, 4096, (num_rows,), generator=rng),
     )
-    together = sample(*arguments).tolist()
-    alone = [int(sample(*(argument[row : row + 1] for argument in arguments))) for row in range(num_rows)]
+    together = sample_rows(*arguments).tolist()
+    alone = [int(sample_rows(*(argument[row : row + 1] for argument in arguments))) for row in range(num_rows)]
     assert together == alone
 
 

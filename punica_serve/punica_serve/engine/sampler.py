@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from punica_kernels.sampling import apply_penalties, sample, token_logprobs
+from punica_kernels.sampling import Filters, SamplingRows, apply_penalties, sample, token_logprobs
 from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
@@ -31,16 +31,14 @@ class Sampler:
         """The next token of each row, from float32 logits [len(rows), vocab]; None where they are not all finite."""
         params = [sequence.sampling for sequence in rows]
         adjusted = self._forbid_early_ends(self._penalize(logits, rows), rows)
-        tokens = sample(
-            adjusted,
+        how = SamplingRows(
             temperatures=_tensor([p.temperature for p in params], logits),
-            top_p=_tensor([p.top_p for p in params], logits),
-            top_k=_tensor([p.top_k for p in params], logits, torch.int64),
-            min_p=_tensor([p.min_p for p in params], logits),
             seeds=_tensor([_as_int64(p.seed or 0) for p in params], logits, torch.int64),
             positions=_tensor([sequence.position for sequence in rows], logits, torch.int64),
+            filters=_filters(params, logits),
         )
-        logprobs = _logprobs(logits, tokens, params)
+        tokens = sample(adjusted, how, masked=True)
+        logprobs = _logprobs(logits, tokens.clamp(min=0), params)
         finite = logits.isfinite().all(-1).tolist()
         drawn = zip(tokens.tolist(), logprobs, finite, strict=True)
         return [Draw(token_id, logprob) if is_finite else None for token_id, logprob, is_finite in drawn]
@@ -85,6 +83,23 @@ class Sampler:
 
 def _tensor(values: list[float] | list[int], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=like.device)
+
+
+def _filters(params: list[SamplingParams], like: Tensor) -> Filters | None:
+    rows = [number for number, p in enumerate(params) if p.temperature > 0 and _has_filter(p)]
+    if not rows:
+        return None
+    chosen = [params[number] for number in rows]
+    return Filters(
+        rows=_tensor(rows, like, torch.int64),
+        top_k=_tensor([p.top_k for p in chosen], like, torch.int64),
+        top_p=_tensor([p.top_p for p in chosen], like),
+        min_p=_tensor([p.min_p for p in chosen], like),
+    )
+
+
+def _has_filter(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _has_penalty(params: SamplingParams) -> bool:
