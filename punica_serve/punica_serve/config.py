@@ -60,6 +60,8 @@ class EngineConfig(_Config):
     model: Folder
     #: Name of the base model in the API; the folder's name by default.
     model_name: Name | None = None
+    #: "dummy" makes random weights of config.json's shape, for benchmarks, and reads no weight files.
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
     #: What weights and KvCache are held and computed in; the checkpoint's own by default.
     dtype: ModelDtype | None = None
     #: Longest prompt plus answer, in tokens; the model's own limit by default.
@@ -68,13 +70,18 @@ class EngineConfig(_Config):
     max_batch_size: PositiveInt = 32
     #: Tokens in a page of the KvCache.
     page_size: PositiveInt = 16
-    num_kv_pages: PositiveInt = 1024
+    #: By default as many as `device_memory_share` leaves room for; 1024 on a CPU.
+    num_kv_pages: PositiveInt | None = None
+    #: How much of a GPU's memory may be in use once the KvCache is made; the rest is for what steps need in passing.
+    device_memory_share: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.9
     #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows.
     num_lora_pages: PositiveInt = 256
-    #: Host memory for adapters that have left the pool.
+    #: Host memory for adapters, packed for the pool; a worker on a GPU takes it at the start, page-locked.
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: PositiveInt = 512
+    #: Replay decode steps on a GPU as CUDA graphs. Without, every kernel is launched by itself, which is slower.
+    cuda_graphs: Flag = True
     #: Threads of torch in a worker on CPU; torch's own choice by default.
     cpu_threads: PositiveInt | None = None
 

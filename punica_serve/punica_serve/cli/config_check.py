@@ -57,7 +57,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
     Tokenizer.from_folder(config.engine.model)
-    weight_files(config.engine.model)
+    if config.engine.load_format == "safetensors":
+        weight_files(config.engine.model)
     return model
 
 

@@ -6,8 +6,6 @@ are new, moved or recovered look the same: the engine prefills prompt and genera
 
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -20,16 +18,16 @@ from punica_serve.engine.adapter_loader import AdapterLoader
 from punica_serve.engine.attention import TorchPagedAttention
 from punica_serve.engine.batch import build_batch
 from punica_serve.engine.host_cache import HostCache
-from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.kv_cache import make_kv_cache
 from punica_serve.engine.lora_batch import PooledLora
-from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.lora_pool import make_lora_pool
+from punica_serve.engine.model_loader import load_model
 from punica_serve.engine.planner import Planner, StepPlan
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Draw, Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.model_config import read_model_config
-from punica_serve.models.llama import Llama
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
 
 #: Why a request ended by itself.
@@ -85,19 +83,9 @@ class Engine:
         self.model_config = read_model_config(config.model)
         dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
         self.max_context = config.context_of(self.model_config)
-        self._model = Llama.from_folder(config.model, self.model_config, dtype, self.device)
-        with _memory_for("engine.num_kv_pages", config.num_kv_pages):
-            self._cache = KvCache(
-                self.model_config,
-                num_pages=config.num_kv_pages,
-                page_size=config.page_size,
-                dtype=dtype,
-                device=self.device,
-            )
-        with _memory_for("engine.num_lora_pages", config.num_lora_pages):
-            self._lora_pool = LoraPool(
-                self.model_config, num_pages=config.num_lora_pages, dtype=dtype, device=self.device
-            )
+        self._model = load_model(config, self.model_config, dtype, self.device)
+        self._lora_pool = make_lora_pool(config, self.model_config, dtype, self.device)
+        self._cache = make_kv_cache(config, self.model_config, dtype, self.device)
         self._work = Event()
         self._loader = AdapterLoader(
             self._lora_pool, HostCache(config.host_cache_bytes), self.model_config, dtype, self._work.set
@@ -299,15 +287,3 @@ def _open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} can't be used: {reason}", param="runner.devices") from error
     return device
-
-
-@contextmanager
-def _memory_for(setting: str, num_pages: int) -> Iterator[None]:
-    """Says which setting asks for more memory than there is."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "out of memory"
-        raise ConfigError(
-            f"`{setting}` of {num_pages} does not fit the device; lower it ({reason})", param=setting
-        ) from error

@@ -1,22 +1,42 @@
 """The paged KvCache of one device. The page is the outermost dimension, so requests stay separable (Punica, sec. 5)."""
 
+import logging
+import math
+
 import torch
 from torch import Tensor
 
+from punica_serve.config import EngineConfig
+from punica_serve.engine.device_memory import free_bytes, gib, reserving, total_bytes
 from punica_serve.engine.page_pool import PagePool
+from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig
+
+#: Where no number is given and nothing tells how much memory a device may take.
+_NUM_PAGES_ON_CPU = 1024
+
+logger = logging.getLogger(__name__)
 
 
 class KvCache:
-    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: its books."""
+    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: its books.
+
+    The pool has one page more than the books: the null page, which padded rows of a CUDA graph read and write.
+    """
 
     def __init__(
         self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_size = page_size
-        layers, heads = model.num_hidden_layers, model.num_key_value_heads
-        self.pool = torch.empty(num_pages, layers, 2, page_size, heads, model.head_dim, dtype=dtype, device=device)
+        shape = (num_pages + 1, *_page_shape(model, page_size))
+        # Zeros, since what a fresh page holds may be a NaN, which no mask of attention would keep out.
+        self.pool = torch.zeros(shape, dtype=dtype, device=device)
         self.pages = PagePool(num_pages)
+
+    @property
+    def null_page(self) -> int:
+        """A page of the pool that is nobody's."""
+        return self.pages.num_pages
 
     @property
     def capacity_tokens(self) -> int:
@@ -24,9 +44,12 @@ class KvCache:
         return self.pages.num_pages * self.page_size
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Takes pages, zeroed: attention masks slots that are not written yet, but not an earlier owner's NaN."""
+        """Takes pages. On a CPU they are zeroed: torch's attention masks what is not written yet, but not an earlier
+        owner's NaN. A GPU's kernels read no token that is not there, and this does not touch the device.
+        """
         pages = self.pages.allocate(num_pages)
-        self.pool.index_fill_(0, torch.tensor(pages, dtype=torch.int64, device=self.pool.device), 0)
+        if self.pool.device.type == "cpu":
+            self.pool.index_fill_(0, torch.tensor(pages, dtype=torch.int64), 0)
         return pages
 
     def pages_for(self, num_tokens: int) -> int:
@@ -35,3 +58,52 @@ class KvCache:
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
         return self.pool[:, number, 0], self.pool[:, number, 1]
+
+
+def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KvCache:
+    """The KvCache that the config asks for: to be made last, since it may take all the memory that the others left.
+
+    Raises ConfigError if it does not fit, or if what fits would not hold one request of the longest context.
+    """
+    page_bytes = math.prod(_page_shape(model, config.page_size)) * dtype.itemsize
+    num_pages = config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device)
+    with reserving(
+        f"`engine.num_kv_pages` of {num_pages}",
+        (num_pages + 1) * page_bytes,
+        device,
+        fix="lower it" if config.num_kv_pages else "lower `engine.device_memory_share`",
+        param="engine.num_kv_pages",
+    ):
+        cache = KvCache(model, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
+    logger.info(
+        "KvCache on %s: %d pages, %d tokens, %s", device, num_pages, cache.capacity_tokens, gib(cache.pool.nbytes)
+    )
+    return cache
+
+
+def pages_within(*, free_bytes: int, total_bytes: int, share: float, page_bytes: int) -> int:
+    """Pages, beside the null page, that keep all use of a device within a share of its memory; may be negative."""
+    used_bytes = total_bytes - free_bytes
+    return (int(share * total_bytes) - used_bytes) // page_bytes - 1
+
+
+def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return _NUM_PAGES_ON_CPU
+    free, total, share = free_bytes(device), total_bytes(device), config.device_memory_share
+    num_pages = pages_within(free_bytes=free, total_bytes=total, share=share, page_bytes=page_bytes)
+    context = config.context_of(model)
+    wanted = -(-context // config.page_size)
+    if num_pages < wanted:
+        raise ConfigError(
+            f"the KvCache of one request of {context} tokens takes {gib(wanted * page_bytes)}; {device} has {gib(free)}"
+            f" of {gib(total)} free, of which `engine.device_memory_share` of {share} leaves"
+            f" {gib(max(num_pages, 0) * page_bytes)}; lower `engine.max_context` or `engine.num_lora_pages`, or raise"
+            " `engine.device_memory_share`",
+            param="engine.max_context",
+        )
+    return num_pages
+
+
+def _page_shape(model: ModelConfig, page_size: int) -> tuple[int, ...]:
+    return (model.num_hidden_layers, 2, page_size, model.num_key_value_heads, model.head_dim)

@@ -10,6 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from punica_serve.config import EngineConfig
+from punica_serve.engine.device_memory import reserving
 from punica_serve.engine.packing import PackedAdapter
 from punica_serve.engine.page_pool import PagePool
 from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS
@@ -70,6 +72,25 @@ class LoraPool:
     def check_invariants(self, held: list[AdapterPages]) -> None:
         for group, pool in self.groups.items():
             pool.pages.check_invariants([number for pages in held for number in pages.get(group, [])])
+
+
+def make_lora_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> LoraPool:
+    """The pool that the config asks for. Raises ConfigError if it does not fit."""
+    page_bytes = sum(_group_elements(model, modules) for modules in LORA_GROUPS.values()) * dtype.itemsize
+    with reserving(
+        f"`engine.num_lora_pages` of {config.num_lora_pages}",
+        config.num_lora_pages * page_bytes,
+        device,
+        fix="lower it",
+        param="engine.num_lora_pages",
+    ):
+        return LoraPool(model, num_pages=config.num_lora_pages, dtype=dtype, device=device)
+
+
+def _group_elements(model: ModelConfig, modules: tuple[str, ...]) -> int:
+    """Of one page."""
+    shapes = [model.linear_shapes[module] for module in modules]
+    return model.num_hidden_layers * LORA_PAGE_RANKS * sum(out + num_in for out, num_in in shapes)
 
 
 def _make_pool(

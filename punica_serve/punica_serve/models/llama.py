@@ -4,7 +4,6 @@ Dense projections and LoRA treat all rows as one batch; only attention tells req
 stacked, so a layer has four projections and four places for LoRA.
 """
 
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -15,9 +14,8 @@ from punica_kernels.activation import silu_and_mul
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import apply_rotary, rotary_tables
 from punica_serve.model_config import ModelConfig
-from punica_serve.models.llama_weights import LayerWeights, LlamaWeights, gather_weights
+from punica_serve.models.llama_weights import LayerWeights, LlamaWeights
 from punica_serve.models.rope import inverse_frequencies
-from punica_serve.models.weights import read_weights
 from punica_serve.protocol import LoraGroup
 
 
@@ -45,11 +43,6 @@ class Llama:
         self._weights = weights
         frequencies = inverse_frequencies(config).to(weights.embedding.device)
         self._cos, self._sin = rotary_tables(frequencies, config.max_position_embeddings)
-
-    @classmethod
-    def from_folder(cls, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "Llama":
-        """Raises ModelRejected if a tensor is missing, has another shape, or is one that the engine would ignore."""
-        return cls(config, gather_weights(read_weights(folder, dtype, device), config))
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch) -> Tensor:
         """token_ids, positions: int64 [rows] -> the last hidden states, normed, [rows, hidden]."""

@@ -1,9 +1,10 @@
 """Reads the weights of a Hugging Face folder: one safetensors file, or several with an index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -14,19 +15,44 @@ from punica_serve.weight_files import weight_files
 _DTYPES = ("F32", "F16", "BF16")
 
 
-def read_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a model folder by name, converted to ``dtype`` one by one. Raises ModelRejected."""
-    return {name: tensor.to(device, dtype) for path in weight_files(folder) for name, tensor in _tensors_of(path)}
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that has not been read."""
+
+    path: Path
+    shape: tuple[int, ...]
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+def list_weights(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a model folder by name, from the files' headers alone. Raises ModelRejected."""
+    return {name: stored for path in weight_files(folder) for name, stored in _list_file(path)}
+
+
+def read_weights(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors one by one, file by file, as they are stored, in memory mapped from the file.
+
+    Raises ModelRejected if a file can't be read.
+    """
+    for path in dict.fromkeys(tensor.path for tensor in stored.values()):
+        with _naming(path), safe_open(path, framework="pt") as file:
+            for name, tensor in stored.items():
+                if tensor.path == path:
+                    yield name, file.get_tensor(name)
+
+
+def _list_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    with _naming(path), safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  (not a dict: it can't be iterated)
+            tensor = file.get_slice(name)
+            if tensor.get_dtype() not in _DTYPES:
+                message = f"{path}: tensor `{name}` is of {tensor.get_dtype()}; only {', '.join(_DTYPES)} are read"
+                raise ModelRejected(message, param=name)
+            yield name, StoredTensor(path, tuple(tensor.get_shape()))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
     try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a dict: it can't be iterated)
-                stored = file.get_slice(name).get_dtype()
-                if stored not in _DTYPES:
-                    message = f"{path}: tensor `{name}` is of {stored}; only {', '.join(_DTYPES)} are read"
-                    raise ModelRejected(message, param=name)
-                yield name, file.get_tensor(name)
+        yield
     except (OSError, SafetensorError) as error:
         raise ModelRejected(f"{path} can't be read as safetensors: {error}", param=path.name) from error

@@ -56,3 +56,9 @@ def test_two_servers_on_one_port_are_refused(cli: Cli, write_config: WriteConfig
     config = write_config(scheduler={"port": 8000}, frontend={"port": 8000})
     exit_code, _, stderr = cli("config", "check", str(config))
     assert exit_code == 2 and "`scheduler.port` and `frontend.port` are both 8000" in stderr
+
+
+def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    (model_folder / "model.safetensors").unlink()
+    engine = {"model": str(model_folder), "load_format": "dummy"}
+    assert cli("config", "check", str(write_config(engine=engine)))[0] == 0

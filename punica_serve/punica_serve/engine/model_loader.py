@@ -1,0 +1,26 @@
+"""Brings the base model to its device at the start."""
+
+import torch
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.device_memory import reserving
+from punica_serve.model_config import ModelConfig
+from punica_serve.models.llama import Llama
+from punica_serve.models.llama_weights import dummy_weights, load_weights, weights_num_bytes
+
+
+def load_model(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Llama:
+    """The model of the config's folder, with the weights that ``load_format`` asks for.
+
+    Raises ModelRejected if the checkpoint is not what config.json describes, ConfigError if it does not fit.
+    """
+    with reserving(
+        f"the base model in {str(dtype).removeprefix('torch.')}",
+        weights_num_bytes(model, dtype),
+        device,
+        fix="take another device, a smaller model, or a narrower `engine.dtype`",
+        param="engine.model",
+    ):
+        if config.load_format == "dummy":
+            return Llama(model, dummy_weights(model, dtype, device))
+        return Llama(model, load_weights(config.model, model, dtype, device))

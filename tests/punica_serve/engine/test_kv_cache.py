@@ -1,0 +1,80 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.kv_cache import KvCache, make_kv_cache, pages_within
+from punica_serve.errors import ConfigError
+from punica_serve.model_config import ModelConfig
+
+CPU = torch.device("cpu")
+
+
+def _cache(model: ModelConfig, num_pages: int = 3) -> KvCache:
+    return KvCache(model, num_pages=num_pages, page_size=4, dtype=torch.float32, device=CPU)
+
+
+def test_the_null_page_is_in_the_pool_and_not_in_the_books(tiny_model: ModelConfig) -> None:
+    cache = _cache(tiny_model)
+    assert cache.null_page == 3 and cache.pool.shape[0] == 4
+    assert sorted(cache.allocate(3)) == [0, 1, 2] and cache.pages.num_free == 0
+    assert cache.capacity_tokens == 12
+
+
+def test_a_cpus_pages_come_without_an_earlier_owners_nan(tiny_model: ModelConfig) -> None:
+    cache = _cache(tiny_model)
+    cache.pool.fill_(float("nan"))
+    (page,) = cache.allocate(1)
+    assert not cache.pool[page].any()
+
+
+@pytest.mark.parametrize(("used", "pages"), [(0, 89), (50, 39), (51, 38), (89, 0), (90, -1), (100, -11)])
+def test_all_use_stays_within_the_share(used: int, pages: int) -> None:
+    """Of 1000 bytes, 900 are ours, and a page of 10 is the null page."""
+    found = pages_within(free_bytes=1000 - 10 * used, total_bytes=1000, share=0.9, page_bytes=10)
+    assert found == pages
+
+
+def test_a_cpu_that_is_told_nothing_makes_as_many_pages_as_ever(tiny_model: ModelConfig) -> None:
+    assert make_kv_cache(EngineConfig(model=Path("m")), tiny_model, torch.float32, CPU).pages.num_pages == 1024
+
+
+def test_a_device_without_room_for_one_request_is_refused(
+    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page takes 4 KiB here, so 16 of them hold a context of 256."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr("punica_serve.engine.kv_cache.total_bytes", lambda _: 1 << 20)
+    config = EngineConfig(model=Path("m"), device_memory_share=0.5)
+    monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: (1 << 19) + 16 * 4096)
+    with pytest.raises(ConfigError, match=r"of 256 tokens takes .* cuda has .* lower `engine\.max_context`") as caught:
+        make_kv_cache(config, tiny_model, torch.float32, gpu)
+    assert caught.value.param == "engine.max_context"
+    monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: (1 << 19) + 17 * 4096)
+    monkeypatch.setattr(
+        "punica_serve.engine.kv_cache.KvCache", lambda *_, num_pages, **__: _cache(tiny_model, num_pages)
+    )
+    assert make_kv_cache(config, tiny_model, torch.float32, gpu).pages.num_pages == 16
+    longer = replace(tiny_model, max_position_embeddings=257)
+    with pytest.raises(ConfigError, match="of 257 tokens"):
+        make_kv_cache(config, longer, torch.float32, gpu)
+
+
+@pytest.mark.gpu
+def test_a_gpus_cache_takes_its_share_and_allocating_touches_nothing(tiny_model: ModelConfig) -> None:
+    gpu = torch.device("cuda", 0)
+    config = EngineConfig(model=Path("m"), device_memory_share=0.5)
+    cache = make_kv_cache(config, tiny_model, torch.bfloat16, gpu)
+    free, total = torch.cuda.mem_get_info(gpu)
+    assert (total - free) / total == pytest.approx(0.5, abs=0.01)
+    assert not cache.pool[cache.null_page].any()
+    cache.pool[:8].fill_(1)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pages = cache.allocate(8)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert cache.pool[pages].all()
