@@ -4,34 +4,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from punica_kernels.checks import require_shape
+from punica_kernels.checks import require_dense_rows, require_shape
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, chained: bool = False) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     The quotient is computed in float32 and rounded to x's dtype before it meets the weight. out, x: [num_rows, h] of
-    one dtype, and may be the same tensor; weight: [h]. Raises ValueError when the shapes do not fit.
+    one dtype, and may be the same tensor; weight: [h]. `chained`, on CUDA, lets it start while the kernel before it on
+    the stream ends. Raises ValueError when the shapes do not fit.
     """
     _check(out, x, weight)
-    _rms_norm(out, x, weight, eps)
+    if x.is_cuda:
+        from punica_kernels.gpu import norm
+
+        require_dense_rows(out=out, x=x, weight=weight)
+        norm.rms_norm(out, x, weight, eps, chained=chained)
+    else:
+        _rms_norm(out, x, weight, eps)
 
 
 def add_rms_norm(
-    out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    delta: Tensor | None = None,
+    *,
+    chained: bool = False,
 ) -> None:
     """residual += x + delta in place, then out = rms_norm(residual).
 
     The sum is made in float32 and rounded once, to residual's dtype. out, x, residual: [num_rows, h] of one dtype; out
-    may be x. delta: [num_rows, h] of that dtype or float32; None adds nothing. Raises ValueError when the shapes do not
-    fit.
+    may be x. delta: [num_rows, h] of that dtype or float32; None adds nothing. `chained` as in `rms_norm`. Raises
+    ValueError when the shapes do not fit.
     """
     _check(out, x, weight)
     require_shape("residual", residual, *x.shape)
     if delta is not None:
         require_shape("delta", delta, *x.shape)
-    residual.add_(x if delta is None else x.float().add(delta))
-    _rms_norm(out, residual, weight, eps)
+    if x.is_cuda:
+        from punica_kernels.gpu import norm
+
+        require_dense_rows(out=out, x=x, residual=residual, weight=weight, delta=delta)
+        norm.add_rms_norm(out, x, residual, weight, eps, delta, chained=chained)
+    else:
+        residual.add_(x if delta is None else x.float().add(delta))
+        _rms_norm(out, residual, weight, eps)
 
 
 def _check(out: Tensor, x: Tensor, weight: Tensor) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from punica_kernels.checks import require_shape
+from punica_kernels.checks import require_dense_rows, require_shape
 
 
 def rotary_tables(inv_freq: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
@@ -41,6 +41,8 @@ def rotary_append(
     values: Tensor,
     slots: Tensor,
     delta: Tensor | None = None,
+    *,
+    chained: bool = False,
 ) -> None:
     """Rotate the queries and keys of qkv + delta; queries go to `q_out`, keys and values into the paged cache.
 
@@ -55,22 +57,43 @@ def rotary_append(
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
         slots: int64 or int32 [num_rows], page * page_size + offset where a row's key and value go; -1 keeps them out.
         delta: like qkv, of its dtype or float32; None adds nothing.
+        chained: on CUDA, start while the kernel before this one on the stream ends.
 
     Raises ValueError, naming the argument, when the shapes do not fit.
     """
     _check_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta)
+    if qkv.is_cuda:
+        from punica_kernels.gpu import rotary
+
+        require_dense_rows(q_out=q_out, qkv=qkv, positions=positions, cos=cos, sin=sin, delta=delta)
+        require_dense_rows(keys=keys, values=values, slots=slots)
+        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta, chained=chained)
+    else:
+        added = qkv if delta is None else qkv.float().add(delta)
+        _rotary_append(q_out, added, positions, cos, sin, keys, values, slots)
+
+
+def _rotary_append(
+    q_out: Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+) -> None:
     num_rows, heads, head_dim = q_out.shape
-    kv_heads, page_size = keys.shape[2], keys.shape[1]
-    added = qkv if delta is None else qkv.float().add(delta)
-    q, k, v = added.view(num_rows, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    _, page_size, kv_heads, _ = keys.shape
+    q, k, v = qkv.view(num_rows, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     row_cos = cos.index_select(0, positions)[:, None]
     row_sin = sin.index_select(0, positions)[:, None]
     q_out.copy_(_rotate(q, row_cos, row_sin))
     rows = (slots >= 0).nonzero().squeeze(1)
     slots = slots[rows].long()
-    where = (slots // page_size, slots % page_size)
-    keys[where] = _rotate(k, row_cos, row_sin)[rows].to(keys.dtype)
-    values[where] = v[rows].to(values.dtype)
+    cells = (slots // page_size, slots % page_size)
+    keys[cells] = _rotate(k, row_cos, row_sin)[rows].to(keys.dtype)
+    values[cells] = v[rows].to(values.dtype)
 
 
 def _rotate(heads: Tensor, row_cos: Tensor, row_sin: Tensor) -> Tensor:

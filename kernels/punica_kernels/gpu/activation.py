@@ -1,0 +1,60 @@
+"""SwiGLU in Triton. Arguments are checked by `punica_kernels.activation`, which has the shapes."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from punica_kernels.gpu.launch import can_overlap, launch_options
+
+_BLOCK = 1024
+
+
+def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, chained: bool = False) -> None:
+    """out = silu(gate) * up, where [gate, up] = gate_up + delta, one launch."""
+    num_rows, width = out.shape
+    if num_rows == 0:
+        return
+    overlap = chained and can_overlap(out.device)
+    block = min(_BLOCK, triton.next_power_of_2(width))
+    _silu_and_mul[(num_rows, triton.cdiv(width, block))](
+        out,
+        gate_up,
+        delta,
+        out.stride(0),
+        gate_up.stride(0),
+        delta.stride(0) if delta is not None else 0,
+        WIDTH=width,
+        BLOCK=block,
+        CHAINED=overlap,
+        **launch_options(4, overlap=overlap),
+    )
+
+
+@triton.jit
+def _silu_and_mul(
+    out,
+    gate_up,
+    delta,
+    out_stride,
+    gate_up_stride,
+    delta_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One program per row and block of columns."""
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    gate_up += row * gate_up_stride + columns
+    gate = tl.load(gate_up, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    if delta is not None:
+        delta += row * delta_stride + columns
+        gate += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(delta + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * out_stride + columns, (activated * up).to(out.dtype.element_ty), mask=mask)

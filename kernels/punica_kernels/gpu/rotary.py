@@ -1,0 +1,135 @@
+"""Rotary embedding and append to the paged cache in Triton. Arguments are checked by `punica_kernels.rotary`."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from punica_kernels.gpu.launch import can_overlap, launch_options
+
+#: Pairs of elements that one program turns.
+_PROGRAM_PAIRS = 1024
+
+
+def rotary_append(
+    q_out: Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    delta: Tensor | None = None,
+    *,
+    chained: bool = False,
+) -> None:
+    """Rotates queries and keys, and stores keys and values in the cache, one launch."""
+    num_rows, heads, head_dim = q_out.shape
+    if num_rows == 0:
+        return
+    _, page_size, kv_heads, _ = keys.shape
+    overlap = chained and can_overlap(qkv.device)
+    block_pairs = triton.next_power_of_2(head_dim // 2)
+    block_heads = max(1, min(_PROGRAM_PAIRS // block_pairs, triton.next_power_of_2(heads + 2 * kv_heads)))
+    _rotary_append[(num_rows, triton.cdiv(heads + 2 * kv_heads, block_heads))](
+        q_out,
+        qkv,
+        delta,
+        positions,
+        cos,
+        sin,
+        keys,
+        values,
+        slots,
+        *q_out.stride()[:2],
+        qkv.stride(0),
+        delta.stride(0) if delta is not None else 0,
+        cos.stride(0),
+        sin.stride(0),
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        PAIRS=head_dim // 2,
+        PAGE_SIZE=page_size,
+        BLOCK_HEADS=block_heads,
+        BLOCK_PAIRS=block_pairs,
+        CHAINED=overlap,
+        **launch_options(4, overlap=overlap),
+    )
+
+
+@triton.jit
+def _rotary_append(
+    q_out,
+    qkv,
+    delta,
+    positions,
+    cos,
+    sin,
+    keys,
+    values,
+    slots,
+    q_row_stride,
+    q_head_stride,
+    qkv_stride,
+    delta_stride,
+    cos_stride,
+    sin_stride,
+    key_page_stride,
+    key_slot_stride,
+    key_head_stride,
+    value_page_stride,
+    value_slot_stride,
+    value_head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """One program per row and block of heads; a row's heads are its queries, then its keys, then its values."""
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    pair = tl.arange(0, BLOCK_PAIRS)[None, :]
+    mask = (head < HEADS + 2 * KV_HEADS) & (pair < PAIRS)
+    column = head * (2 * PAIRS) + pair
+    qkv += row * qkv_stride + column
+    first = tl.load(qkv, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv + PAIRS, mask=mask, other=0.0).to(tl.float32)
+    if delta is not None:
+        delta += row * delta_stride + column
+        first += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
+        second += tl.load(delta + PAIRS, mask=mask, other=0.0).to(tl.float32)
+
+    position = tl.load(positions + row).to(tl.int64)
+    row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < PAIRS, other=0.0)
+    row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < PAIRS, other=0.0)
+    turned_first = first * row_cos - second * row_sin
+    turned_second = second * row_cos + first * row_sin
+
+    is_q = mask & (head < HEADS)
+    q_out += row * q_row_stride + head * q_head_stride + pair
+    _store_pairs(q_out, turned_first, turned_second, PAIRS, is_q)
+    slot = tl.load(slots + row).to(tl.int64)
+    page = slot // PAGE_SIZE
+    offset = slot % PAGE_SIZE
+    is_k = mask & (head >= HEADS) & (head < HEADS + KV_HEADS) & (slot >= 0)
+    keys += page * key_page_stride + offset * key_slot_stride + (head - HEADS) * key_head_stride + pair
+    _store_pairs(keys, turned_first, turned_second, PAIRS, is_k)
+    is_v = mask & (head >= HEADS + KV_HEADS) & (slot >= 0)
+    values += (
+        page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride + pair
+    )
+    _store_pairs(values, first, second, PAIRS, is_v)
+
+
+@triton.jit
+def _store_pairs(pointers, first, second, PAIRS: tl.constexpr, mask):
+    tl.store(pointers, first.to(pointers.dtype.element_ty), mask=mask)
+    tl.store(pointers + PAIRS, second.to(pointers.dtype.element_ty), mask=mask)
