@@ -11,6 +11,9 @@ from punica_serve.protocol import LoraGroup
 #: Rank rows in a page.
 LORA_PAGE_RANKS = 8
 
+#: The highest rank that is served: 16 pages of a group. What kernels keep at hand for one row is bounded by it.
+MAX_LORA_RANK = 128
+
 #: The projections that read the same input, stacked in this order.
 LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),

@@ -11,9 +11,11 @@ from typing import TypeVar
 
 from punica_serve.adapters.peft_config import PeftConfig, as_tuple, layers_regex, pattern_regex
 from punica_serve.errors import AdapterRejected
+from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig
 
 V = TypeVar("V")
+D = TypeVar("D")
 
 #: The block of a layer that holds each linear module.
 _BLOCKS = {
@@ -49,7 +51,8 @@ class LoraTarget:
 def lora_targets(config: PeftConfig, model: ModelConfig) -> list[LoraTarget]:
     """The modules that PEFT would adapt, in the order in which the model runs them.
 
-    Raises AdapterRejected where the configuration names what is not among the seven linear modules of a layer.
+    Raises AdapterRejected where the configuration names what is not among the seven linear modules of a layer, or gives
+    one a rank above MAX_LORA_RANK.
     """
     _check_layers(config, model)
     _check_module_names(config, model)
@@ -68,6 +71,7 @@ def lora_targets(config: PeftConfig, model: ModelConfig) -> list[LoraTarget]:
     ]
     if not targets:
         raise _refuse("target_modules", "and the fields that narrow it leave no linear module of the base model")
+    _check_ranks(targets, config)
     return targets
 
 
@@ -120,10 +124,17 @@ def _is_in_layers(config: PeftConfig, path: str) -> bool:
     return match is not None and match["idx"] is not None and int(match["idx"]) in layers
 
 
-def _first_match(values: Mapping[str, V] | None, path: str, default: V) -> V:
+def _first_match(values: Mapping[str, V] | None, path: str, default: D) -> V | D:
     """The value of the first key that matches: PEFT's reading of rank_pattern and alpha_pattern."""
     matching = (value for pattern, value in (values or {}).items() if re.match(pattern_regex(pattern), path))
     return next(matching, default)
+
+
+def _check_ranks(targets: list[LoraTarget], config: PeftConfig) -> None:
+    for target in targets:
+        if target.rank > MAX_LORA_RANK:
+            field = "r" if _first_match(config.rank_pattern, target.path, None) is None else "rank_pattern"
+            raise _refuse(field, f"gives `{target.path}` rank {target.rank}; at most {MAX_LORA_RANK} is served")
 
 
 def _check_layers(config: PeftConfig, model: ModelConfig) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.errors import InvalidRequest
-from punica_serve.lora_layout import pages_needed
-from punica_serve.protocol import Request, SamplingParams
+from punica_serve.lora_layout import MAX_LORA_RANK, pages_needed
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.sampling_ranges import RANGES
 
 
@@ -30,7 +30,14 @@ class RequestCheck:
         if (request.sampling.logprobs or 0) > self.vocab_size:
             raise InvalidRequest(f"`logprobs` exceeds the vocabulary of {self.vocab_size}", param="logprobs")
         self._check_length(request)
-        if request.adapter is not None and not self.lora_pool.could_fit(pages_needed(request.adapter.ranks)):
+        if request.adapter is not None:
+            self._check_adapter(request.adapter)
+
+    def _check_adapter(self, adapter: AdapterRef) -> None:
+        rank = max(adapter.ranks.values(), default=0)
+        if rank > MAX_LORA_RANK:
+            raise InvalidRequest(f"the adapter has rank {rank}; at most {MAX_LORA_RANK} is served", param="lora_id")
+        if not self.lora_pool.could_fit(pages_needed(adapter.ranks)):
             raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
 
     def _check_vocabulary(self, field: str, token_ids: Sequence[int]) -> None:

@@ -141,3 +141,19 @@ def test_a_layers_pattern_without_an_index_selects_nothing(model: ModelConfig) -
     config = PeftConfig(target_modules=("q_proj",), layers_to_transform=0, layers_pattern="model|x")
     with pytest.raises(AdapterRejected, match="`target_modules`"):
         lora_targets(config, model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"r": 129}, "r"),
+        ({"r": 129, "rank_pattern": {"k_proj": 8}}, "r"),
+        ({"r": 8, "rank_pattern": {r"layers\.1\..*q_proj": 1 << 30}}, "rank_pattern"),
+    ],
+)
+def test_ranks_beyond_the_limit_are_refused(fields: dict[str, Any], param: str, model: ModelConfig) -> None:
+    with pytest.raises(AdapterRejected, match=r"rank \d+; at most 128 is served") as caught:
+        lora_targets(msgspec.convert(fields, PeftConfig), model)
+    assert caught.value.param == param
+    fits = {**fields, "r": min(fields["r"], 128), "rank_pattern": {"q_proj": 128}}
+    assert max(target.rank for target in lora_targets(msgspec.convert(fits, PeftConfig), model)) == 128

@@ -2,10 +2,13 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
-from punica_serve.engine.request_check import check_sampling
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.request_check import RequestCheck, check_sampling
 from punica_serve.errors import InvalidRequest
-from punica_serve.protocol import SamplingParams
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,17 @@ def test_the_edges_of_the_ranges_are_fine() -> None:
         SamplingParams(temperature=2.5, top_p=1.0, min_p=1.0, seed=(1 << 64) - 1, max_tokens=4, min_tokens=4)
     )
     check_sampling(SamplingParams(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.5))
+
+
+def test_an_adapter_beyond_the_limits_is_refused(tiny_model: ModelConfig) -> None:
+    pool = LoraPool(tiny_model, num_pages=2, dtype=torch.float32, device=torch.device("cpu"))
+    check = RequestCheck(vocab_size=9, longest=99, lora_pool=pool)
+
+    def request(rank: int) -> Request:
+        return Request("a", 0, (1,), SamplingParams(max_tokens=1), adapter=AdapterRef("d", "/d", 1, {"q_proj": rank}))
+
+    check(request(16))
+    for rank, reason in ((17, "larger than the LoRA pool"), (129, "rank 129; at most 128")):
+        with pytest.raises(InvalidRequest, match=reason) as caught:
+            check(request(rank))
+        assert caught.value.param == "lora_id"
