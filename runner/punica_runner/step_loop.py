@@ -75,7 +75,7 @@ class StepLoop:
         self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
         if is_news or self._engine.resident_adapters != self._told_resident:
             told.append(self._report_step(output))
-        return told, output.batch_size > 0
+        return told, output.has_run
 
     def _apply(self, command: SupervisorToWorker) -> list[Report]:
         match command:

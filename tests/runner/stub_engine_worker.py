@@ -34,7 +34,8 @@ class Engine:
             raise ZeroDivisionError("a bad step")
         if self.behaviour == "stuck-step":
             time.sleep(60)
-        return SimpleNamespace(batch_size=0, num_adapters=0, tokens=(), finished=(), failures=(), starved=())
+        nothing: dict[str, tuple[()]] = {"tokens": (), "finished": (), "failures": (), "starved": ()}
+        return SimpleNamespace(has_run=False, batch_size=0, num_adapters=0, **nothing)
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(0.01)

@@ -70,7 +70,7 @@ def stop(seq: int, counter: int) -> StopRequest:
 
 def ran(*tokens: tuple[str, int, int], **more: Any) -> StepOutput:
     made = tuple(GeneratedToken(*token, logprobs=None) for token in tokens)
-    return StepOutput(made, batch_size=len(made), **more)
+    return StepOutput(made, has_run=True, batch_size=len(made), **more)
 
 
 def turn(loop: StepLoop, *commands: Any) -> tuple[list[Any], bool]:

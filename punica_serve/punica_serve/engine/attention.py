@@ -1,7 +1,7 @@
-"""Paged attention in plain torch: the CPU's, with the interface that the GPU's kernels have too.
+"""Paged attention in plain torch: the CPU's.
 
-``plan(step, batch)`` once per step turns pages into index tensors; ``run`` once per layer appends keys and values to
-the KvCache and attends, prefill and decode each on their own rows.
+``plan(step, batch)`` once per step turns pages into index tensors; ``run`` once per layer attends to what the KvCache
+holds, the step's own keys and values included, prefill and decode each on their own rows.
 """
 
 from dataclasses import dataclass
@@ -42,20 +42,22 @@ class TorchPagedAttention:
         self._cache = cache
         self._prefill: _PrefillPlan | None = None
         self._decode: _DecodePlan | None = None
-        self._slots = torch.empty(0, dtype=torch.int64)
+        #: int64 [rows]: page * page_size + offset, where each row's key and value go.
+        self.slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, step: StepPlan, batch: Batch) -> None:
         """Reads the pages of the step's sequences. They must have room for the step's rows."""
-        self._slots = self._slots_of_rows(step, batch)
+        self.slots = self._slots_of_rows(step, batch)
         self._prefill = self._plan_prefill(step) if step.prefill else None
         self._decode = self._plan_decode(step) if step.decodes else None
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] -> [rows, heads * head_dim]."""
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
+        return self._cache.layer(layer)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """q [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         keys, values = self._cache.layer(layer)
-        page, offset = self._slots // self._cache.page_size, self._slots % self._cache.page_size
-        keys[page, offset] = k
-        values[page, offset] = v
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         num_prefill = self._prefill.num_rows if self._prefill else 0
         if self._prefill:
@@ -83,8 +85,8 @@ class TorchPagedAttention:
         return _PrefillPlan(chunk.end - chunk.start, pages, context <= rows[:, None])
 
     def _plan_decode(self, step: StepPlan) -> _DecodePlan:
-        lengths = self._tensor([len(sequence.token_ids) for sequence in step.decodes])
-        tables = [seq.pages[: self._cache.pages_for(len(seq.token_ids))] for seq in step.decodes]
+        lengths = self._tensor([sequence.num_tokens for sequence in step.decodes])
+        tables = [seq.pages[: self._cache.pages_for(seq.num_tokens)] for seq in step.decodes]
         num_pages = max(map(len, tables))
         pages = self._tensor([page for table in tables for page in table + table[:1] * (num_pages - len(table))])
         context = torch.arange(num_pages * self._cache.page_size, device=pages.device)

@@ -1,7 +1,6 @@
 """A step's rows: token ids, positions, and where requests and adapters begin. Built once, read by every layer."""
 
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -66,12 +65,17 @@ def build_batch(plan: StepPlan, device: torch.device) -> Batch:
     )
 
 
-def build_segments(plan: StepPlan) -> Segments:
-    """Merges neighbouring rows of one adapter."""
-    prefill_rows = ((plan.prefill.sequence.digest, plan.prefill.end - plan.prefill.start),) if plan.prefill else ()
+def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segments:
+    """Merges neighbouring rows of one adapter. ``num_prefill_rows``: what a prefill is padded to, if it is."""
+    runs: list[tuple[str | None, int]] = []
+    if plan.prefill:
+        runs.append((plan.prefill.sequence.digest, plan.prefill.num_tokens))
+        if num_prefill_rows is not None and num_prefill_rows > plan.prefill.num_tokens:
+            runs.append((None, num_prefill_rows - plan.prefill.num_tokens))
+    runs.extend((sequence.digest, 1) for sequence in plan.decodes)
     indptr: list[int] = [0]
     digests: list[str | None] = []
-    for digest, num_rows in chain(prefill_rows, ((sequence.digest, 1) for sequence in plan.decodes)):
+    for digest, num_rows in runs:
         if digests and digests[-1] == digest:
             indptr[-1] += num_rows
         else:

@@ -1,12 +1,13 @@
 """The engine of one device: requests in, tokens out, one step at a time.
 
-A step decides (planner), computes (model and sampler) and accounts (commit); nothing else happens in it. Requests that
-are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
+A step decides (planner), launches (runner) and accounts (commit); nothing else happens in it. On a GPU steps overlap:
+one is planned and launched while the device runs the one before, and then that one's tokens are accounted for. Requests
+that are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal
 
@@ -15,17 +16,15 @@ import torch
 
 from punica_serve.config import EngineConfig
 from punica_serve.engine.adapter_loader import AdapterLoader
-from punica_serve.engine.attention import TorchPagedAttention
-from punica_serve.engine.batch import build_batch
 from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.kv_cache import make_kv_cache
-from punica_serve.engine.lora_batch import PooledLora
 from punica_serve.engine.lora_pool import make_lora_pool
 from punica_serve.engine.model_loader import load_model
 from punica_serve.engine.planner import Planner, StepPlan
 from punica_serve.engine.request_check import RequestCheck
-from punica_serve.engine.sampler import Draw, Sampler
+from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_runner import CpuRunner, LaunchedStep, StepRunner
 from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
@@ -55,7 +54,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step did. ``batch_size`` is 0 when nothing could run."""
+    """What has come of a step: where steps overlap, of the one launched by the call before."""
 
     tokens: tuple[GeneratedToken, ...] = ()
     #: (request_id, reason), after the tokens.
@@ -63,11 +62,24 @@ class StepOutput:
     failures: tuple[Failure, ...] = ()
     #: Requests that had to give up their pages to older ones and wait.
     starved: tuple[str, ...] = ()
+    #: Whether a step was launched or has ended: if neither, nothing can run before something changes.
+    has_run: bool = False
+    #: Rows of the step that has ended, one for each request; 0 if none has.
     batch_size: int = 0
     num_prefill_tokens: int = 0
     #: Different adapters in the batch.
     num_adapters: int = 0
+    #: From its launch, or the end of the step before it if that was later.
     duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that is on the device."""
+
+    plan: StepPlan
+    step: LaunchedStep
+    launched_s: float
 
 
 class Engine:
@@ -95,9 +107,17 @@ class Engine:
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
         )
-        self._attention = TorchPagedAttention(self._cache)
-        self._lora = PooledLora(self._lora_pool)
-        self._sampler = Sampler(self.model_config.vocab_size, self.model_config.generation.eos_token_ids)
+        self._sampler = Sampler(
+            self.model_config.vocab_size,
+            self.model_config.generation.eos_token_ids,
+            max_batch_size=config.max_batch_size,
+            device=self.device,
+        )
+        self._runner: StepRunner = CpuRunner(
+            self._model, self._cache, self._lora_pool, self._sampler, self._loader.pages
+        )
+        self._in_flight: _InFlight | None = None
+        self._last_end_s = 0.0
         self._check = RequestCheck(
             self.model_config.vocab_size, min(self.max_context, self._cache.capacity_tokens), self._lora_pool
         )
@@ -136,7 +156,7 @@ class Engine:
         if request.sampling.seed is None:
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
             request = msgspec.structs.replace(request, sampling=sampling)
-        sequence = Sequence.of(request)
+        sequence = Sequence.of(request, self.max_context)
         self._sequences[request.request_id] = sequence
         self._planner.add(sequence)
         self._admit()
@@ -149,27 +169,19 @@ class Engine:
             self._work.set()
 
     def step(self) -> StepOutput:
-        """One model invocation over all that can run, or an output with batch_size 0 if nothing can."""
-        started_s = time.perf_counter()
+        """Launches one model invocation over all that can run, and tells what has come of the newest one that ended."""
         self._work.clear()
         failures = self._drop_failed_loads()
         self._admit()
         plan, displaced = self._planner.plan(self._is_ready)
         self._let_go(displaced)
+        launched = self._launch(plan) if plan else None
+        ended = launched
+        if self._runner.runs_ahead:
+            ended, self._in_flight = self._in_flight, launched
+        output = self._commit(ended) if ended else StepOutput(has_run=launched is not None)
         starved = tuple(sequence.request_id for sequence in displaced)
-        if plan is None:
-            return StepOutput(failures=failures, starved=starved)
-        tokens, finished, broken = self._commit(plan, self._compute(plan))
-        return StepOutput(
-            tokens=tokens,
-            finished=finished,
-            failures=failures + broken,
-            starved=starved,
-            batch_size=len(plan.sequences),
-            num_prefill_tokens=plan.prefill.end - plan.prefill.start if plan.prefill else 0,
-            num_adapters=len({sequence.digest for sequence in plan.sequences if sequence.digest}),
-            duration_s=time.perf_counter() - started_s,
-        )
+        return replace(output, failures=failures + output.failures, starved=starved)
 
     def wait(self, timeout_s: float) -> None:
         """Returns when a step may have something to do again, or at the timeout."""
@@ -190,46 +202,55 @@ class Engine:
         known = {id(sequence) for sequence in (*self._planner.waiting, *self._planner.running)}
         assert known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown"
 
-    @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> list[Draw | None]:
-        """What is drawn for each of ``plan.sampled``."""
-        batch = build_batch(plan, self.device)
-        self._attention.plan(plan, batch)
-        self._lora.plan(batch.segments, self._loader)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._attention, self._lora)
-        if not plan.sampled:
-            return []
-        return self._sampler.draw(self._model.logits(hidden[batch.sampled_rows]), plan.sampled)
-
-    def _commit(
-        self, plan: StepPlan, draws: list[Draw | None]
-    ) -> tuple[tuple[GeneratedToken, ...], tuple[tuple[str, EndReason], ...], tuple[Failure, ...]]:
-        """Writes the step's results into the sequences, and drops those that ended: tokens, ended, failed."""
+    def _launch(self, plan: StepPlan) -> _InFlight:
+        """From here on the sequences count what the step writes and draws, whether it has run yet or not."""
+        launched_s = time.perf_counter()
+        step = self._runner.launch(plan)
         for sequence in plan.decodes:
             sequence.num_cached += 1
         if plan.prefill:
             plan.prefill.sequence.num_cached = plan.prefill.end
+        for sequence in plan.sampled:
+            sequence.num_in_flight += 1
+        return _InFlight(plan, step, launched_s)
+
+    def _commit(self, ended: _InFlight) -> StepOutput:
+        """Waits for the step, writes its draws into the sequences, and drops those that ended."""
+        plan, draws = ended.plan, ended.step.draws()
         tokens: list[GeneratedToken] = []
         finished: list[tuple[str, EndReason]] = []
         failures: list[Failure] = []
         for sequence, draw in zip(plan.sampled, draws, strict=True):
+            # Ended, cancelled or put back to wait since the launch: nobody wants this token any more.
+            if self._sequences.get(sequence.request_id) is not sequence or not sequence.num_in_flight:
+                continue
+            sequence.num_in_flight -= 1
             if draw is None:
                 failures.append(_not_finite(sequence))
                 self._drop(sequence)
                 continue
-            tokens.append(GeneratedToken(sequence.request_id, sequence.position, *draw))
+            tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *draw))
             sequence.token_ids.append(draw.token_id)
             reason = self._end_reason(sequence, draw.token_id)
             if reason is not None:
                 finished.append((sequence.request_id, reason))
                 self._drop(sequence)
-        return tuple(tokens), tuple(finished), tuple(failures)
+        started_s, self._last_end_s = max(ended.launched_s, self._last_end_s), time.perf_counter()
+        return StepOutput(
+            tokens=tuple(tokens),
+            finished=tuple(finished),
+            failures=tuple(failures),
+            has_run=True,
+            batch_size=len(plan.sequences),
+            num_prefill_tokens=plan.prefill.num_tokens if plan.prefill else 0,
+            num_adapters=plan.num_adapters,
+            duration_s=self._last_end_s - started_s,
+        )
 
     def _end_reason(self, sequence: Sequence, token_id: int) -> EndReason | None:
         if self._sampler.is_end(sequence, token_id):
             return "stop"
-        out_of_room = len(sequence.token_ids) >= self.max_context
-        return "length" if out_of_room or sequence.position >= sequence.sampling.max_tokens else None
+        return "length" if len(sequence.token_ids) >= sequence.max_length else None
 
     def _admit(self) -> None:
         """First come, first served: a request whose adapter has no room beside those in use blocks those behind it."""

@@ -161,7 +161,7 @@ class LLM:
                 num_tokens += len(output.tokens)
                 rate = num_tokens / (time.perf_counter() - started_s)
                 bar.update(task, completed=len(answers) - self.engine.num_requests, rate=rate)
-                if output.batch_size == 0:
+                if not output.has_run:
                     self.engine.wait(_WAIT_S)
 
     def _take(self, output: StepOutput, answers: Mapping[str, Answer], texts: Mapping[str, GeneratedText]) -> None:

@@ -18,15 +18,17 @@ _by_arrival = attrgetter("arrival")
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens [start, end) of a sequence. The last chunk ends with the newest token and yields the next one."""
+    """Tokens [start, end) of a sequence."""
 
     sequence: Sequence
     start: int
     end: int
+    #: It ends with the newest token, and yields the next one.
+    is_last: bool
 
     @property
-    def is_last(self) -> bool:
-        return self.end == len(self.sequence.token_ids)
+    def num_tokens(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class StepPlan:
         if self.prefill and self.prefill.is_last:
             return (self.prefill.sequence, *self.decodes)
         return self.decodes
+
+    @property
+    def num_adapters(self) -> int:
+        """Different adapters in the step."""
+        return len({sequence.digest for sequence in self.sequences if sequence.digest})
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -92,13 +99,16 @@ class Planner:
 
         ``is_ready`` tells whether a sequence's adapter is on the device.
         """
-        displaced = self._grow([sequence for sequence in self._running if sequence.is_decoding and is_ready(sequence)])
-        ready = [sequence for sequence in self._running if is_ready(sequence)]
+        displaced = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
+        ready = self._runnable(is_ready)
         prefill = next((self._chunk(sequence) for sequence in ready if not sequence.is_decoding), None)
         decodes = [sequence for sequence in ready if sequence.is_decoding]
         if prefill is None and not decodes:
             return None, displaced
         return StepPlan(prefill, _order_decodes(decodes, prefill)), displaced
+
+    def _runnable(self, is_ready: Callable[[Sequence], bool]) -> list[Sequence]:
+        return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
 
     def check_invariants(self) -> None:
         held = [page for sequence in self._running for page in sequence.pages]
@@ -109,13 +119,13 @@ class Planner:
             assert queue == sorted(queue, key=_by_arrival)
 
     def _pages_to_start(self, sequence: Sequence) -> int:
-        return self._cache.pages_for(len(sequence.token_ids) + 1)
+        return self._cache.pages_for(sequence.num_tokens + 1)
 
     def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
         """Gives each decoding sequence, oldest first, the page its next token needs, at the newest one's cost."""
         displaced: list[Sequence] = []
         for sequence in decoding:
-            missing = self._cache.pages_for(len(sequence.token_ids)) - len(sequence.pages)
+            missing = self._cache.pages_for(sequence.num_tokens) - len(sequence.pages)
             while missing > self._cache.pages.num_free and sequence not in displaced:
                 displaced.append(self._displace_newest())
             if sequence not in displaced and missing > 0:
@@ -132,11 +142,11 @@ class Planner:
     def _take_pages(self, sequence: Sequence) -> None:
         self._cache.pages.free(sequence.pages)
         sequence.pages = []
-        sequence.num_cached = 0
+        sequence.num_cached = sequence.num_in_flight = 0
 
     def _chunk(self, sequence: Sequence) -> PrefillChunk:
-        end = min(len(sequence.token_ids), sequence.num_cached + self._prefill_budget_tokens)
-        return PrefillChunk(sequence, sequence.num_cached, end)
+        end = min(sequence.num_tokens, sequence.num_cached + self._prefill_budget_tokens)
+        return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
 
 
 def _order_decodes(decodes: list[Sequence], prefill: PrefillChunk | None) -> tuple[Sequence, ...]:

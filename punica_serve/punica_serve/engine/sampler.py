@@ -1,16 +1,21 @@
 """Draws the next token of each sampled row as its request asks for.
 
 Order, as vLLM has it: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise comes from (seed,
-position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs.
+position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs. Nothing waits for
+the device: the host knows which rows ask for what, and reads the draws when their step has ended.
 """
 
+from collections.abc import Sequence as Series
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from punica_kernels.sampling import Filters, SamplingRows, apply_penalties, sample, token_logprobs
+from punica_kernels.sampling import Filters, SamplingRows, sample, token_logprobs
 from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.token_history import TokenHistories, has_penalty
+from punica_serve.engine.transfers import to_device, to_host
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
 
@@ -20,108 +25,144 @@ class Draw(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class _Logprobs(NamedTuple):
+    """Log-probabilities of the rows that ask, on the host; see ``token_logprobs``."""
+
+    #: Which of the draws, and how many of the most likely tokens it wants.
+    asking: dict[int, int]
+    chosen: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+class PendingDraws:
+    """Draws on their way to the host."""
+
+    def __init__(self, tokens: Tensor, rows: Series[int], logprobs: _Logprobs | None) -> None:
+        self._tokens = tokens
+        self._rows = rows
+        self._logprobs = logprobs
+
+    def read(self) -> list[Draw | None]:
+        """One for each sequence, None where its logits were not finite. The step must have ended."""
+        tokens = self._tokens.tolist()
+        found = _read_logprobs(self._logprobs) if self._logprobs else {}
+        draws = ((tokens[row], found.get(number)) for number, row in enumerate(self._rows))
+        return [Draw(token_id, logprobs) if token_id >= 0 else None for token_id, logprobs in draws]
+
+
 class Sampler:
     """Sampling over one vocabulary with one set of end-of-sequence tokens."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._vocab_size = vocab_size
+    def __init__(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...], *, max_batch_size: int, device: torch.device
+    ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._histories = TokenHistories(vocab_size, max_batch_size, device)
+        #: Int64 [max_batch_size]: what the newest step has drawn, by row of its logits; -1 where they are not finite.
+        self.draws = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._zeros = torch.zeros_like(self.draws)
 
-    def draw(self, logits: Tensor, rows: tuple[Sequence, ...]) -> list[Draw | None]:
-        """The next token of each row, from float32 logits [len(rows), vocab]; None where they are not all finite."""
-        params = [sequence.sampling for sequence in rows]
-        adjusted = self._forbid_early_ends(self._penalize(logits, rows), rows)
-        how = SamplingRows(
-            temperatures=_tensor([p.temperature for p in params], logits),
-            seeds=_tensor([_as_int64(p.seed or 0) for p in params], logits, torch.int64),
-            positions=_tensor([sequence.position for sequence in rows], logits, torch.int64),
-            filters=_filters(params, logits),
-        )
-        tokens = sample(adjusted, how, masked=True)
-        logprobs = _logprobs(logits, tokens.clamp(min=0), params)
-        finite = logits.isfinite().all(-1).tolist()
-        drawn = zip(tokens.tolist(), logprobs, finite, strict=True)
-        return [Draw(token_id, logprob) if is_finite else None for token_id, logprob, is_finite in drawn]
+    def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingDraws:
+        """Draws for ``sequences``, whose logits are in ``rows``; other rows are drawn greedily and not read.
+
+        logits: [any number of rows, vocab], of any dtype.
+        """
+        pairs = list(zip(sequences, rows, strict=True))
+        adjusted, masked, histories = self._adjust(logits, pairs)
+        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked)
+        self.draws[: len(logits)] = tokens
+        if histories is not None:
+            places, numbers = histories
+            self._histories.count(places, tokens[numbers])
+        return PendingDraws(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""
         return token_id in sequence.sampling.end_ids(self._eos_token_ids)
 
-    def _penalize(self, logits: Tensor, rows: tuple[Sequence, ...]) -> Tensor:
-        """A copy where any row has a penalty; rows without are unchanged."""
-        chosen = [number for number, sequence in enumerate(rows) if _has_penalty(sequence.sampling)]
-        if not chosen:
-            return logits
-        params = [rows[number].sampling for number in chosen]
-        prompts = torch.stack([self._counts(list(rows[number].request.prompt_ids), logits) for number in chosen])
-        outputs = torch.stack([self._counts(rows[number].generated_ids, logits) for number in chosen])
-        penalized = logits[chosen]
-        apply_penalties(
-            penalized,
-            prompts > 0,
-            outputs,
-            repetition=_tensor([p.repetition_penalty for p in params], logits),
-            presence=_tensor([p.presence_penalty for p in params], logits),
-            frequency=_tensor([p.frequency_penalty for p in params], logits),
+    def _adjust(
+        self, logits: Tensor, pairs: Series[tuple[Sequence, int]]
+    ) -> tuple[Tensor, bool, tuple[Tensor, Tensor] | None]:
+        """What to draw from, a copy where penalties or minimum lengths change it; whether we made some of it -inf; and
+        the rows of the histories and of the logits of those with penalties."""
+        penalized = [(sequence, row) for sequence, row in pairs if has_penalty(sequence.sampling)]
+        ends = [
+            (row, token_id)
+            for sequence, row in pairs
+            if sequence.position < sequence.sampling.min_tokens
+            for token_id in sequence.sampling.end_ids(self._eos_token_ids)
+        ]
+        places = self._histories.follow([sequence for sequence, _ in penalized])
+        if not penalized and not ends:
+            return logits, False, None
+        adjusted = logits.to(torch.float32, copy=True)
+        numbers = self._int64([row for _, row in penalized])
+        if penalized:
+            chosen = adjusted[numbers]
+            self._histories.penalize(chosen, places, [sequence.sampling for sequence, _ in penalized])
+            adjusted[numbers] = chosen
+        if ends:
+            adjusted[self._int64([row for row, _ in ends]), self._int64([end for _, end in ends])] = -torch.inf
+        return adjusted, bool(ends), (places, numbers) if penalized else None
+
+    def _how(self, num_rows: int, pairs: Series[tuple[Sequence, int]]) -> SamplingRows:
+        drawn = [(row, s.position, s.sampling) for s, row in pairs if s.sampling.temperature > 0]
+        if not drawn:
+            zeros = self._zeros[:num_rows]
+            return SamplingRows(zeros.float(), zeros, zeros)
+        temperatures, seeds, positions = [0.0] * num_rows, [0] * num_rows, [0] * num_rows
+        for row, position, params in drawn:
+            temperatures[row], seeds[row], positions[row] = params.temperature, _as_int64(params.seed or 0), position
+        return SamplingRows(
+            self._float32(temperatures),
+            self._int64(seeds),
+            self._int64(positions),
+            self._filters(
+                sorted(((row, params) for row, _, params in drawn if _has_filter(params)), key=itemgetter(0))
+            ),
         )
-        return logits.index_copy(0, torch.tensor(chosen, device=logits.device), penalized)
 
-    def _forbid_early_ends(self, logits: Tensor, rows: tuple[Sequence, ...]) -> Tensor:
-        """A copy where any row is below its min_tokens: there every token that would end it is impossible."""
-        young = [number for number, sequence in enumerate(rows) if sequence.position < sequence.sampling.min_tokens]
-        if not young:
-            return logits
-        logits = logits.clone()
-        for number in young:
-            logits[number, list(rows[number].sampling.end_ids(self._eos_token_ids))] = -torch.inf
-        return logits
+    def _filters(self, rows: Series[tuple[int, SamplingParams]]) -> Filters | None:
+        if not rows:
+            return None
+        return Filters(
+            rows=self._int64([row for row, _ in rows]),
+            top_k=self._int64([params.top_k for _, params in rows]),
+            top_p=self._float32([params.top_p for _, params in rows]),
+            min_p=self._float32([params.min_p for _, params in rows]),
+        )
 
-    def _counts(self, token_ids: list[int], like: Tensor) -> Tensor:
-        """How often each token occurs: int64 [vocab]."""
-        return torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=self._vocab_size).to(like.device)
+    def _logprobs(self, logits: Tensor, tokens: Tensor, pairs: Series[tuple[Sequence, int]]) -> _Logprobs | None:
+        """Of the model's own logits, before penalties."""
+        counts = [sequence.sampling.logprobs for sequence, _ in pairs]
+        asking = {number: count for number, count in enumerate(counts) if count is not None}
+        if not asking:
+            return None
+        chosen = self._int64([pairs[number][1] for number in asking])
+        found = token_logprobs(logits[chosen].float(), tokens[chosen].clamp_min(0), max(asking.values()))
+        return _Logprobs(asking, *map(to_host, found))
+
+    def _int64(self, values: Series[int]) -> Tensor:
+        return to_device(values, torch.int64, self._device)
+
+    def _float32(self, values: Series[float]) -> Tensor:
+        return to_device(values, torch.float32, self._device)
 
 
-def _tensor(values: list[float] | list[int], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=like.device)
-
-
-def _filters(params: list[SamplingParams], like: Tensor) -> Filters | None:
-    rows = [number for number, p in enumerate(params) if p.temperature > 0 and _has_filter(p)]
-    if not rows:
-        return None
-    chosen = [params[number] for number in rows]
-    return Filters(
-        rows=_tensor(rows, like, torch.int64),
-        top_k=_tensor([p.top_k for p in chosen], like, torch.int64),
-        top_p=_tensor([p.top_p for p in chosen], like),
-        min_p=_tensor([p.min_p for p in chosen], like),
-    )
+def _read_logprobs(logprobs: _Logprobs) -> dict[int, TokenLogprobs]:
+    chosen, top_ids, top = logprobs.chosen.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
+    return {
+        number: TokenLogprobs(chosen[row], tuple(top_ids[row][:count]), tuple(top[row][:count]))
+        for row, (number, count) in enumerate(logprobs.asking.items())
+    }
 
 
 def _has_filter(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
-def _has_penalty(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-
 def _as_int64(seed: int) -> int:
     """The same 64 bits as torch's signed integers hold them."""
     return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
-def _logprobs(logits: Tensor, tokens: Tensor, params: list[SamplingParams]) -> list[TokenLogprobs | None]:
-    """Of the model's own logits, before penalties, for the rows that ask."""
-    found: list[TokenLogprobs | None] = [None] * len(params)
-    asking = [number for number, p in enumerate(params) if p.logprobs is not None]
-    if not asking:
-        return found
-    top_n = max(params[number].logprobs or 0 for number in asking)
-    chosen, top_ids, top_logprobs = token_logprobs(logits[asking], tokens[asking], top_n)
-    for row, number in enumerate(asking):
-        count = params[number].logprobs or 0
-        found[number] = TokenLogprobs(
-            float(chosen[row]), tuple(top_ids[row, :count].tolist()), tuple(top_logprobs[row, :count].tolist())
-        )
-    return found

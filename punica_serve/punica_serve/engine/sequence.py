@@ -1,4 +1,8 @@
-"""A request inside the engine: its tokens, how many of them are in the KvCache, and its pages."""
+"""A request inside the engine: its tokens, how many of them are in the KvCache, and its pages.
+
+Where steps overlap, the newest token of a sequence may still be on the device when the next step is planned: it is *in
+flight*, counted in lengths and positions, and not yet in ``token_ids``.
+"""
 
 from dataclasses import dataclass, field
 
@@ -10,16 +14,21 @@ class Sequence:
     """A request from the moment it is added until it finishes, is cancelled, or is put back to wait."""
 
     request: Request
-    #: Prompt, then generated.
+    #: Prompt, then generated, as far as they are known.
     token_ids: list[int]
-    #: Tokens, from the first, whose keys and values are in ``pages``.
+    #: Tokens of the longest form it may reach: prompt and max_tokens, within the context.
+    max_length: int
+    #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
     num_cached: int = 0
+    #: Tokens that launched steps draw and that are not known yet: at most one when a step is planned.
+    num_in_flight: int = 0
     #: Pages of the KvCache, in order of tokens; empty while waiting.
     pages: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: Request) -> "Sequence":
-        return cls(request, [*request.prompt_ids, *request.generated_ids])
+    def of(cls, request: Request, max_context: int) -> "Sequence":
+        token_ids = [*request.prompt_ids, *request.generated_ids]
+        return cls(request, token_ids, min(len(request.prompt_ids) + request.sampling.max_tokens, max_context))
 
     @property
     def request_id(self) -> str:
@@ -48,9 +57,14 @@ class Sequence:
         return len(self.request.prompt_ids)
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and generated, with those in flight."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
     def position(self) -> int:
         """Index of the next generated token."""
-        return len(self.token_ids) - self.num_prompt
+        return self.num_tokens - self.num_prompt
 
     @property
     def generated_ids(self) -> list[int]:
@@ -59,8 +73,13 @@ class Sequence:
     @property
     def num_uncached(self) -> int:
         """Tokens that the next steps must feed: 1 when decoding."""
-        return len(self.token_ids) - self.num_cached
+        return self.num_tokens - self.num_cached
 
     @property
     def is_decoding(self) -> bool:
         return self.num_uncached == 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Its last token is there or in flight: no step may run it any more."""
+        return self.num_tokens >= self.max_length

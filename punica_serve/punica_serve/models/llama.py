@@ -12,7 +12,7 @@ from torch.nn.functional import embedding, linear
 
 from punica_kernels.activation import silu_and_mul
 from punica_kernels.norm import add_rms_norm, rms_norm
-from punica_kernels.rotary import apply_rotary, rotary_tables
+from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.model_config import ModelConfig
 from punica_serve.models.llama_weights import LayerWeights, LlamaWeights
 from punica_serve.models.rope import inverse_frequencies
@@ -22,16 +22,26 @@ from punica_serve.protocol import LoraGroup
 class Attention(Protocol):
     """Attention over the KvCache, planned for the batch beforehand."""
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Appends k and v to the KvCache, then attends. q [rows, heads, head_dim] -> [rows, heads * head_dim]."""
+    #: Integers [rows]: page * page_size + offset where each row's key and value go; -1 keeps them out.
+    slots: Tensor
+
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
+        ...
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """Attends to what is in the cache: q [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         ...
 
 
 class LoraBatch(Protocol):
     """The LoRA of the batch, planned beforehand."""
 
-    def add(self, layer: int, group: LoraGroup, y: Tensor, x: Tensor) -> None:
-        """y [rows, out] += the LoRA of each row applied to x [rows, in], in place."""
+    def project(self, layer: int, group: LoraGroup, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [rows, in] -> (y, delta), each [rows, out], whose sum is x @ weight.T with the LoRA of each row.
+
+        Where it pays, base and LoRA run beside each other, and whoever reads y adds delta; None is no delta.
+        """
         ...
 
 
@@ -51,37 +61,32 @@ class Llama:
         hidden = torch.empty_like(residual)
         rms_norm(hidden, residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for number, layer in enumerate(weights.layers):
-            attended = self._attend(number, layer, hidden, positions, attention, lora)
-            add_rms_norm(hidden, attended, residual, layer.post_attention_norm, config.rms_norm_eps)
-            down = self._feed_forward(number, layer, hidden, lora)
+            attended, delta = self._attend(number, layer, hidden, positions, attention, lora)
+            add_rms_norm(hidden, attended, residual, layer.post_attention_norm, config.rms_norm_eps, delta)
+            down, delta = self._feed_forward(number, layer, hidden, lora)
             last = number + 1 == len(weights.layers)
             next_norm = weights.norm if last else weights.layers[number + 1].input_norm
-            add_rms_norm(hidden, down, residual, next_norm, config.rms_norm_eps)
+            add_rms_norm(hidden, down, residual, next_norm, config.rms_norm_eps, delta)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]."""
-        return linear(hidden, self._weights.lm_head).float()
+        """[rows, hidden] -> [rows, vocab], in the model's dtype."""
+        return linear(hidden, self._weights.lm_head)
 
     def _attend(
         self, number: int, layer: LayerWeights, x: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         config = self.config
-        qkv = linear(x, layer.qkv)
-        lora.add(number, "qkv", qkv, x)
-        heads = qkv.view(x.shape[0], -1, config.head_dim)
-        q, k, v = heads.split((config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1)
-        apply_rotary(q, k, positions, self._cos, self._sin)
-        attended = attention.run(number, q, k, v)
-        out = linear(attended, layer.o)
-        lora.add(number, "o", out, attended)
-        return out
+        qkv, delta = lora.project(number, "qkv", x, layer.qkv)
+        q = qkv.new_empty(x.shape[0], config.num_attention_heads, config.head_dim)
+        keys, values = attention.cache(number)
+        rotary_append(q, qkv, positions, self._cos, self._sin, keys, values, attention.slots, delta)
+        return lora.project(number, "o", attention.run(number, q), layer.o)
 
-    def _feed_forward(self, number: int, layer: LayerWeights, x: Tensor, lora: LoraBatch) -> Tensor:
-        gate_up = linear(x, layer.gate_up)
-        lora.add(number, "gate_up", gate_up, x)
+    def _feed_forward(
+        self, number: int, layer: LayerWeights, x: Tensor, lora: LoraBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        gate_up, delta = lora.project(number, "gate_up", x, layer.gate_up)
         activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        silu_and_mul(activated, gate_up)
-        down = linear(activated, layer.down)
-        lora.add(number, "down", down, activated)
-        return down
+        silu_and_mul(activated, gate_up, delta)
+        return lora.project(number, "down", activated, layer.down)

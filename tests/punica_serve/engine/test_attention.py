@@ -52,7 +52,7 @@ class _History:
     """A sequence with the keys and values it has given so far, per layer."""
 
     def __init__(self, cache: KvCache, num_prompt: int, num_cached: int, heads: tuple[int, int]) -> None:
-        self.sequence = Sequence.of(Request("r", 0, (1,) * num_prompt, SamplingParams()))
+        self.sequence = Sequence.of(Request("r", 0, (1,) * num_prompt, SamplingParams()), 64)
         self.sequence.pages = cache.allocate(cache.pages_for(num_prompt + 1))
         self.sequence.num_cached = num_cached
         self.heads = heads
@@ -76,7 +76,7 @@ def test_mixed_batch_equals_attention_over_each_history(
     decodes = [_History(cache, n, n - 1, heads) for n in (1, 4, 5, 13)]
     chunk = _History(cache, *prefill, heads) if prefill else None
     plan = StepPlan(
-        PrefillChunk(chunk.sequence, chunk.sequence.num_cached, len(chunk.sequence.token_ids)) if chunk else None,
+        PrefillChunk(chunk.sequence, chunk.sequence.num_cached, len(chunk.sequence.token_ids), True) if chunk else None,
         tuple(history.sequence for history in decodes),
     )
     batch = build_batch(plan, CPU)
@@ -86,7 +86,9 @@ def test_mixed_batch_equals_attention_over_each_history(
         rows = batch.batch_len.num_rows
         q = torch.randn(rows, heads[0], HEAD_DIM)
         k, v = torch.randn(2, rows, heads[1], HEAD_DIM)
-        got = attention.run(layer, q, k, v)
+        for pool, new in zip(attention.cache(layer), (k, v), strict=True):
+            pool[attention.slots // 4, attention.slots % 4] = new
+        got = attention.run(layer, q)
         start = 0
         for history in ([chunk] if chunk else []) + decodes:
             first = history.sequence.num_cached

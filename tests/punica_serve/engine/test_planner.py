@@ -36,7 +36,7 @@ def _planner(num_pages: int = 16, max_batch_size: int = 4, budget: int = 8) -> t
 
 def _sequence(name: str, arrival_ns: int, num_prompt: int = 3, adapter: str | None = None) -> Sequence:
     ref = AdapterRef(adapter, "", 0, {"q_proj": 8}) if adapter else None
-    return Sequence.of(Request(name, arrival_ns, (1,) * num_prompt, SamplingParams(), ref))
+    return Sequence.of(Request(name, arrival_ns, (1,) * num_prompt, SamplingParams(), ref), 256)
 
 
 def _ready(sequence: Sequence) -> bool:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.sampler import Draw, Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import Request, SamplingParams
 
@@ -11,11 +11,19 @@ VOCAB, EOS = 16, 0
 
 
 def _row(prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = (), **params: Any) -> Sequence:
-    return Sequence.of(Request("r", 0, prompt, SamplingParams(**params), generated_ids=generated))
+    return Sequence.of(Request("r", 0, prompt, SamplingParams(**params), generated_ids=generated), 256)
+
+
+def _sampler(*eos_token_ids: int) -> Sampler:
+    return Sampler(VOCAB, eos_token_ids or (EOS,), max_batch_size=64, device=torch.device("cpu"))
+
+
+def _draws(logits: torch.Tensor, *rows: Sequence) -> list[Draw | None]:
+    return _sampler().launch(logits, rows, range(len(rows))).read()
 
 
 def _draw(logits: torch.Tensor, *rows: Sequence) -> list[int]:
-    return [draw.token_id for draw in Sampler(VOCAB, (EOS,)).draw(logits, rows) if draw is not None]
+    return [draw.token_id for draw in _draws(logits, *rows) if draw is not None]
 
 
 def _logits(**values: float) -> torch.Tensor:
@@ -47,6 +55,34 @@ def test_a_penalty_of_one_row_leaves_the_others_alone() -> None:
     assert _draw(logits, *rows) == [3, 5, 3]
 
 
+def test_penalties_know_a_token_in_flight() -> None:
+    sampler, sequence = _sampler(), _row(presence_penalty=1.0)
+    logits = _logits(t3=2.0, t5=1.5)
+    (first,) = sampler.launch(logits, [sequence], [0]).read()
+    sequence.num_in_flight = 1  # not in token_ids yet
+    (second,) = sampler.launch(logits, [sequence], [0]).read()
+    assert first is not None and second is not None
+    assert (first.token_id, second.token_id) == (3, 5)
+
+
+def test_a_request_that_paused_is_read_from_its_tokens_again() -> None:
+    sampler, sequence = _sampler(), _row(presence_penalty=1.0)
+    logits = _logits(t3=2.0, t5=1.5)
+    sampler.launch(logits, [sequence], [0]).read()
+    sampler.launch(logits, [_row()], [0]).read()  # a step without it: its draw was lost
+    (draw,) = sampler.launch(logits, [sequence], [0]).read()
+    assert draw is not None and draw.token_id == 3
+
+
+def test_rows_of_the_logits_need_not_be_those_of_the_sequences() -> None:
+    logits = torch.cat([_logits(t3=1.0), _logits(t4=1.0), _logits(t5=1.0)])
+    sampler = _sampler()
+    sequences = [_row(), _row(min_tokens=1), _row(presence_penalty=2.0, generated=(3,), logprobs=1)]
+    draws = sampler.launch(logits, sequences, [2, 1, 0]).read()
+    assert [draw.token_id for draw in draws if draw] == [5, 4, 0]
+    assert sampler.draws[:3].tolist() == [0, 4, 5]
+
+
 def test_min_tokens_forbids_end_of_sequence_and_stop_tokens() -> None:
     logits = _logits(t0=3.0, t7=2.0, t4=1.0)
     assert _draw(logits, _row(min_tokens=1, stop_token_ids=(7,))) == [4]
@@ -55,7 +91,7 @@ def test_min_tokens_forbids_end_of_sequence_and_stop_tokens() -> None:
 
 
 def test_ends() -> None:
-    sampler = Sampler(VOCAB, (EOS, 9))
+    sampler = _sampler(EOS, 9)
     assert sampler.is_end(_row(), EOS) and sampler.is_end(_row(), 9)
     assert not sampler.is_end(_row(ignore_eos=True), EOS)
     assert sampler.is_end(_row(ignore_eos=True, stop_token_ids=(4,)), 4)
@@ -77,7 +113,7 @@ def test_the_highest_seed_is_as_good_as_any() -> None:
 def test_logprobs_are_before_penalties_and_only_for_those_who_ask() -> None:
     logits = _logits(t3=2.0, t5=1.9).repeat(3, 1)
     rows = (_row((3,), logprobs=2, repetition_penalty=9.0), _row(), _row(logprobs=0))
-    draws = [draw for draw in Sampler(VOCAB, (EOS,)).draw(logits, rows) if draw is not None]
+    draws = [draw for draw in _draws(logits, *rows) if draw is not None]
     first, none, last = (draw.logprobs for draw in draws)
     expected = logits[0].log_softmax(-1)
     assert first is not None and none is None and last is not None
@@ -90,7 +126,7 @@ def test_logprobs_are_before_penalties_and_only_for_those_who_ask() -> None:
 def test_a_row_that_is_not_finite_draws_nothing_and_the_others_do(poison: float) -> None:
     logits = _logits(t3=2.0).repeat(3, 1)
     logits[1, 5] = poison
-    draws = Sampler(VOCAB, (EOS,)).draw(logits, (_row(), _row(temperature=1.0, logprobs=1), _row()))
+    draws = _draws(logits, _row(), _row(temperature=1.0, logprobs=1), _row())
     assert [draw.token_id if draw else None for draw in draws] == [3, None, 3]
 
 

@@ -1,0 +1,57 @@
+"""The shapes that steps on a GPU come in: few, so that each can be a CUDA graph. A step is padded to the next one."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from punica_serve.engine.planner import StepPlan
+
+# Between two sizes a step pays for the larger: a few rows cost a decode nothing, which reads all weights anyway, and
+# a prefill at most a quarter.
+_DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_PREFILL_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Rows that there is room for: those of one prefill first, then one for each decode."""
+
+    num_prefill_rows: int
+    num_decode_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill_rows + self.num_decode_rows
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows that get a token: the prefill's last, then all decodes."""
+        return (self.num_prefill_rows > 0) + self.num_decode_rows
+
+
+class StepShapes:
+    """The shapes of one engine. A prefill runs beside as many decodes as there may be: most often there are."""
+
+    def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+        self._decode_rows = _up_to(max_batch_size, _DECODE_ROWS)
+        self._prefill_rows = _up_to(prefill_budget_tokens, _PREFILL_ROWS)
+        self._beside_prefill = max_batch_size - 1
+
+    @property
+    def all(self) -> tuple[StepShape, ...]:
+        """The largest first, so that later graphs find memory that earlier ones have left."""
+        mixed = [StepShape(rows, self._beside_prefill) for rows in reversed(self._prefill_rows)]
+        return (*mixed, *(StepShape(0, rows) for rows in reversed(self._decode_rows)))
+
+    def fit(self, plan: StepPlan) -> StepShape:
+        """The smallest shape that holds a step."""
+        if plan.prefill is None:
+            return StepShape(0, _next(self._decode_rows, len(plan.decodes)))
+        return StepShape(_next(self._prefill_rows, plan.prefill.num_tokens), self._beside_prefill)
+
+
+def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*(size for size in sizes if size < largest), largest)
+
+
+def _next(sizes: tuple[int, ...], count: int) -> int:
+    return sizes[bisect_left(sizes, count)]

@@ -1,0 +1,73 @@
+"""Which tokens the requests with penalties have seen, kept on the device: their newest tokens are known there first."""
+
+from collections.abc import Sequence as Series
+
+import torch
+from torch import Tensor
+
+from punica_kernels.sampling import apply_penalties
+from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.transfers import to_device
+from punica_serve.protocol import SamplingParams
+
+
+def has_penalty(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+class TokenHistories:
+    """One row of counts for each request with penalties in the newest step.
+
+    A request that was not in the step before is read from the host again: whatever it had drawn is known by then.
+    """
+
+    def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._max_requests = max_requests
+        self._device = device
+        self._places: dict[Sequence, int] = {}
+        #: [max_requests, vocab] each, made when the first request asks: most never do.
+        self._prompts = torch.empty(0, dtype=torch.bool, device=device)
+        self._outputs = torch.empty(0, dtype=torch.int32, device=device)
+
+    def follow(self, sequences: Series[Sequence]) -> Tensor:
+        """Int64 [sequences]: their rows in this step, in order. Those of all others are forgotten."""
+        places = {sequence: self._places[sequence] for sequence in sequences if sequence in self._places}
+        taken = set(places.values())
+        free = (place for place in range(self._max_requests) if place not in taken)
+        for sequence in sequences:
+            if sequence not in places:
+                places[sequence] = next(free)
+                self._write(places[sequence], sequence)
+        self._places = places
+        return to_device([places[sequence] for sequence in sequences], torch.int64, self._device)
+
+    def penalize(self, logits: Tensor, places: Tensor, params: Series[SamplingParams]) -> None:
+        """Penalises, in place, float32 logits [places, vocab]."""
+        apply_penalties(
+            logits,
+            self._prompts[places],
+            self._outputs[places],
+            repetition=to_device([p.repetition_penalty for p in params], torch.float32, self._device),
+            presence=to_device([p.presence_penalty for p in params], torch.float32, self._device),
+            frequency=to_device([p.frequency_penalty for p in params], torch.float32, self._device),
+        )
+
+    def count(self, places: Tensor, tokens: Tensor) -> None:
+        """Adds what the rows have drawn, int64 [places]; -1 is a row that failed."""
+        self._outputs[places, tokens.clamp_min(0)] += 1
+
+    def _write(self, place: int, sequence: Sequence) -> None:
+        if not self._prompts.numel():
+            shape = (self._max_requests, self._vocab_size)
+            self._prompts = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._outputs = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        self._prompts[place] = self._counts(sequence.request.prompt_ids) > 0
+        self._outputs[place] = self._counts(sequence.generated_ids)
+
+    def _counts(self, token_ids: Series[int]) -> Tensor:
+        """How often each token occurs: int32 [vocab]."""
+        counts = torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=self._vocab_size)
+        if self._device.type == "cuda":
+            return counts.int().pin_memory().to(self._device, non_blocking=True)
+        return counts.int()

@@ -1,0 +1,20 @@
+"""Small tensors to a device and back without waiting for it."""
+
+from collections.abc import Sequence as Series
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Series[float] | Series[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of these values. On CUDA the copy is queued; torch keeps its source until it has run."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host; from CUDA it holds its values only once the stream has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
