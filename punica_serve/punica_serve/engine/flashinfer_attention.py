@@ -1,0 +1,199 @@
+"""Paged attention by FlashInfer, for bf16 and fp16 on NVIDIA GPUs: prefill and decode, each on its own rows.
+
+One object serves one step shape: tables at fixed addresses, launches of fixed size, so that ``run`` can be captured in
+a CUDA graph and ``plan`` repeated before each replay. Nothing here makes the host wait for the device.
+
+Past the end of a request FlashInfer fills values with zeros and replaces scores, so what an earlier owner left in the
+tail of a page, NaN included, stays out of the sums.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from torch import Tensor
+
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.pinned_words import PinnedWords
+from punica_serve.engine.planner import StepPlan
+from punica_serve.engine.step_pages import Int32s, PageRuns, lay_out_pages
+from punica_serve.engine.step_shape import StepShape
+from punica_serve.model_config import ModelConfig
+
+_FLOAT_BYTES = 128 << 20
+_INT_BYTES = 1 << 20
+#: Rows of queries that one block of a prefill takes at most.
+_MAX_TILE_ROWS = 128
+#: Blocks that FlashInfer splits a prefill into, for each multiprocessor.
+_BLOCKS_PER_SM = 2
+#: Query heads per key head from which tensor cores decode faster; the other kernels know 1, 2 and 3 of the smaller.
+_TENSOR_CORE_GROUP = 4
+
+
+class FlashInferWorkspace:
+    """Memory that the shapes of one engine share. They run one after the other, on one stream."""
+
+    def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_prefill_rows: int) -> None:
+        pool, heads = cache.pool, model.num_attention_heads
+        num_bytes = max(_FLOAT_BYTES, _split_bytes(model, pool.device, max_prefill_rows))
+        #: Partial results of contexts that are split over blocks. FlashInfer wants zeros at first.
+        self.floats = torch.zeros(num_bytes, dtype=torch.uint8, device=pool.device)
+        #: Which block takes what; one for each kernel, since both are planned before the first runs.
+        self.prefill_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
+        self.decode_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
+        #: [rows, heads, head_dim] of the newest layer.
+        self.out = torch.zeros(max_rows, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
+
+
+class FlashInferAttention:
+    """Attention of one step shape. ``plan`` before ``run``; when it is made, it plans padding alone."""
+
+    def __init__(self, cache: KvCache, model: ModelConfig, shape: StepShape, workspace: FlashInferWorkspace) -> None:
+        self._cache = cache
+        self._shape = shape
+        self._out = workspace.out[: shape.num_rows]
+        self._slots = PinnedWords(shape.num_rows, cache.pool.device)
+        #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
+        self.slots = self._slots.device
+        self._num_prefill_rows = 0
+        self._prefill = _Prefill(cache, model, shape.num_prefill_rows, workspace) if shape.num_prefill_rows else None
+        self._decode = _Decode(cache, model, shape.num_decode_rows, workspace) if shape.num_decode_rows else None
+        # FlashInfer holds later plans of a prefill to the rows of the first one.
+        self.plan(StepPlan(None, ()))
+
+    def plan(self, step: StepPlan) -> None:
+        """Queues the tables of a step, which must fit the shape, on the current stream.
+
+        Copies of the plan before it must have ended, as they are read from the memory that this one writes.
+        """
+        cache = self._cache
+        pages = lay_out_pages(step, self._shape, page_size=cache.page_size, null_page=cache.null_page)
+        self._num_prefill_rows = pages.num_prefill_rows
+        self._slots.send(pages.slots)
+        if self._prefill and pages.prefill:
+            self._prefill.plan(pages.num_prefill_rows, pages.prefill)
+        if self._decode and pages.decodes:
+            self._decode.plan(pages.decodes)
+
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
+        return self._cache.layer(layer)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """Queues attention to what is in the cache: q [rows, heads, head_dim] -> [rows, heads * head_dim].
+
+        The result is valid until the next ``run`` of any shape. Rows that pad hold numbers of no meaning.
+        """
+        keys_and_values = self._cache.layer(layer)
+        if self._prefill:
+            own = slice(self._num_prefill_rows)
+            self._prefill.wrapper.run(q[own], keys_and_values, out=self._out[own])
+        if self._decode:
+            own = slice(self._shape.num_prefill_rows, None)
+            self._decode.wrapper.run(q[own], keys_and_values, out=self._out[own])
+        return self._out.flatten(1)
+
+
+class _Tables:
+    """Pages of a fixed number of requests, as FlashInfer takes them."""
+
+    def __init__(self, cache: KvCache, num_requests: int, max_pages: int) -> None:
+        device = cache.pool.device
+        self.lengths = PinnedWords(num_requests, device)
+        self.indptr = PinnedWords(num_requests + 1, device)
+        self.indices = PinnedWords(max_pages, device)
+        self.last_page_lengths = PinnedWords(num_requests, device)
+
+    def send(self, runs: PageRuns) -> Tensor:
+        """The page indices on the device. FlashInfer copies the other tables itself, but this one it would wait for."""
+        self.lengths.write(runs.lengths)
+        self.indptr.write(runs.indptr)
+        self.last_page_lengths.write(runs.last_page_lengths)
+        self.indices.send(runs.indices)
+        return self.indices.device[: len(runs.indices)]
+
+
+class _Prefill:
+    """The one prefill of a step."""
+
+    def __init__(self, cache: KvCache, model: ModelConfig, num_rows: int, workspace: FlashInferWorkspace) -> None:
+        self._settings = _settings(cache, model, "head_dim_qk") | {"causal": True}
+        self._row_indptr = PinnedWords(2, cache.pool.device)
+        self._tables = tables = _Tables(cache, 1, max(cache.pages.num_pages, cache.pages_for(num_rows)))
+        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspace.floats,
+            use_cuda_graph=True,
+            qo_indptr_buf=self._row_indptr.device,
+            paged_kv_indptr_buf=tables.indptr.device,
+            paged_kv_indices_buf=tables.indices.device,
+            paged_kv_last_page_len_buf=tables.last_page_lengths.device,
+            backend="fa2",
+        )
+        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.prefill_ints)
+
+    def plan(self, num_rows: int, runs: PageRuns) -> None:
+        indices = self._tables.send(runs)
+        self._row_indptr.write(_row_indptr(num_rows))
+        self.wrapper.plan(
+            self._row_indptr.host,
+            self._tables.indptr.host,
+            indices,
+            self._tables.last_page_lengths.host,
+            seq_lens=self._tables.lengths.host,
+            **self._settings,
+        )
+
+
+class _Decode:
+    """All decodes of a step: one row, one request."""
+
+    def __init__(self, cache: KvCache, model: ModelConfig, num_requests: int, workspace: FlashInferWorkspace) -> None:
+        self._settings = _settings(cache, model, "head_dim")
+        self._tables = tables = _Tables(cache, num_requests, cache.pages.num_pages + num_requests)
+        self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace.floats,
+            use_cuda_graph=True,
+            use_tensor_cores=model.num_attention_heads // model.num_key_value_heads >= _TENSOR_CORE_GROUP,
+            paged_kv_indptr_buffer=tables.indptr.device,
+            paged_kv_indices_buffer=tables.indices.device,
+            paged_kv_last_page_len_buffer=tables.last_page_lengths.device,
+            backend="fa2",
+        )
+        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.decode_ints)
+
+    def plan(self, runs: PageRuns) -> None:
+        indices = self._tables.send(runs)
+        self.wrapper.plan(
+            self._tables.indptr.host,
+            indices,
+            self._tables.last_page_lengths.host,
+            seq_lens=self._tables.lengths.host,
+            **self._settings,
+        )
+
+
+def _settings(cache: KvCache, model: ModelConfig, head_dim_name: str) -> dict[str, Any]:
+    """What both kernels' plans take by name."""
+    return {
+        "num_qo_heads": model.num_attention_heads,
+        "num_kv_heads": model.num_key_value_heads,
+        head_dim_name: model.head_dim,
+        "page_size": cache.page_size,
+        "q_data_type": cache.pool.dtype,
+        "kv_data_type": cache.pool.dtype,
+        "non_blocking": True,
+    }
+
+
+def _row_indptr(num_rows: int) -> Int32s:
+    return np.array([0, num_rows], dtype=np.int32)
+
+
+def _split_bytes(model: ModelConfig, device: torch.device, max_prefill_rows: int) -> int:
+    """What a prefill's partial results may take, in float32, with their scales."""
+    group = model.num_attention_heads // model.num_key_value_heads
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    tiles = max(_BLOCKS_PER_SM * num_sms // model.num_key_value_heads, -(-max_prefill_rows * group // _MAX_TILE_ROWS))
+    return model.num_attention_heads * (tiles + 1) * _MAX_TILE_ROWS * (model.head_dim + 1) * torch.float32.itemsize

@@ -1,0 +1,203 @@
+"""A GPU's paged attention against plain attention in float32, in a pool full of an earlier owner's NaN."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_serve.engine.cuda_attention import make_attentions
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.planner import PrefillChunk, StepPlan
+from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_program import PlannedAttention
+from punica_serve.engine.step_shape import StepShape
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import Request, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+LAYERS, HEADS, PAGE_SIZE, NUM_PAGES = 2, 8, 16, 2500
+#: What FlashInfer has kernels for, and what it has none for.
+KINDS = [
+    (torch.bfloat16, 128),
+    (torch.bfloat16, 64),
+    (torch.float16, 128),
+    (torch.float32, 64),
+    (torch.bfloat16, 80),
+]
+
+
+def _model(kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=8,
+        hidden_size=HEADS * head_dim,
+        intermediate_size=8,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        rope_scaling=None,
+        rope_linear_factor=1.0,
+        tie_word_embeddings=True,
+        name="tiny",
+    )
+
+
+class _Desk:
+    """A KvCache whose pages hold what the sequences wrote and NaN everywhere else."""
+
+    def __init__(self, kv_heads: int, dtype: torch.dtype, head_dim: int) -> None:
+        self.model = _model(kv_heads, head_dim)
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.cache = KvCache(self.model, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype, device=device)
+        self.cache.pool.fill_(torch.nan)
+        self._free: Iterator[int] = iter(torch.randperm(NUM_PAGES).tolist())
+
+    def attention(self, shape: StepShape) -> PlannedAttention:
+        return make_attentions(self.cache, self.model, [shape])[shape]
+
+    def sequence(self, length: int, num_cached: int) -> Sequence:
+        """``length`` tokens, all of whose keys and values are there, ``num_cached`` of them from earlier steps."""
+        sequence = Sequence.of(Request("r", 0, (1,) * length, SamplingParams()), 2048)
+        sequence.num_cached = num_cached
+        sequence.pages = [next(self._free) for _ in range(self.cache.pages_for(length + 1))]
+        positions = torch.arange(length)
+        pages = torch.tensor(sequence.pages)[positions // PAGE_SIZE].cuda()
+        pool, offsets = self.cache.pool, (positions % PAGE_SIZE).cuda()
+        for layer in range(LAYERS):
+            fresh = torch.randn(2, length, *pool.shape[-2:], device="cuda").to(pool.dtype)
+            pool[pages, layer, 0, offsets], pool[pages, layer, 1, offsets] = fresh
+        return sequence
+
+    def step(self, chunk: tuple[int, int] | None, decode_lengths: list[int]) -> StepPlan:
+        """``chunk``: the tokens that a prefill runs."""
+        decodes = tuple(self.sequence(length, length - 1) for length in decode_lengths)
+        if chunk is None:
+            return StepPlan(None, decodes)
+        start, end = chunk
+        return StepPlan(PrefillChunk(self.sequence(end, start), start, end, is_last=True), decodes)
+
+    def q(self, shape: StepShape) -> Tensor:
+        q = torch.randn(shape.num_rows, HEADS, self.model.head_dim, device="cuda")
+        return q.to(self.cache.pool.dtype)
+
+    def reference(self, layer: int, q: Tensor, sequence: Sequence, length: int) -> Tensor:
+        """q: the last rows of ``length`` tokens, [rows, heads, head_dim] -> the same in float32."""
+        pages = sequence.pages[: self.cache.pages_for(length)]
+        repeat = HEADS // self.model.num_key_value_heads
+        k, v = (
+            side[pages].flatten(0, 1)[:length].float().repeat_interleave(repeat, 1) for side in self.cache.layer(layer)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / self.model.head_dim**0.5
+        rows = torch.arange(length - len(q), length, device="cuda")
+        scores = scores.masked_fill(torch.arange(length, device="cuda") > rows[:, None], -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double()).float()
+
+    def check(self, step: StepPlan, shape: StepShape, layer: int, q: Tensor, out: Tensor) -> None:
+        """All rows that do not pad."""
+        out = out.view_as(q).float()
+        tolerance = 1e-3 if q.dtype == torch.float32 else 2e-2
+        if chunk := step.prefill:
+            rows = slice(chunk.num_tokens)
+            expected = self.reference(layer, q[rows], chunk.sequence, chunk.end)
+            torch.testing.assert_close(out[rows], expected, atol=tolerance, rtol=tolerance)
+        for row, sequence in enumerate(step.decodes, start=shape.num_prefill_rows):
+            expected = self.reference(layer, q[row : row + 1], sequence, sequence.num_cached + 1)
+            torch.testing.assert_close(out[row : row + 1], expected, atol=tolerance, rtol=tolerance)
+
+
+def _random_lengths(count: int) -> list[int]:
+    lengths: list[int] = torch.randint(1, 1001, (count,)).tolist()
+    return lengths
+
+
+def _plan(attention: PlannedAttention, step: StepPlan) -> None:
+    """Plans, and fails where torch would make the host wait for the device."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # says that the mode does not know every call that waits
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        attention.plan(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}".removeprefix("torch."))
+def kind(request: pytest.FixtureRequest) -> tuple[torch.dtype, int]:
+    torch.manual_seed(0)
+    dtype, head_dim = request.param
+    return dtype, head_dim
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize(
+    ("shape", "chunk", "num_decodes"),
+    [
+        (StepShape(0, 1), None, 1),
+        (StepShape(0, 8), None, 5),
+        (StepShape(0, 32), None, 32),
+        (StepShape(48, 0), (0, 37), 0),
+        (StepShape(512, 0), (0, 512), 0),
+        (StepShape(128, 7), (600, 700), 3),
+        (StepShape(16, 31), (999, 1000), 31),
+    ],
+    ids=str,
+)
+def test_rows_attend_to_their_own_past(
+    kind: tuple[torch.dtype, int], kv_heads: int, shape: StepShape, chunk: tuple[int, int] | None, num_decodes: int
+) -> None:
+    desk = _Desk(kv_heads, *kind)
+    step = desk.step(chunk, _random_lengths(num_decodes))
+    attention, q = desk.attention(shape), desk.q(shape)
+    _plan(attention, step)
+    for layer in range(LAYERS):
+        desk.check(step, shape, layer, q, attention.run(layer, q))
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: tuple[torch.dtype, int], kv_heads: int) -> None:
+    desk, shape = _Desk(kv_heads, *kind), StepShape(64, 8)
+    attention, q = desk.attention(shape), desk.q(shape)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        attention.plan(StepPlan(None, ()))
+        attention.run(1, q)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = attention.run(1, q)
+    steps = [((0, 64), 8), ((0, 1), 0), ((300, 340), 3), (None, 5), ((930, 990), 7)]
+    for chunk, num_decodes in steps:
+        step = desk.step(chunk, _random_lengths(num_decodes))
+        q.copy_(desk.q(shape))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            _plan(attention, step)
+            graph.replay()
+        torch.cuda.synchronize()
+        desk.check(step, shape, 1, q, out)
+        replayed = out.clone()
+        attention.run(1, q)
+        rows = slice(shape.num_prefill_rows, shape.num_prefill_rows + num_decodes)
+        assert torch.equal(out[rows], replayed[rows])
+
+
+def test_slots_are_where_the_new_tokens_go(kind: tuple[torch.dtype, int]) -> None:
+    desk, shape = _Desk(8, *kind), StepShape(4, 3)
+    attention = desk.attention(shape)
+    step = desk.step((15, 18), [17])
+    _plan(attention, step)
+    assert step.prefill
+    first, second = step.prefill.sequence.pages[:2]
+    expected = [first * 16 + 15, second * 16, second * 16 + 1, -1, step.decodes[0].pages[1] * 16, -1, -1]
+    assert attention.slots.tolist() == expected

@@ -1,0 +1,83 @@
+"""The tables that tell a GPU's attention where requests lie."""
+
+import numpy as np
+import pytest
+
+from punica_serve.engine.planner import PrefillChunk, StepPlan
+from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_pages import PageRuns, StepPages, lay_out_pages, page_runs
+from punica_serve.engine.step_shape import StepShape
+from punica_serve.protocol import Request, SamplingParams
+
+NULL_PAGE = 99
+
+
+def _sequence(num_tokens: int, num_cached: int, pages: list[int]) -> Sequence:
+    sequence = Sequence.of(Request("r", 0, (1,) * num_tokens, SamplingParams()), 64)
+    sequence.num_cached, sequence.pages = num_cached, pages
+    return sequence
+
+
+def _lay_out(step: StepPlan, shape: StepShape) -> StepPages:
+    return lay_out_pages(step, shape, page_size=4, null_page=NULL_PAGE)
+
+
+def _numbers(runs: PageRuns | None) -> tuple[list[int], list[int], list[int], list[int]]:
+    assert runs
+    tables = (runs.lengths, runs.indptr, runs.indices, runs.last_page_lengths)
+    assert all(table.dtype == np.int32 for table in tables)
+    lengths, indptr, indices, last = (table.tolist() for table in tables)
+    return lengths, indptr, indices, last
+
+
+def test_the_last_page_of_a_request_holds_at_least_one_token_and_at_most_all() -> None:
+    runs = page_runs([1, 4, 5, 8], [[7], [6], [5, 4], [3, 2]], page_size=4)
+    assert _numbers(runs) == ([1, 4, 5, 8], [0, 1, 2, 4, 6], [7, 6, 5, 4, 3, 2], [1, 4, 1, 4])
+
+
+def test_pages_past_the_length_are_left_out() -> None:
+    assert _numbers(page_runs([4, 1], [[7, 8, 9], [5, 6]], page_size=4))[2] == [7, 5]
+
+
+def test_a_request_without_a_page_for_its_last_token_is_refused() -> None:
+    with pytest.raises(ValueError):
+        page_runs([5], [[7]], page_size=4)
+
+
+def test_decodes_write_behind_what_is_cached() -> None:
+    step = StepPlan(None, (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0])))
+    pages = _lay_out(step, StepShape(0, 2))
+    assert pages.slots.tolist() == [8 * 4 + 1, 0 * 4 + 0]
+    assert _numbers(pages.decodes) == ([6, 5], [0, 2, 4], [3, 8, 2, 0], [2, 1])
+    assert pages.prefill is None
+
+
+def test_decodes_that_pad_read_one_token_of_the_null_page_and_write_nothing() -> None:
+    pages = _lay_out(StepPlan(None, (_sequence(6, 5, [3, 8]),)), StepShape(0, 3))
+    assert pages.slots.tolist() == [33, -1, -1]
+    assert _numbers(pages.decodes) == ([6, 1, 1], [0, 2, 3, 4], [3, 8, NULL_PAGE, NULL_PAGE], [2, 1, 1])
+
+
+def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
+    step = StepPlan(PrefillChunk(_sequence(20, 3, [5, 9, 1, 0, 2, 4]), 3, 9, is_last=False), (_sequence(2, 1, [7]),))
+    pages = _lay_out(step, StepShape(8, 2))
+    assert pages.num_prefill_rows == 6
+    assert pages.slots.tolist() == [5 * 4 + 3, 36, 37, 38, 39, 4, -1, -1, 29, -1]
+    assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1], [1])
+    assert _numbers(pages.decodes) == ([2, 1], [0, 1, 2], [7, NULL_PAGE], [2, 1])
+
+
+def test_an_empty_step_is_padding_that_fills_the_shape() -> None:
+    pages = _lay_out(StepPlan(None, ()), StepShape(6, 1))
+    assert pages.slots.tolist() == [-1] * 7
+    assert pages.num_prefill_rows == 6
+    assert _numbers(pages.prefill) == ([6], [0, 2], [NULL_PAGE] * 2, [2])
+    assert _numbers(pages.decodes) == ([1], [0, 1], [NULL_PAGE], [1])
+
+
+def test_a_step_that_does_not_fit_is_refused() -> None:
+    sequence = _sequence(9, 0, [0, 1, 2])
+    with pytest.raises(ValueError, match="9 prefill rows"):
+        _lay_out(StepPlan(PrefillChunk(sequence, 0, 9, is_last=True), ()), StepShape(8, 1))
+    with pytest.raises(ValueError, match="1 decodes"):
+        _lay_out(StepPlan(None, (sequence,)), StepShape(8, 0))
