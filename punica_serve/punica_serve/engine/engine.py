@@ -25,6 +25,7 @@ from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_runner import CpuRunner, LaunchedStep, StepRunner
+from punica_serve.engine.step_shape import StepShapes
 from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
@@ -113,15 +114,22 @@ class Engine:
             max_batch_size=config.max_batch_size,
             device=self.device,
         )
-        self._runner: StepRunner = CpuRunner(
-            self._model, self._cache, self._lora_pool, self._sampler, self._loader.pages
-        )
+        self._runner = self._make_runner(config)
         self._in_flight: _InFlight | None = None
         self._last_end_s = 0.0
         self._check = RequestCheck(
             self.model_config.vocab_size, min(self.max_context, self._cache.capacity_tokens), self._lora_pool
         )
         self._sequences: dict[str, Sequence] = {}
+
+    def _make_runner(self, config: EngineConfig) -> StepRunner:
+        parts = (self._model, self._cache, self._lora_pool, self._sampler, self._loader.pages)
+        if self.device.type != "cuda":
+            return CpuRunner(*parts)
+        from punica_serve.engine.cuda_runner import CudaRunner
+
+        shapes = StepShapes(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
+        return CudaRunner(*parts, shapes, use_graphs=config.cuda_graphs)
 
     @property
     def num_kv_pages(self) -> int:

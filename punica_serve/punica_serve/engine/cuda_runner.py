@@ -1,0 +1,131 @@
+"""Runs steps on an NVIDIA GPU, one ahead of the host: a step is launched while the device runs the one before.
+
+Everything a step does is queued on one stream, in order: copy of the inputs, forward pass (a CUDA graph), sampling,
+copy of the draws. So a step may read what the one before has drawn before the host knows it, and pages that an ended
+request gives back can be given to another at once: their new owner's step runs later on the same stream.
+"""
+
+from collections.abc import Sequence as Series
+
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu.sgmv import workspace_numel
+from punica_kernels.lora_table import LoraTableShape
+from punica_serve.engine.cuda_attention import make_attentions
+from punica_serve.engine.cuda_lora import CudaLora
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.lora_batch import PagesOf
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.planner import StepPlan
+from punica_serve.engine.sampler import Draw, PendingDraws, Sampler
+from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_inputs import StepInputs
+from punica_serve.engine.step_program import StepProgram
+from punica_serve.engine.step_shape import StepShape, StepShapes
+from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
+from punica_serve.models.llama import Llama
+
+
+class CudaStep:
+    """A launched step."""
+
+    def __init__(self, pending: PendingDraws, end: torch.cuda.Event) -> None:
+        self._pending = pending
+        self._end = end
+
+    def draws(self) -> Series[Draw | None]:
+        """Waits for the step: the only place where the host waits for the device."""
+        self._end.synchronize()
+        return self._pending.read()
+
+
+class CudaRunner:
+    """All step shapes of one engine, with and without LoRA. Captures them when it is made, which takes seconds."""
+
+    runs_ahead = True
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: KvCache,
+        lora_pool: LoraPool,
+        sampler: Sampler,
+        pages_of: PagesOf,
+        shapes: StepShapes,
+        *,
+        use_graphs: bool,
+    ) -> None:
+        self._sampler = sampler
+        self._pages_of = pages_of
+        self._shapes = shapes
+        self._stream = torch.cuda.Stream(cache.pool.device)
+        self._staged = torch.cuda.Event()
+        self._draw_rows: dict[Sequence, int] = {}
+        #: After the newest launched step; the loader's fence.
+        self.newest_end: torch.cuda.Event | None = None
+        self._programs = _make_programs(model, cache, lora_pool, sampler.draws, shapes)
+        if use_graphs:
+            self._capture()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> CudaStep:
+        shape = self._shapes.fit(plan)
+        with torch.cuda.stream(self._stream):
+            # The step before the newest has ended, so the newest one's copies have, or will in microseconds.
+            self._staged.synchronize()
+            program = self._programs[shape, plan.num_adapters > 0]
+            program.stage(plan, self._draw_rows, self._pages_of)
+            self._staged.record()
+            logits = program.run()
+            rows = _draw_rows(plan, shape)
+            pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
+            end = torch.cuda.Event()
+            end.record()
+        self._draw_rows, self.newest_end = rows, end
+        return CudaStep(pending, end)
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """One graph after the other, over one memory pool: they never run at the same time."""
+        pool = torch.cuda.graph_pool_handle()
+        nothing = StepPlan(None, ())
+        with torch.cuda.stream(self._stream):
+            for program in self._programs.values():
+                program.stage(nothing, {}, self._pages_of)
+                program.capture(pool)
+
+
+def _make_programs(
+    model: Llama, cache: KvCache, lora_pool: LoraPool, draws: Tensor, shapes: StepShapes
+) -> dict[tuple[StepShape, bool], StepProgram]:
+    device = cache.pool.device
+    side = torch.cuda.Stream(device)
+    tables = {shape: _table_shape(shape) for shape in shapes.all}
+    workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
+    programs: dict[tuple[StepShape, bool], StepProgram] = {}
+    for shape, attention in make_attentions(cache, model.config, shapes.all).items():
+        for with_lora in (True, False):
+            inputs = StepInputs(shape, tables[shape] if with_lora else None, device)
+            lora = CudaLora(lora_pool, inputs.tables, workspace, side)
+            programs[shape, with_lora] = StepProgram(model, inputs, attention, lora, draws)
+    return programs
+
+
+def _table_shape(shape: StepShape) -> LoraTableShape:
+    """Segments at most: the prefill, the rows that pad it, and one for each decode."""
+    num_segments = shape.num_decode_rows + 2 * (shape.num_prefill_rows > 0)
+    return LoraTableShape(shape.num_rows, num_segments, MAX_LORA_RANK // LORA_PAGE_RANKS)
+
+
+def _workspace_numel(pool: LoraPool, table: LoraTableShape) -> int:
+    return max(workspace_numel(table, group.a.shape[2]) for group in pool.groups.values())
+
+
+def _draw_rows(plan: StepPlan, shape: StepShape) -> dict[Sequence, int]:
+    """The row of the logits, and so of the draws, of each sequence that gets a token."""
+    first = 1 if shape.num_prefill_rows else 0
+    rows = {sequence: first + number for number, sequence in enumerate(plan.decodes)}
+    if plan.prefill and plan.prefill.is_last:
+        rows[plan.prefill.sequence] = 0
+    return rows

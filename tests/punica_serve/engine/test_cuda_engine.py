@@ -1,0 +1,130 @@
+"""The engine on a GPU against itself: steps replayed as graphs, launched one by one, alone and together, on a CPU."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.engine.engine import Engine
+from punica_serve.model_config import read_model_config
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+MakeEngine = Callable[..., Engine]
+MakeAdapter = Callable[..., AdapterRef]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+def _requests(refs: Sequence[AdapterRef | None], **params: float) -> list[Request]:
+    """Prompts of many lengths, so that steps mix prefills, chunks and decodes."""
+    return [
+        Request(
+            f"{number}",
+            number,
+            tuple((number * 11 + token * 7) % 90 + 1 for token in range(1 + number * 5 % 37)),
+            SamplingParams(max_tokens=8 + number % 9, ignore_eos=True, seed=number, **params),
+            ref,
+        )
+        for number, ref in enumerate(refs)
+    ]
+
+
+def _run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.num_requests:
+        output = engine.step()
+        assert not output.failures
+        for token in output.tokens:
+            assert token.position == len(tokens[token.request_id])
+            tokens[token.request_id].append(token.token_id)
+        if not output.has_run:
+            engine.wait(10.0)
+    engine.check_invariants()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def refs(make_adapter: MakeAdapter) -> list[AdapterRef | None]:
+    adapters = [make_adapter(rank, seed) for seed, rank in enumerate((1, 8, 16, 40, 128))]
+    return [None, *adapters, adapters[0], None, *adapters[2:], adapters[1], adapters[1]]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"temperature": 1.1, "top_p": 0.9, "top_k": 20}])
+def test_the_gpu_says_what_the_cpu_says(
+    make_engine: MakeEngine, refs: list[AdapterRef | None], params: dict[str, float]
+) -> None:
+    requests = _requests(refs, **params)
+    settings = {"prefill_budget_tokens": 16, "max_batch_size": 8}
+    assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
+
+
+def test_penalties_follow_tokens_in_flight(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
+    requests = _requests(refs, presence_penalty=0.7, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=3)
+    assert _run(make_engine(device="cuda"), requests) == _run(make_engine(), requests)
+
+
+def test_graphs_equal_launches_one_by_one(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
+    requests = _requests(refs)
+    launched = _run(make_engine(device="cuda", cuda_graphs=False), requests)
+    assert _run(make_engine(device="cuda"), requests) == launched
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 64), (8, 1, 128)])
+def test_graphs_equal_launches_one_by_one_with_flashinfer(
+    make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    folder = make_llama(hidden_size=256, initializer_range=0.05, **shape)
+    model = read_model_config(folder)
+    folders = [write_random_adapter(tmp_path / f"{rank}", model, rank=rank, seed=rank) for rank in (4, 16, 64)]
+    refs = [None, *(read_adapter(adapter, model).ref for adapter in folders)] * 3
+    settings = {"model": folder, "device": "cuda", "dtype": "bfloat16", "page_size": 16, "prefill_budget_tokens": 32}
+    launched = _run(make_engine(**settings, cuda_graphs=False), _requests(refs))
+    assert _run(make_engine(**settings), _requests(refs)) == launched
+
+
+def test_a_request_that_is_put_back_to_wait_goes_on_where_it_was(
+    make_engine: MakeEngine, refs: list[AdapterRef | None]
+) -> None:
+    requests = _requests(refs)
+    starved = make_engine(device="cuda", num_kv_pages=24)
+    assert _run(starved, requests) == _run(make_engine(device="cuda"), requests)
+
+
+def test_adapters_that_take_turns_in_a_small_pool(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
+    requests = _requests(refs * 3)
+    crowded = make_engine(device="cuda", num_lora_pages=17)
+    assert _run(crowded, requests) == _run(make_engine(device="cuda"), requests)
+
+
+def test_a_cancelled_request_leaves_the_others_alone(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
+    requests = _requests(refs)
+    undisturbed = _run(make_engine(device="cuda"), requests)
+    engine = make_engine(device="cuda")
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    for step in range(10_000):
+        if not engine.num_requests:
+            break
+        if step == 6:
+            engine.cancel("3")
+            engine.cancel("4")
+            engine.add(requests[4])
+            tokens["4"] = []
+        for token in engine.step().tokens:
+            tokens[token.request_id].append(token.token_id)
+    del undisturbed["3"], tokens["3"]
+    assert tokens == undisturbed
+
+
+def test_dummy_weights_need_no_files(tmp_path: Path, tiny_llama: Path, make_engine: MakeEngine) -> None:
+    (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
+    engine = make_engine(model=tmp_path, device="cuda", load_format="dummy", dtype="bfloat16", num_kv_pages=None)
+    assert engine.num_kv_pages * 4 > 10_000
+    assert all(len(tokens) >= 8 for tokens in _run(engine, _requests([None] * 5)).values())
