@@ -68,6 +68,13 @@ def matmul_flop_per_s(device: torch.device, dtype: torch.dtype, size: int = 8192
     return 2 * size**3 / microseconds * 1e6
 
 
+def empty_kernel_us(device: torch.device) -> float:
+    """Microseconds of a kernel that does nothing, in a graph of many: the floor of all that is bound by launches."""
+    if device.type != "cuda":
+        return 0.0
+    return graph_us([lambda: torch.cuda._sleep(0)] * 64, device)
+
+
 class _Sweep:
     """Reads more than the L2 cache holds and writes next to nothing, so that no dirty lines are left to write back."""
 

@@ -5,6 +5,7 @@ so that figures which took minutes are on disk before matplotlib is imported.
 """
 
 import json
+import math
 import os
 import platform
 import time
@@ -78,6 +79,13 @@ class Report:
     figures: Mapping[str, Draw] = field(default_factory=dict)
     #: Single figures that no table holds, such as ratios.
     facts: Mapping[str, Value] = field(default_factory=dict)
+    #: What could not be measured, and why: the rest is kept.
+    failures: Sequence[str] = ()
+
+
+def numbers(records: Sequence[Mapping[str, Value]], key: str) -> list[float]:
+    """A column as pictures need it: what was not measured is NaN, which leaves a gap."""
+    return [math.nan if (value := record[key]) is None else float(value) for record in records]
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def leave(report: Report, folder: Path, console: Console) -> list[Path]:
 
 
 def print_tables(report: Report, console: Console) -> None:
-    """All tables, each with its notes, then the single facts."""
+    """All tables, each with its notes, then the single facts and what failed."""
     for data in report.tables:
         table = Table(title=data.title, title_justify="left")
         for column in data.columns:
@@ -126,6 +134,8 @@ def print_tables(report: Report, console: Console) -> None:
             console.print(note)
     for name, value in report.facts.items():
         console.print(f"{name}: {Column(name, name, '.3g' if isinstance(value, float) else '').shown(value)}")
+    for failure in report.failures:
+        console.print(f"FAILED {failure}", markup=False)
 
 
 def write_json(report: Report, folder: Path) -> Path:
@@ -135,6 +145,7 @@ def write_json(report: Report, folder: Path) -> Path:
         "machine": dict(report.machine),
         "settings": dict(report.settings),
         "facts": dict(report.facts),
+        "failures": list(report.failures),
         "tables": {table.name: table.records for table in report.tables},
     }
     path = folder / f"{report.name}.json"

@@ -2,9 +2,10 @@
 
 import typer
 
-from punica_serve.cli.bench import textgen
+from punica_serve.cli.bench import kernels, textgen
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
+app.command("kernels")(kernels.command)
 app.command("textgen")(textgen.command)
 
 

@@ -17,14 +17,24 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Device to measure: 
 DEFAULT_OUT = Path("bench-results")
 DEFAULT_DEVICE = "cuda:0"
 
+_FILE_WIDTH = 200
 
-def measure(benchmark: Callable[[Progress], "Report"], out: Path) -> None:
-    """Runs a benchmark under a progress bar, prints its tables, and writes its JSON and pictures into ``out``."""
+
+def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s: float = 10.0) -> None:
+    """Runs a benchmark under a progress bar, prints its tables, and writes its JSON and pictures into ``out``.
+
+    Exits with code 1 if a part of it failed, once the rest is written.
+    Drawing the bar takes the process a few milliseconds, ``refresh_per_s`` times a second.
+    """
     from punica_serve.bench.report import leave
 
     console = Console()
+    if not console.is_terminal:  # a file has no width of its own, and rich would cut the tables at 80
+        console = Console(width=_FILE_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True) as progress:
+    with Progress(*columns, *times, console=console, transient=True, refresh_per_second=refresh_per_s) as progress:
         report = benchmark(progress)
     leave(report, out, console)
+    if report.failures:
+        raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""The SGMV operators on one batch: prepared once, as a step prepares them, then called layer by layer."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from punica_kernels.lora_table import LoraTable, LoraTableShape
+from punica_kernels.segments import SegmentIndex
+from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
+from punica_serve.bench.kernels.case import Case
+from punica_serve.bench.kernels.weights import PagedWeights
+from punica_serve.lora_layout import LORA_PAGE_RANKS
+
+#: An operator on one layer.
+LayerCall = Callable[[int], object]
+
+#: Highest relative error of y against float64; what rounding y once costs is half of it.
+ERROR_LIMITS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
+
+
+class Rows:
+    """x and y of one batch. y is added to, call after call, and stays small."""
+
+    def __init__(self, num_rows: int, h_in: int, h_out: int, dtype: torch.dtype, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(num_rows)
+        self.x = torch.randn(num_rows, h_in, dtype=dtype, device=device, generator=generator)
+        self.y = torch.randn(num_rows, h_out, dtype=dtype, device=device, generator=generator)
+
+
+class Sgmv:
+    """shrink, expand and their pair on one batch."""
+
+    def __init__(self, weights: PagedWeights, case: Case, rows: Rows) -> None:
+        pages = weights.pages(case)
+        offsets = (0, weights.h_out)
+        if weights.device.type == "cuda":
+            self.shrink, self.expand, self.pair = _gpu_calls(weights, case.indptr, pages, offsets, rows)
+        else:
+            self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)
+
+
+def calls(call: LayerCall, num_layers: int) -> list[Callable[[], object]]:
+    """The call on every layer."""
+    return [partial(call, layer) for layer in range(num_layers)]
+
+
+def reference(weights: PagedWeights, case: Case, rows: Rows, layer: int) -> Tensor:
+    """y + x A B in float64."""
+    total = rows.y.double()
+    for start, end, (a, b) in zip(case.indptr, case.indptr[1:], weights.dense(case, layer), strict=False):
+        total[start:end] += rows.x[start:end].double() @ a.T @ b
+    return total
+
+
+def relative_error(y: Tensor, expected: Tensor) -> float:
+    """|y - expected| / |expected|, in Frobenius' norm; infinite if any number of y is not finite."""
+    error = float((y.double() - expected).norm() / expected.norm())
+    return error if np.isfinite(error) else float("inf")
+
+
+def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name: str) -> float:
+    """Calls once on the last layer, and returns y's relative error. Raises ArithmeticError if it is too large."""
+    layer = weights.num_layers - 1
+    expected = reference(weights, case, rows, layer)
+    call(layer)
+    error = relative_error(rows.y, expected)
+    if error > ERROR_LIMITS[weights.dtype]:
+        raise ArithmeticError(f"{name} on {case.name}, {case.num_rows} rows, rank {case.rank_text}: error {error:.2e}")
+    return error
+
+
+def _cpu_calls(
+    weights: PagedWeights, indptr: Sequence[int], pages: list[list[int]], offsets: tuple[int, int], rows: Rows
+) -> tuple[LayerCall, LayerCall, LayerCall]:
+    index = SegmentIndex.build(indptr, pages)
+    v = torch.zeros(indptr[-1], 1, index.max_pages * LORA_PAGE_RANKS)
+
+    def shrink(layer: int) -> None:
+        sgmv_shrink(v, rows.x, weights.layer(layer)[0], index)
+
+    def expand(layer: int) -> None:
+        sgmv_expand(rows.y, v, weights.layer(layer)[1], offsets, index)
+
+    def pair(layer: int) -> None:
+        add_lora(rows.y, rows.x, *weights.layer(layer), offsets, index, v)
+
+    return shrink, expand, pair
+
+
+def _gpu_calls(
+    weights: PagedWeights, indptr: Sequence[int], pages: list[list[int]], offsets: tuple[int, int], rows: Rows
+) -> tuple[LayerCall, LayerCall, LayerCall]:
+    from punica_kernels.gpu import sgmv
+
+    # As the engine's graphs have it: room for as many segments as there are decodes, up to 64 beside a prefill.
+    num_rows = indptr[-1]
+    shape = LoraTableShape(num_rows, max(len(pages), min(num_rows, 64)), max(map(len, pages)))
+    words = np.empty(shape.num_words, np.int32)
+    shape.fill(words, indptr, pages)
+    table = LoraTable(torch.from_numpy(words).to(weights.device), shape)
+    v_numel = sgmv.workspace_numel(shape, num_slices=1)
+    v = torch.empty(v_numel, dtype=torch.float32, device=weights.device)
+
+    def shrink(layer: int) -> None:
+        sgmv.shrink(v, rows.x, weights.layer(layer)[0], table)
+
+    def expand(layer: int) -> None:
+        sgmv.expand(rows.y, v, weights.layer(layer)[1], offsets, table, accumulate=True)
+
+    def pair(layer: int) -> None:
+        a_pages, b_pages = weights.layer(layer)
+        sgmv.shrink(v, rows.x, a_pages, table, chained=True)
+        sgmv.expand(rows.y, v, b_pages, offsets, table, accumulate=True, chained=True)
+
+    return shrink, expand, pair

@@ -1,0 +1,140 @@
+"""One projection's shrink and expand, y += x A B, against its goals, its best peers and the bytes it moves."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from punica_serve.bench.kernels import peers
+from punica_serve.bench.kernels.case import Case
+from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
+from punica_serve.bench.kernels.peers import Peer
+from punica_serve.bench.kernels.setting import POPULATIONS, Bench
+from punica_serve.bench.kernels.weights import PagedWeights
+from punica_serve.bench.report import Column, TableData, Value, numbers
+from punica_serve.workload import Population
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    Column("case", "case"),
+    Column("batch", "rows"),
+    Column("adapters", "adapters"),
+    Column("rank", "rank"),
+    Column("us", "µs", ".2f"),
+    Column("goal_us", "goal", ".1f"),
+    Column("met", "met"),
+    Column("peer_us", "best peer", ".1f"),
+    Column("peer", "which"),
+    Column("times_faster", "x faster", ".2f"),
+    Column("floor_us", "floor", ".2f"),
+    Column("times_floor", "x floor", ".2f"),
+    Column("error", "error", ".1e"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One row of the table."""
+
+    case: Case
+    goal_us: float | None = None
+    peer: Peer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What was measured of one row."""
+
+    goal: Goal
+    microseconds: float
+    floor_us: float
+    error: float
+
+    @property
+    def row(self) -> tuple[Value, ...]:
+        case, goal, peer = self.goal.case, self.goal.goal_us, self.goal.peer
+        return (
+            *(case.name, case.num_rows, case.num_adapters, case.rank_text, self.microseconds),
+            *(goal, None if goal is None else "yes" if self.microseconds <= goal else "no"),
+            *((peer.microseconds, peer.name, peer.microseconds / self.microseconds) if peer else (None, None, None)),
+            *(self.floor_us, self.microseconds / self.floor_us if self.floor_us else None, self.error),
+        )
+
+
+def goals(batch_sizes: tuple[int, ...], num_prefill_rows: int, *, with_peers: bool) -> list[Goal]:
+    """Ranks 16 and 64 at every batch size and rank 8 at the largest, over four populations; a mixed step.
+
+    Peers and goals are those of one hidden size; ``with_peers`` says that this is it.
+    """
+    cells = [(rank, batch) for rank in (16, 64) for batch in batch_sizes] + [(8, max(batch_sizes))]
+    found = []
+    for rank, batch in cells:
+        for population in POPULATIONS if batch > 1 else (Population.DISTINCT,):
+            key = (rank, batch, population)
+            found.append(Goal(Case.of(population, batch, rank), peers.PAIR_GOALS.get(key), peers.PAIR.get(key)))
+    mixed = Case("prefill + 31 decodes", (num_prefill_rows, *[1] * 31), (16,) * 32)
+    found.append(Goal(mixed, peers.MIXED_STEP_GOAL, peers.MIXED_STEP))
+    return found if with_peers else [Goal(goal.case) for goal in found]
+
+
+def rank_mixes(num_rows: int) -> tuple[Case, Case]:
+    """Ranks 8, 16, 32, 64 in turn, and as many rank rows in ranks as equal as pages of 8 allow: 32 and 24."""
+    mixed = [rank for rank in (8, 16, 32, 64) for _ in range(num_rows // 4)]
+    num_large = 3 * num_rows // 4
+    equal = [32] * num_large + [24] * (num_rows - num_large)
+    ones = (1,) * num_rows
+    return Case("mixed ranks", ones, tuple(mixed)), Case("equal ranks", ones, tuple(equal))
+
+
+def measure(bench: Bench, batch_sizes: tuple[int, ...]) -> TableData:
+    """Checks every cell against float64, then times it."""
+    settings = bench.settings
+    rows = goals(batch_sizes, settings.num_prefill_rows, with_peers=settings.hidden_size == peers.HIDDEN_SIZE)
+    mixes = rank_mixes(32)
+    bench.begin("pair", len(rows) + len(mixes))
+    weights = bench.weights(bench.pages_for(max(*batch_sizes, 32), 64))
+    measured = [_measure(bench, weights, goal) for goal in rows]
+    mixed, equal = (_measure(bench, weights, Goal(case)) for case in mixes)
+    ratio = mixed.microseconds / equal.microseconds
+    met = "met" if ratio <= peers.MIXED_RANKS_GOAL_RATIO else "missed"
+    hidden = settings.hidden_size
+    return TableData(
+        "pair",
+        f"y += x A B, {hidden} -> rank -> {hidden}, {settings.dtype}, µs in a CUDA graph on cold weights",
+        COLUMNS,
+        [pair.row for pair in (*measured, mixed, equal)],
+        notes=(
+            f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {peers.MIXED_RANKS_GOAL_RATIO}: {met})",
+            "floor: bytes of adapters, x and y over the measured copy rate, at least two empty kernels",
+            peers.SOURCE,
+        ),
+    )
+
+
+def _measure(bench: Bench, weights: PagedWeights, goal: Goal) -> Pair:
+    case = goal.case
+    rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
+    sgmv = Sgmv(weights, case, rows)
+    error = checked(sgmv.pair, weights, case, rows, "sgmv")
+    num_bytes = case.pair_bytes(weights.h_in, weights.h_out, bench.dtype.itemsize)
+    floor_us = max(num_bytes / bench.copy_bytes_per_s * 1e6, 2 * bench.empty_us)
+    return Pair(goal, bench.time_us(sgmv.pair), floor_us, error)
+
+
+def draw(table: TableData, figure: "Figure") -> None:
+    """Bars: this kernel and the best peer, where there is one; goals as strokes, the byte floor as a line."""
+    records = table.records
+    axes = figure.subplots()
+    figure.set_size_inches(12, 5.5)
+    places = range(len(records))
+    for number, (key, label) in enumerate((("us", "this kernel"), ("peer_us", "best peer"))):
+        heights = numbers(records, key)
+        axes.bar([place + 0.4 * number for place in places], heights, 0.4, label=label)
+    axes.scatter(places, numbers(records, "goal_us"), marker="_", s=200, c="k", label="goal", zorder=3)
+    centers = [place + 0.2 for place in places]
+    axes.step(centers, numbers(records, "floor_us"), where="mid", color="tab:red", label="floor")
+    labels = [f"{record['case']} {record['batch']}\nr {record['rank']}" for record in records]
+    axes.set_xticks(centers, labels, rotation=90, fontsize=8)
+    axes.set_ylabel("time of one projection's LoRA, µs")
+    axes.set_title(table.title, fontsize=10)
+    axes.legend()

@@ -1,0 +1,19 @@
+"""The parts and sizes of `bench kernels`. Free of torch, for the command line's help."""
+
+from enum import StrEnum
+
+
+class Section(StrEnum):
+    """In the order they run; the figures are those of Punica (MLSys 2024)."""
+
+    PAIR = "pair"
+    ROOFLINE = "figure7"
+    COMPARISON = "figure8"
+    RANKS = "figure9"
+    ADD_LORA = "add-lora"
+    FUSED = "fused"
+    LAYOUTS = "layouts"
+
+
+#: Batch sizes of the figures.
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

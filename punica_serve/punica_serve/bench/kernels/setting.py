@@ -1,0 +1,71 @@
+"""What all sections of `bench kernels` share: the device, the shape of the operators, the roofs, the progress bar."""
+
+from dataclasses import dataclass
+
+import torch
+from rich.progress import Progress, TaskID
+
+from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us, graph_us
+from punica_serve.bench.kernels.operators import LayerCall, calls
+from punica_serve.bench.kernels.sections import BATCH_SIZES
+from punica_serve.bench.kernels.weights import PagedWeights
+from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.model_config import ModelDtype
+from punica_serve.workload import Population
+
+#: The paper's order.
+POPULATIONS = tuple(Population)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSettings:
+    """What to measure, and how long. The defaults are the paper's and the goals' sizes."""
+
+    dtype: ModelDtype = "bfloat16"
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    #: Layers of own weights, which share a graph.
+    num_layers: int = 32
+    #: Batch sizes of the figures.
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    ranks: tuple[int, ...] = (8, 16, 32, 64)
+    #: Rows of the prefill in the mixed batch.
+    num_prefill_rows: int = 512
+    num_replays: int = 7
+
+    @property
+    def max_batch_size(self) -> int:
+        return max(self.batch_sizes)
+
+
+class Bench:
+    """The machine under measurement."""
+
+    def __init__(self, settings: KernelSettings, device: torch.device, progress: Progress) -> None:
+        self.settings = settings
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.copy_bytes_per_s = copy_bytes_per_s(device, 1 << 30 if device.type == "cuda" else 1 << 24)
+        self.empty_us = empty_kernel_us(device)
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def weights(self, num_pages: int, **changes: object) -> PagedWeights:
+        """Weights hidden_size -> r -> hidden_size, unless changed."""
+        hidden = self.settings.hidden_size
+        defaults = {"h_in": hidden, "h_out": hidden, "num_pages": num_pages, "num_layers": self.settings.num_layers}
+        return PagedWeights(**{**defaults, "dtype": self.dtype, "device": self.device, **changes})  # type: ignore[arg-type]
+
+    def pages_for(self, num_adapters: int, rank: int) -> int:
+        return num_adapters * rank // LORA_PAGE_RANKS
+
+    def begin(self, section: str, num_cells: int) -> None:
+        """A progress bar of its own for each section."""
+        self._task = self._progress.add_task(section, total=num_cells)
+
+    def time_us(self, call: LayerCall) -> float:
+        """Microseconds of one call, and one step of the progress bar."""
+        microseconds = graph_us(calls(call, self.settings.num_layers), self.device, self.settings.num_replays)
+        if self._task is not None:
+            self._progress.advance(self._task)
+        return microseconds

@@ -1,0 +1,71 @@
+"""What SGMV is compared with, in plain torch, on contiguous weights (Punica, section 7.1).
+
+Loop runs one product after another for each adapter. Gather-BMM copies the weights of every row's adapter beside each
+other, then multiplies in a batch; gather and BMM are its halves, and BMM alone is what it would cost if the copies were
+free.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from punica_serve.bench.kernels.case import Case
+from punica_serve.bench.kernels.operators import LayerCall, Rows
+from punica_serve.bench.kernels.weights import PagedWeights
+
+
+class TorchLora:
+    """The operators on one batch whose adapters have one rank. Weights are those of the pages, adapter by adapter."""
+
+    def __init__(self, weights: PagedWeights, case: Case, rows: Rows) -> None:
+        layers = [_stacked(weights, case, layer) for layer in range(weights.num_layers)]
+        #: [layers, adapters, h_in, rank] and [layers, adapters, rank, h_out].
+        self._a, self._b = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
+        owners = [adapter for adapter, length in enumerate(case.lengths) for _ in range(length)]
+        self._owners = torch.tensor(owners, device=weights.device)
+        self._case, self._rows = case, rows
+
+    @property
+    def operators(self) -> dict[str, Callable[[], LayerCall]]:
+        """What makes each operator, by its name in tables."""
+        return {
+            "loop": lambda: self.loop,
+            "gather-bmm": lambda: self.gather_bmm,
+            "gather": lambda: self.gather,
+            "bmm": self.make_bmm,
+        }
+
+    def loop(self, layer: int) -> None:
+        """One pair of products for each adapter."""
+        x, y = self._rows.x, self._rows.y
+        start = 0
+        for adapter, length in enumerate(self._case.lengths):
+            own = slice(start, start + length)
+            y[own].addmm_(x[own] @ self._a[layer, adapter], self._b[layer, adapter])
+            start += length
+
+    def gather(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Copies of the weights, one for each row."""
+        return self._a[layer].index_select(0, self._owners), self._b[layer].index_select(0, self._owners)
+
+    def gather_bmm(self, layer: int) -> None:
+        """The copies, then a batched pair of products."""
+        self._multiply(*self.gather(layer))
+
+    def make_bmm(self) -> LayerCall:
+        """The products alone, on weights of every layer gathered beforehand: what no server has."""
+        gathered = [self.gather(layer) for layer in range(len(self._a))]
+        return lambda layer: self._multiply(*gathered[layer])
+
+    def _multiply(self, a: Tensor, b: Tensor) -> None:
+        y = self._rows.y[:, None]
+        torch.baddbmm(y, torch.bmm(self._rows.x[:, None], a), b, out=y)
+
+
+def _stacked(weights: PagedWeights, case: Case, layer: int) -> tuple[Tensor, Tensor]:
+    pages = weights.pages(case)
+    a_pages, b_pages = weights.layer(layer)
+    a = torch.stack([a_pages[own].flatten(0, 2).T for own in pages])
+    b = torch.stack([b_pages[own].flatten(0, 1) for own in pages])
+    return a, b

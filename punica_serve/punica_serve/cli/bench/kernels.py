@@ -1,0 +1,33 @@
+"""`punica-serve bench kernels`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from punica_serve.bench.kernels.sections import BATCH_SIZES, Section
+from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
+
+
+def command(
+    device: DeviceOption = DEFAULT_DEVICE,
+    out: OutOption = DEFAULT_OUT,
+    only: Annotated[list[Section] | None, typer.Option(help="Parts to run, one option each; all by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes, one option each; 1 to 64.")] = None,
+    hidden: Annotated[int, typer.Option(min=128, help="h_in and h_out of the operators.")] = 4096,
+    intermediate: Annotated[int, typer.Option(min=128, help="h_out of add-lora; width of the activation.")] = 11008,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 32,
+    replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
+) -> None:
+    """The LoRA operators against goals, peers, torch and the machine's roofs; the fused operators."""
+    from punica_serve.bench.kernels.run import run
+    from punica_serve.bench.kernels.setting import KernelSettings
+
+    settings = KernelSettings(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_layers=layers,
+        batch_sizes=tuple(sorted(batch or BATCH_SIZES)),
+        num_replays=replays,
+    )
+    measure(partial(run, settings, tuple(only or Section), device), out)

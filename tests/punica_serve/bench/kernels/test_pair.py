@@ -1,0 +1,52 @@
+"""The table of goals."""
+
+import pytest
+
+from punica_serve.bench.kernels import pair
+from punica_serve.bench.kernels.case import Case
+from punica_serve.bench.kernels.pair import Goal, Pair, goals, rank_mixes
+from punica_serve.bench.kernels.peers import Peer
+from punica_serve.bench.kernels.setting import Bench
+from punica_serve.workload import Population
+
+
+def test_every_goal_is_in_the_table() -> None:
+    found = goals((1, 8, 32, 64), 512, with_peers=True)
+    with_goal = {(g.case.name, g.case.num_rows, g.case.ranks[0]): g.goal_us for g in found if g.goal_us is not None}
+    assert with_goal == {
+        ("distinct", 1, 16): 3.0,
+        ("distinct", 32, 16): 5.5,
+        ("distinct", 64, 16): 8.0,
+        ("uniform", 64, 16): 5.0,
+        ("skewed", 64, 16): 5.0,
+        ("identical", 64, 16): 5.0,
+        ("distinct", 64, 64): 22.0,
+        ("prefill + 31 decodes", 543, 16): 15.0,
+    }
+    assert all(goal.peer for goal in found if goal.goal_us is not None)
+    assert {(g.case.ranks[0], g.case.num_rows) for g in found} >= {(8, 64), (64, 1), (16, 8)}
+    assert not any(goal.goal_us or goal.peer for goal in goals((1, 8), 512, with_peers=False))
+
+
+def test_mixed_and_equal_ranks_hold_the_same_bytes() -> None:
+    mixed, equal = rank_mixes(32)
+    assert mixed.num_rows == equal.num_rows == 32
+    assert sum(mixed.ranks) == sum(equal.ranks) == 960
+    assert set(mixed.ranks) == {8, 16, 32, 64} and set(equal.ranks) == {24, 32}
+
+
+@pytest.mark.parametrize(("microseconds", "met"), [(3.0, "yes"), (3.1, "no")])
+def test_a_row_says_whether_its_goal_is_met(microseconds: float, met: str) -> None:
+    goal = Goal(Case.of(Population.DISTINCT, 1, 16), 3.0, Peer("peer", 6.2))
+    row = Pair(goal, microseconds, 1.5, 1e-3).row
+    record = dict(zip([column.key for column in pair.COLUMNS], row, strict=True))
+    assert record["met"] == met and record["times_floor"] == microseconds / 1.5
+    assert record["times_faster"] == 6.2 / microseconds
+
+
+def test_it_measures_every_cell(bench: Bench) -> None:
+    table = pair.measure(bench, (1, 4))
+    # Rank 16 and 64 at one row and at four of four populations, rank 8 at four; a mixed step; two mixes of ranks.
+    assert len(table.rows) == 2 * (1 + 4) + 4 + 1 + 2
+    assert all(record["us"] and record["error"] for record in table.records)
+    assert table.notes[0].startswith("mixed ranks / equal ranks of the same bytes: ")

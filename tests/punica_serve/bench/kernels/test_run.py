@@ -1,0 +1,71 @@
+"""The whole benchmark on a tiny shape: what it leaves behind. Its figures are not judged here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+from punica_serve.bench.kernels import blog, layout, ranks, run
+from punica_serve.bench.kernels.blog import random_case
+from punica_serve.bench.kernels.sections import Section
+from punica_serve.bench.kernels.setting import Bench, KernelSettings
+from punica_serve.cli import bench as bench_command
+
+
+def test_the_command_leaves_a_table_json_and_a_picture_of_each_section(tmp_path: Path) -> None:
+    sizes = [
+        "--hidden",
+        "256",
+        "--intermediate",
+        "256",
+        "--layers",
+        "1",
+        "--replays",
+        "1",
+        "--batch",
+        "1",
+        "--batch",
+        "2",
+    ]
+    sections = [f"--only={name}" for name in ("figure7", "figure8", "add-lora")]
+    result = CliRunner().invoke(
+        bench_command.app, ["kernels", "--device", "cpu", "--out", str(tmp_path), *sizes, *sections]
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "kernels.json").read_text())
+    assert set(document["tables"]) == {"figure7", "figure8", "add_lora"}
+    assert len(document["tables"]["figure7"]) == 4 * 2 and len(document["tables"]["figure8"]) == 4 * 2 * 5
+    assert document["facts"]["copy, bytes/s"] > 0
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"kernels-{s}.png" for s in ("figure7", "figure8", "add-lora")
+    }
+
+
+def test_a_section_that_fails_is_named_and_the_others_are_kept(
+    settings: KernelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bench: Bench) -> None:
+        raise ArithmeticError("sgmv on distinct: error inf")
+
+    monkeypatch.setitem(run._MEASURE, Section.RANKS, fail)
+    report = run.run(settings, (Section.RANKS, Section.ADD_LORA), "cpu", Progress(disable=True))
+    assert list(report.failures) == ["figure9: sgmv on distinct: error inf"]
+    assert [table.name for table in report.tables] == ["add_lora"] and list(report.figures) == ["add-lora"]
+
+
+def test_figure_9_measures_every_rank(bench: Bench) -> None:
+    records = ranks.measure(bench).records
+    assert len(records) == 4 * 2 * 2 and {record["rank"] for record in records} == {8, 16}
+
+
+def test_layouts_are_compared_on_the_same_cases(bench: Bench) -> None:
+    (record, *_) = layout.measure(bench, (4,)).records
+    assert record["ratio"] == pytest.approx(float(record["scattered"] or 0) / float(record["contiguous"] or 1))
+
+
+def test_add_lora_picks_among_fifty_models_at_random() -> None:
+    case = random_case(32)
+    assert case.num_rows == 32 and 16 < case.num_adapters < 32 <= blog.NUM_MODELS
+    assert random_case(32) == case
