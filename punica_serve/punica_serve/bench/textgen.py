@@ -1,185 +1,174 @@
-"""Text generation on one device: tokens per second for the paper's four populations, alone and batched (Punica, 7.2).
+"""Text generation on one device: how fast a queue of requests is answered, whichever adapters it asks for (figure 11).
 
-Closed loop: as many requests in flight as the cell says, a new one for each that ends. All adapters are on the device
-before the clock starts. Cells take turns over several rounds, so that a machine's moods fall on all of them alike; the
-figure of a cell is the median of its rounds.
+All requests of the shipped workload wait at the start and are answered first come, first served, greedily, each with
+exactly as many tokens as the workload says. Adapters are random, and each has bytes of its own in host memory, or in
+files. Rows take turns over the rounds; the figures of a row are those of its median round.
 """
 
-import itertools
-import statistics
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.progress import Progress
 
-from punica_serve.adapters.folder import read_adapter
-from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import EngineConfig
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
+from punica_serve.bench.random_adapters import fill_host_cache, write_folders
+from punica_serve.bench.step_floor import measure_copy_rate
+from punica_serve.bench.subject import Subject
+from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
+from punica_serve.bench.token_bar import TokenBar
+from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
-from punica_serve.lora_layout import pages_needed
-from punica_serve.model_config import read_model_config
-from punica_serve.protocol import AdapterRef, Request, SamplingParams
-from punica_serve.workload import Population, adapter_indices
+from punica_serve.protocol import AdapterRef, Request
+from punica_serve.workload import Population, RequestLength, Workload, shipped_workload
 
-_ADAPTER_DEADLINE_S = 60.0
+_WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """What every cell runs."""
+class Settings:
+    """What is asked of the benchmark."""
 
+    rows: tuple[str, ...]
+    num_requests: int = 1000
     rank: int = 16
-    num_prompt_tokens: int = 32
-    num_output_tokens: int = 64
-    #: Requests in flight of the batched cells; the others have one.
-    concurrency: int = 32
-    num_rounds: int = 5
+    #: Requests in one step.
+    batch_size: int = 32
+    num_rounds: int = 1
+    #: Every request's length, in place of the workload's.
+    length: RequestLength | None = None
+    #: Adapters in host memory are brought to the device before the clock starts, in every row.
+    resident: bool = False
+    #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One population at one number of requests in flight."""
+class RowTimes:
+    """A row and its rounds."""
 
-    population: Population
-    concurrency: int
+    row: Row
+    num_requests: int
+    #: Different adapters among its requests.
+    num_adapters: int
+    rounds: tuple[RunTimes, ...]
 
     @property
-    def num_requests(self) -> int:
-        """Enough batched ones for a steady state; few single ones, which take as long each."""
-        return 3 * self.concurrency if self.concurrency > 1 else 4
+    def median(self) -> RunTimes:
+        """The round of median speed; the lower one of two."""
+        return sorted(self.rounds, key=lambda times: times.tokens_per_s)[(len(self.rounds) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """A cell's figures, medians over the rounds."""
+class Measured:
+    """All that the engine's rows gave."""
 
-    population: str
-    concurrency: int
-    #: Different adapters among the requests of a round.
-    num_adapters: int
-    tokens_per_s: float
-    #: Lowest and highest round.
-    tokens_per_s_range: tuple[float, float]
-    mean_batch_size: float
+    rows: tuple[RowTimes, ...]
+    #: None where the device has no such rate.
+    copy_bytes_per_s: float | None
+    workload: Workload
+    #: Rows that could not be measured, and why.
+    failures: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    num_adapters: int
-    tokens_per_s: float
-    mean_batch_size: float
+_Stock = Mapping[str, Sequence[AdapterRef]]
 
 
-def run(config: EngineConfig, workload: Workload, device: str, progress: Progress) -> list[Measurement]:
-    """Measures all cells, with random adapters that are made for it and removed after it.
-
-    Raises RequestFailed if any request fails: a figure without it would be of something else.
-    """
-    cells = [Cell(population, count) for population in Population for count in (1, workload.concurrency)]
-    with tempfile.TemporaryDirectory(prefix="punica-bench-") as folder:
-        adapters = _make_adapters(config.model, Path(folder), workload)
-        engine = Engine(_with_room_for(adapters, config), device)
+def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """Runs the rows that need an engine. A row in which a request fails is no measurement, and ends no other."""
+    copy_rate = measure_copy_rate(subject.device)
+    rows = [ROWS[name] for name in settings.rows if name in ROWS]
+    workload = _workload(subject, settings)
+    counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
+    resident = max((len(set(row.indices(workload))) for row in rows if _is_resident(row, settings)), default=0)
+    config = subject.sized(
+        batch_size=settings.batch_size, rank=settings.rank, num_host=max(counts.values()), num_resident=resident
+    )
+    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
+        engine = Engine(config, str(subject.device))
         try:
-            _bring(engine, adapters)
-            rounds = _run_rounds(engine, cells, adapters, workload, progress)
+            stock = _make_adapters(engine, subject, counts, settings.rank, Path(folder), progress)
+            _warm_up(engine, stock["host"][-settings.batch_size :], workload)
+            times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
         finally:
             engine.close()
-    return [_summary(cell, rounds[cell]) for cell in cells]
+    return Measured(times, copy_rate, workload, failures)
+
+
+def _workload(subject: Subject, settings: Settings) -> Workload:
+    shipped = shipped_workload(settings.num_requests)
+    if settings.length is not None:
+        shipped = replace(shipped, lengths=(settings.length,) * settings.num_requests)
+    return fit(shipped, subject.config.context_of(subject.model))
+
+
+def _is_resident(row: Row, settings: Settings) -> bool:
+    return row.source == "host" and (row.resident or settings.resident)
+
+
+def _num_adapters(rows: Sequence[Row], workload: Workload, source: str) -> int:
+    """As many as the rows that take them from this source need."""
+    return max((1 + max(row.indices(workload), default=-1) for row in rows if row.source == source), default=0)
+
+
+def _make_adapters(
+    engine: Engine, subject: Subject, counts: Mapping[str, int], rank: int, folder: Path, progress: Progress
+) -> _Stock:
+    task = progress.add_task("random adapters", total=sum(counts.values()))
+    stock = {
+        # Files first: page cache gives way to the host cache, not the other way round.
+        "files": write_folders(
+            folder, subject.model, counts["files"], rank, subject.device, lambda: progress.advance(task)
+        ),
+        "host": fill_host_cache(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
+    }
+    progress.remove_task(task)
+    return stock
+
+
+def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload) -> None:
+    """Short answers with and without adapters: whatever is made on first use is made before the clock starts."""
+    short = Workload(
+        tuple(length._replace(output=_WARM_UP_TOKENS) for length in workload.lengths),
+        {population: tuple(i % max(len(adapters), 1) for i in range(64)) for population in Population},
+    )
+    for population in (None, Population.DISTINCT) if adapters else (None,):
+        row = Row("warm-up", population, max_requests=64)
+        requests = requests_of(row, short, adapters, vocab_size=engine.model_config.vocab_size, run="warm-up")
+        drive(engine, InFlight(requests), lambda _: None)
 
 
 def _run_rounds(
-    engine: Engine, cells: Sequence[Cell], adapters: Sequence[AdapterRef], workload: Workload, progress: Progress
-) -> dict[Cell, list[_Round]]:
-    rounds: dict[Cell, list[_Round]] = {cell: [] for cell in cells}
-    task = progress.add_task("textgen", total=len(cells) * (workload.num_rounds + 1))
-    for number in range(workload.num_rounds + 1):
-        for cell in cells:
-            progress.update(task, description=f"{cell.population} x{cell.concurrency}")
-            measured = _run_cell(engine, cell, adapters, workload)
-            if number > 0:  # the first round warms caches up
-                rounds[cell].append(measured)
+    engine: Engine, rows: Sequence[Row], workload: Workload, stock: _Stock, settings: Settings, progress: Progress
+) -> tuple[tuple[RowTimes, ...], tuple[str, ...]]:
+    """The rows with all their rounds, and what failed."""
+    bar = TokenBar(progress)
+    task = progress.add_task("textgen", total=len(rows) * settings.num_rounds)
+    times: dict[str, RowTimes] = {}
+    failures: list[str] = []
+    for number in range(settings.num_rounds):
+        for row in rows:
+            requests = requests_of(
+                row, workload, stock[row.source], vocab_size=engine.model_config.vocab_size, run=f"{number}-{row.name}"
+            )
+            bar.start(row.name, sum(request.sampling.max_tokens for request in requests))
+            try:
+                measured = _run_row(engine, row, requests, settings, bar)
+                earlier = times[row.name].rounds if row.name in times else ()
+                times[row.name] = RowTimes(row, len(requests), len(_adapters_of(requests)), (*earlier, measured))
+            except RequestFailed as error:
+                failures.append(f"{row.name}: {error.message}")
             progress.advance(task)
-    return rounds
+    return tuple(times.values()), tuple(failures)
 
 
-def _run_cell(engine: Engine, cell: Cell, adapters: Sequence[AdapterRef], workload: Workload) -> _Round:
-    requests = _requests(cell, adapters, workload, engine.model_config.vocab_size)
-    num_adapters = len({request.adapter.digest for request in requests if request.adapter})
-    waiting = iter(requests)
-    num_tokens = num_steps = num_rows = 0
-    started_s = time.perf_counter()
-    while True:
-        while engine.num_requests < cell.concurrency and (request := next(waiting, None)):
-            engine.add(request)
-        if not engine.num_requests:
-            break
-        output = _step(engine)
-        num_tokens += len(output.tokens)
-        num_steps += 1
-        num_rows += output.batch_size
-    return _Round(num_adapters, num_tokens / (time.perf_counter() - started_s), num_rows / num_steps)
+def _run_row(engine: Engine, row: Row, requests: Sequence[Request], settings: Settings, bar: TokenBar) -> RunTimes:
+    if _is_resident(row, settings):
+        bring(engine, _adapters_of(requests))
+    return drive(engine, row.start(requests, settings.batch_size), bar.on_step)
 
 
-def _step(engine: Engine) -> StepOutput:
-    output = engine.step()
-    for failure in output.failures:
-        raise RequestFailed(f"a request of the benchmark failed: {failure.error.message}")
-    return output
-
-
-def _requests(cell: Cell, adapters: Sequence[AdapterRef], workload: Workload, vocab_size: int) -> list[Request]:
-    """Each window of ``concurrency`` requests has the population's shape, so each batch has it too."""
-    params = SamplingParams(max_tokens=workload.num_output_tokens, ignore_eos=True)
-    windows = (adapter_indices(cell.population, workload.concurrency, seed=window) for window in itertools.count())
-    indices = itertools.islice(itertools.chain.from_iterable(windows), cell.num_requests)
-    return [
-        Request(f"{number}", number, _prompt(number, workload, vocab_size), params, adapters[index])
-        for number, index in enumerate(indices)
-    ]
-
-
-def _prompt(number: int, workload: Workload, vocab_size: int) -> tuple[int, ...]:
-    return tuple((number * 7 + token * 3) % vocab_size for token in range(workload.num_prompt_tokens))
-
-
-def _make_adapters(model_folder: Path, folder: Path, workload: Workload) -> list[AdapterRef]:
-    """As many as Distinct needs."""
-    model = read_model_config(model_folder)
-    return [
-        read_adapter(write_random_adapter(folder / f"{seed}", model, rank=workload.rank, seed=seed), model).ref
-        for seed in range(workload.concurrency)
-    ]
-
-
-def _with_room_for(adapters: Sequence[AdapterRef], config: EngineConfig) -> EngineConfig:
-    """The same config with a LoRA pool that holds all adapters at once: loading is not what is measured here."""
-    pages = sum(max(pages_needed(ref.ranks).values()) for ref in adapters)
-    return config.model_copy(update={"num_lora_pages": max(pages, config.num_lora_pages)})
-
-
-def _bring(engine: Engine, adapters: Sequence[AdapterRef]) -> None:
-    """Loads every adapter by running one request on it. Raises RequestFailed if one fails, or all take too long."""
-    for number, ref in enumerate(adapters):
-        engine.add(Request(f"warm-{number}", number, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref))
-    deadline_s = time.monotonic() + _ADAPTER_DEADLINE_S
-    while engine.num_requests:
-        if time.monotonic() > deadline_s:
-            raise RequestFailed(f"the adapters are not on the device after {_ADAPTER_DEADLINE_S:g} s")
-        if _step(engine).batch_size == 0:
-            engine.wait(1.0)
-
-
-def _summary(cell: Cell, rounds: Sequence[_Round]) -> Measurement:
-    speeds = [measured.tokens_per_s for measured in rounds]
-    return Measurement(
-        population=cell.population.value,
-        concurrency=cell.concurrency,
-        num_adapters=rounds[0].num_adapters,
-        tokens_per_s=statistics.median(speeds),
-        tokens_per_s_range=(min(speeds), max(speeds)),
-        mean_batch_size=statistics.median(measured.mean_batch_size for measured in rounds),
-    )
+def _adapters_of(requests: Sequence[Request]) -> list[AdapterRef]:
+    """The different ones."""
+    return list({request.adapter.digest: request.adapter for request in requests if request.adapter}.values())

@@ -1,69 +1,232 @@
-"""What textgen leaves behind: a table on the terminal, JSON with the machine it ran on, and a picture."""
+"""What textgen leaves behind: the rows, the goals beside them, ratios within the run, and a picture."""
 
-import json
+import gc
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+import torch
+from rich.progress import Progress
 
-from punica_serve.bench.report import machine
-from punica_serve.bench.textgen import Measurement, Workload
+from punica_serve.bench.driver import StepTime
+from punica_serve.bench.goals import Goal, goals_table
+from punica_serve.bench.peft_baseline import PeftTimes, run_peft
+from punica_serve.bench.report import Column, Report, TableData, Value, machine
+from punica_serve.bench.step_floor import StepBytes
+from punica_serve.bench.subject import Subject
+from punica_serve.bench.textgen import Measured, RowTimes, Settings, run
+from punica_serve.bench.textgen_rows import PEFT_ROW
+from punica_serve.workload import Population
 
-
-def ratios(measurements: Sequence[Measurement]) -> dict[str, float]:
-    """What batching gains for each population, and what different adapters cost beside identical ones."""
-    alone = {m.population: m.tokens_per_s for m in measurements if m.concurrency == 1}
-    batched = {m.population: m.tokens_per_s for m in measurements if m.concurrency > 1}
-    found = {f"batched / alone, {name}": batched[name] / alone[name] for name in alone}
-    return {**found, "distinct / identical, batched": batched["distinct"] / batched["identical"]}
-
-
-def write_json(path: Path, measurements: Sequence[Measurement], workload: Workload, device: str) -> None:
-    document = {
-        "benchmark": "textgen",
-        "machine": machine(device),
-        "workload": asdict(workload),
-        "measurements": [asdict(measurement) for measurement in measurements],
-        "ratios": ratios(measurements),
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def print_table(measurements: Sequence[Measurement], console: Console) -> None:
-    table = Table("population", "in flight", "adapters", "tokens/s", "lowest - highest", "mean batch", title="textgen")
-    for m in measurements:
-        low, high = m.tokens_per_s_range
-        table.add_row(
-            m.population,
-            f"{m.concurrency}",
-            f"{m.num_adapters}",
-            f"{m.tokens_per_s:,.0f}",
-            f"{low:,.0f} - {high:,.0f}",
-            f"{m.mean_batch_size:.1f}",
-        )
-    console.print(table)
-    for name, value in ratios(measurements).items():
-        console.print(f"{name}: {value:.2f}")
-
-
-def draw(path: Path, measurements: Sequence[Measurement]) -> None:
-    """Bars of tokens/s: one group for each population, one bar for each number of requests in flight."""
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    populations = list(dict.fromkeys(m.population for m in measurements))
-    concurrencies = sorted({m.concurrency for m in measurements})
-    figure = Figure(figsize=(7, 4), layout="constrained")
+#: The shape that the goals and vLLM's figures are of.
+GOAL_SHAPE = "llama-2-7b"
+
+#: Output tokens/s of vLLM 0.25.1 on one H200: this workload, Llama-2-7B shape with dummy weights in bfloat16, r = 16 on
+#: all seven projections, at most 32 sequences, max_loras 32, FlashAttention 3, torch.compile, CUDA graphs up to 1024
+#: tokens. Its rows of distinct adapters are the first 300 requests.
+VLLM_TOKENS_PER_S = {
+    "backbone": 4407.0,
+    "identical": 3041.0,
+    "skewed": 2488.0,
+    "uniform": 1883.0,
+    "distinct": 1318.0,
+    "distinct_300": 1318.0,
+    "files": 659.0,
+}
+
+_VLLM_NOTE = (
+    "vLLM: 0.25.1 with LoRA, measured on one H200 on this workload (distinct adapters: its first 300 requests;"
+    " backbone: an engine without LoRA)"
+)
+
+_SPEED_COLUMNS = (
+    Column("row", "row"),
+    Column("num_requests", "requests", ",d"),
+    Column("num_adapters", "adapters", ",d"),
+    Column("seconds", "total s", ",.2f"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("tokens_per_s_lowest", "lowest", ",.0f"),
+    Column("tokens_per_s_highest", "highest", ",.0f"),
+    Column("mean_batch", "mean batch", ".1f"),
+)
+_VLLM_COLUMN = Column("vllm_tokens_per_s", "vLLM", ",.0f")
+
+_STEP_COLUMNS = (
+    Column("row", "row"),
+    Column("decode_ms_median", "decode ms", ".2f"),
+    Column("decode_ms_p90", "p90", ".2f"),
+    Column("floor_ms", "byte floor ms", ".2f"),
+    Column("over_floor", "step / floor", ".2f"),
+    Column("mixed_ms_median", "with prefill ms", ".2f"),
+    Column("num_decode_steps", "decode steps", ",d"),
+    Column("num_mixed_steps", "with prefill", ",d"),
+)
+
+
+def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+    """Runs all rows: the engine's, then the baseline that needs the device for itself."""
+    measured = run(subject, settings, progress)
+    peft = None
+    if PEFT_ROW in settings.rows:
+        gc.collect()
+        if subject.on_gpu:
+            torch.cuda.empty_cache()
+        try:
+            peft = run_peft(subject, measured.workload.lengths, settings.rank)
+        except (ImportError, RuntimeError) as error:
+            measured = replace(measured, failures=(*measured.failures, f"{PEFT_ROW}: {error}"))
+    return make_report(subject, settings, measured, peft)
+
+
+def make_report(subject: Subject, settings: Settings, measured: Measured, peft: PeftTimes | None) -> Report:
+    """Tables, goals and the picture of one run."""
+    at_goal_shape = subject.on_gpu and subject.model.name == GOAL_SHAPE and settings.length is None
+    speeds = _speed_table(f"textgen: {subject.model.name}, rank {settings.rank}", settings, measured, peft)
+    steps = _step_table(StepBytes.of(subject.model, subject.dtype, settings.rank), measured)
+    tables = [_with_vllm(speeds) if at_goal_shape else speeds, steps]
+    if at_goal_shape:
+        tables.append(goals_table(_goals(_by_row(speeds, "tokens_per_s"), steps)))
+    return Report(
+        name="textgen",
+        machine=machine(str(subject.device)),
+        settings={**asdict(settings), "folder": None, "model": subject.model.name},
+        tables=tables,
+        figures={"": lambda figure: _draw(figure, tables[0])},
+        facts=_facts(measured, _by_row(speeds, "tokens_per_s")),
+        failures=measured.failures,
+    )
+
+
+def _speed_table(title: str, settings: Settings, measured: Measured, peft: PeftTimes | None) -> TableData:
+    rows = [_speed_row(times) for times in measured.rows]
+    if peft is not None:
+        speed = peft.num_tokens / peft.seconds
+        rows.append((PEFT_ROW, peft.num_requests, 1, peft.seconds, speed, speed, speed, 1.0))
+    return TableData("speeds", title, _SPEED_COLUMNS, rows, _notes(settings))
+
+
+def _speed_row(times: RowTimes) -> tuple[Value, ...]:
+    speeds = [run.tokens_per_s for run in times.rounds]
+    return (
+        times.row.name,
+        times.num_requests,
+        times.num_adapters,
+        times.median.seconds,
+        times.median.tokens_per_s,
+        min(speeds),
+        max(speeds),
+        times.median.mean_batch_size,
+    )
+
+
+def _with_vllm(speeds: TableData) -> TableData:
+    rows = [(*row, VLLM_TOKENS_PER_S.get(str(row[0]))) for row in speeds.rows]
+    return replace(speeds, columns=(*speeds.columns, _VLLM_COLUMN), rows=rows, notes=(*speeds.notes, _VLLM_NOTE))
+
+
+def _step_table(floors: StepBytes, measured: Measured) -> TableData:
+    rows = [_step_row(times, floors, measured.copy_bytes_per_s) for times in measured.rows]
+    note = "byte floor: weights, the step's adapters and KvCache read once, over the measured copy rate; medians"
+    notes = (note,) if measured.copy_bytes_per_s is not None else ()
+    return TableData("steps", "Steps", _STEP_COLUMNS, rows, notes)
+
+
+def _step_row(times: RowTimes, floors: StepBytes, copy_rate: float | None) -> tuple[Value, ...]:
+    decodes, mixed = times.median.decode_steps, times.median.mixed_steps
+    decode_ms = [step.duration_s * 1e3 for step in decodes]
+    return (
+        times.row.name,
+        statistics.median(decode_ms) if decode_ms else None,
+        statistics.quantiles(decode_ms, n=10)[-1] if len(decode_ms) > 1 else None,
+        *_floor(decodes, floors, copy_rate),
+        statistics.median(step.duration_s * 1e3 for step in mixed) if mixed else None,
+        len(decodes),
+        len(mixed),
+    )
+
+
+def _floor(steps: Sequence[StepTime], floors: StepBytes, copy_rate: float | None) -> tuple[float | None, float | None]:
+    """The median floor of these steps in ms, and the median of how much longer they took."""
+    if copy_rate is None or not steps:
+        return None, None
+    floor_s = [floors.floor_s(step, copy_rate) for step in steps]
+    over = [step.duration_s / floor for step, floor in zip(steps, floor_s, strict=True)]
+    return statistics.median(floor_s) * 1e3, statistics.median(over)
+
+
+def _notes(settings: Settings) -> tuple[str, ...]:
+    notes = {
+        "same_adapter_only": "same_adapter_only: Distinct, first come first served, a batch of one adapter only,"
+        " all adapters on the device already",
+        "static": "static: Distinct in batches that start together and end with their longest",
+        "files": "files: Distinct, each adapter read from its PEFT folder on first use (page cache)",
+        PEFT_ROW: f"{PEFT_ROW}: eager, one request at a time; its step is the mean over all tokens",
+    }
+    return tuple(note for name, note in notes.items() if name in settings.rows)
+
+
+def _facts(measured: Measured, speed: dict[str, float]) -> dict[str, Value]:
+    facts: dict[str, Value] = {
+        f"batched / alone, {p}": speed[p] / speed[f"{p}_alone"]
+        for p in Population
+        if p in speed and f"{p}_alone" in speed
+    }
+    for under in ("identical", "same_adapter_only", "static"):
+        if "distinct" in speed and under in speed:
+            facts[f"distinct / {under}"] = speed["distinct"] / speed[under]
+    if measured.copy_bytes_per_s is not None:
+        facts["copy rate, TB/s"] = measured.copy_bytes_per_s / 1e12
+    return facts
+
+
+def _by_row(table: TableData, key: str) -> dict[str, float]:
+    """The rows' values in one column, where there is one."""
+    values = {str(record["row"]): record[key] for record in table.records}
+    return {row: float(value) for row, value in values.items() if value is not None}
+
+
+def _goals(speed: dict[str, float], steps: TableData) -> list[Goal]:
+    step_ms, over_floor = _by_row(steps, "decode_ms_median"), _by_row(steps, "over_floor")
+
+    def ratio(over: str, under: str) -> float | None:
+        return speed[over] / speed[under] if over in speed and under in speed else None
+
+    has_both_steps = "distinct" in step_ms and "backbone" in step_ms
+    added_ms = step_ms["distinct"] - step_ms["backbone"] if has_both_steps else None
+    return [
+        Goal("distinct, tokens/s (vLLM's bare backbone: 4407)", speed.get("distinct"), 4400, at_least=True),
+        Goal("backbone, tokens/s (1.1 x vLLM's 4407)", speed.get("backbone"), 4847.7, at_least=True),
+        Goal("distinct / identical", ratio("distinct", "identical"), 0.95, at_least=True),
+        Goal("files / the same requests from host memory", ratio("files", "distinct_300"), 0.9, at_least=True),
+        Goal("distinct / same_adapter_only", ratio("distinct", "same_adapter_only"), 12, at_least=True),
+        Goal("decode step over its byte floor, distinct", over_floor.get("distinct"), 1.35, at_least=False),
+        Goal("added to the decode step by LoRA, distinct, ms", added_ms, 1.2, at_least=False),
+    ]
+
+
+def _draw(figure: "Figure", speeds: TableData) -> None:
+    """Bars of tokens/s, with vLLM's beside them where the table has them."""
+    records = speeds.records
+    figure.set_size_inches(9, 4.5)
     axes = figure.subplots()
-    width = 0.8 / len(concurrencies)
-    for number, concurrency in enumerate(concurrencies):
-        values = [m.tokens_per_s for m in measurements if m.concurrency == concurrency]
-        places = [place + number * width for place in range(len(populations))]
-        bars = axes.bar(places, values, width, label=f"{concurrency} in flight")
-        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(populations))], populations)
-    axes.set_ylabel("tokens/s")
+    names = [str(record["row"]) for record in records]
+    vllm = [record.get("vllm_tokens_per_s") for record in records]
+    width = 0.4 if any(vllm) else 0.8
+    series = [("Punica Serve", [record["tokens_per_s"] for record in records])]
+    if any(vllm):
+        series.append(("vLLM 0.25.1", vllm))
+    for number, (label, values) in enumerate(series):
+        heights = [float(value or 0.0) for value in values]
+        places = [place + number * width for place in range(len(names))]
+        bars = axes.bar(places, heights, width, label=label)
+        axes.bar_label(bars, [f"{height:,.0f}" if height else "" for height in heights], fontsize=7)
+    axes.set_xticks(
+        [place + (len(series) - 1) * width / 2 for place in range(len(names))], names, rotation=30, ha="right"
+    )
+    axes.set_ylabel("output tokens/s")
     axes.set_title("Text generation on one device")
     axes.legend()
-    figure.savefig(path, dpi=120)

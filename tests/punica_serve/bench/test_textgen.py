@@ -1,78 +1,130 @@
 """The benchmark itself on a tiny model: what it counts, and what it leaves behind. Its figures are not judged here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.bench import textgen
-from punica_serve.bench import textgen_report as report
-from punica_serve.bench.textgen import Measurement, Workload, run
+from punica_serve.bench import textgen, textgen_report
+from punica_serve.bench.random_adapters import write_folders
+from punica_serve.bench.report import Report, leave
+from punica_serve.bench.step_floor import StepBytes
+from punica_serve.bench.subject import Subject
+from punica_serve.bench.textgen import Settings, run
+from punica_serve.bench.textgen_report import make_report, measure_all
+from punica_serve.bench.textgen_rows import GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
 from punica_serve.config import EngineConfig
-from punica_serve.errors import RequestFailed
+from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
+from punica_serve.workload import RequestLength, shipped_workload
 
-WORKLOAD = Workload(rank=4, num_prompt_tokens=3, num_output_tokens=6, concurrency=4, num_rounds=1)
+SETTINGS = Settings(
+    rows=("distinct", "uniform", "identical", "backbone", "distinct_alone", "files", "same_adapter_only", "static"),
+    num_requests=8,
+    rank=4,
+    batch_size=4,
+    num_rounds=2,
+    length=RequestLength(prompt=3, output=5),
+)
 
 
 @pytest.fixture(scope="module")
-def config(tiny_llama: Path) -> EngineConfig:
-    return EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=64, num_lora_pages=1, cpu_threads=1)
+def subject(tiny_llama: Path) -> Subject:
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=128, num_lora_pages=1, cpu_threads=1)
+    return Subject.of(config, "cpu")
 
 
 @pytest.fixture(scope="module")
-def measurements(config: EngineConfig) -> list[Measurement]:
-    return run(config, WORKLOAD, "cpu", Progress(disable=True))
+def report(subject: Subject) -> Report:
+    return measure_all(subject, SETTINGS, Progress(disable=True))
 
 
-def test_every_population_is_measured_alone_and_batched(measurements: list[Measurement]) -> None:
-    cells = {(m.population, m.concurrency): m for m in measurements}
-    assert set(cells) == {(name, n) for name in ("distinct", "uniform", "skewed", "identical") for n in (1, 4)}
-    for (_, concurrency), m in cells.items():
-        low, high = m.tokens_per_s_range
-        assert 0 < low <= m.tokens_per_s <= high
-        assert m.mean_batch_size == 1 if concurrency == 1 else 2 < m.mean_batch_size <= 4
-    # A single cell runs four requests, one after the other.
-    for concurrency in (1, 4):
-        counts = [cells[name, concurrency].num_adapters for name in ("distinct", "uniform", "skewed", "identical")]
-        assert counts == [4, 2, 3, 1]
+def test_every_row_runs_its_requests_by_its_policy(report: Report) -> None:
+    speeds = {str(record["row"]): record for record in report.tables[0].records}
+    assert tuple(speeds) == SETTINGS.rows
+    assert [record["num_requests"] for record in speeds.values()] == [8, 8, 8, 8, 4, 8, 8, 8]
+    # The first eight of a thousand requests hold eight of Uniform's 32 adapters.
+    assert [record["num_adapters"] for record in speeds.values()] == [8, 8, 1, 0, 4, 8, 8, 8]
+    for record in speeds.values():
+        assert 0 < float(record["tokens_per_s_lowest"] or 0) <= float(record["tokens_per_s_highest"] or 0)
+    assert speeds["distinct_alone"]["mean_batch"] == speeds["same_adapter_only"]["mean_batch"] == 1
+    assert float(speeds["identical"]["mean_batch"] or 0) > 2
 
 
-def test_a_request_that_fails_is_no_measurement(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_adapters = textgen._make_adapters
+def test_ratios_compare_within_the_run(report: Report) -> None:
+    speed = {str(record["row"]): float(record["tokens_per_s"] or 0) for record in report.tables[0].records}
+    assert report.facts["batched / alone, distinct"] == speed["distinct"] / speed["distinct_alone"]
+    assert report.facts["distinct / identical"] == speed["distinct"] / speed["identical"]
+    assert report.facts["distinct / same_adapter_only"] == speed["distinct"] / speed["same_adapter_only"]
 
-    def make_and_damage(model_folder: Path, folder: Path, workload: Workload) -> list[AdapterRef]:
-        refs = make_adapters(model_folder, folder, workload)
+
+def test_steps_are_told_apart(report: Report) -> None:
+    steps = {str(record["row"]): record for record in report.tables[1].records}
+    # Five tokens: one from the prefill, four from decode steps of its own.
+    assert steps["same_adapter_only"]["num_mixed_steps"] == 8
+    assert steps["same_adapter_only"]["num_decode_steps"] == 8 * 4
+    assert steps["distinct"]["floor_ms"] is None, "a CPU has no copy rate to compare with"
+
+
+def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
+    measured = run(subject, replace(SETTINGS, num_rounds=1), Progress(disable=True))
+    at_goal = replace(subject, model=replace(subject.model, name=textgen_report.GOAL_SHAPE))
+    steps = textgen_report._step_table(
+        StepBytes.of(subject.model, subject.dtype, 4), replace(measured, copy_bytes_per_s=1e9)
+    )
+    speeds = textgen_report._speed_table("", SETTINGS, measured, None)
+    goals = textgen_report._goals(textgen_report._by_row(speeds, "tokens_per_s"), steps)
+    assert sum(goal.measured is not None for goal in goals) == 6
+    assert goals[0].is_met is False and goals[5].measured is not None and goals[5].measured > 1
+    with_vllm = textgen_report._with_vllm(speeds).records
+    assert [record["vllm_tokens_per_s"] for record in with_vllm][:4] == [1318, 1883, 3041, 4407]
+    assert len(make_report(at_goal, SETTINGS, measured, None).tables) == 2, "not on a CPU"
+
+
+def test_it_leaves_tables_json_and_a_picture(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(report, tmp_path, Console(width=120))
+    assert "distinct / identical" in capsys.readouterr().out
+    document = json.loads((tmp_path / "textgen.json").read_text())
+    assert len(document["tables"]["speeds"]) == 8 and document["settings"]["rank"] == 4
+    assert (tmp_path / "textgen.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_transformers_and_peft_answer_with_exact_lengths(subject: Subject) -> None:
+    settings = Settings(rows=(PEFT_ROW, "backbone"), num_requests=2, rank=4, length=RequestLength(3, 5))
+    report = measure_all(subject, settings, Progress(disable=True))
+    assert [record["row"] for record in report.tables[0].records] == ["backbone", PEFT_ROW]
+    assert report.tables[0].records[1]["num_requests"] == 2
+
+
+def test_rows_are_chosen_by_name() -> None:
+    assert parse_rows(None, on_gpu=True) == GPU_ROWS
+    assert set(GPU_ROWS) <= {*ROWS, PEFT_ROW}
+    assert parse_rows("static, distinct,static", on_gpu=False) == ("static", "distinct")
+    with pytest.raises(ConfigError, match=r"row 'zipf' is unknown; there are distinct, uniform"):
+        parse_rows("zipf", on_gpu=True)
+
+
+def test_long_requests_are_cut_to_the_model() -> None:
+    workload = fit(shipped_workload(), 256)
+    assert max(prompt + output for prompt, output in workload.lengths) <= 256
+    assert max(output for _, output in workload.lengths) == 128
+    assert fit(shipped_workload(), 4096) == shipped_workload()
+
+
+def test_a_row_that_fails_ends_no_other(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_and_damage(folder: Path, *rest: Any) -> list[AdapterRef]:
+        refs = write_folders(folder, *rest)
         (Path(refs[2].uri) / "adapter_config.json").write_text("{}")
         return refs
 
-    monkeypatch.setattr(textgen, "_make_adapters", make_and_damage)
-    with pytest.raises(RequestFailed, match=r"a request of the benchmark failed: .*changed on disk"):
-        run(config, WORKLOAD, "cpu", Progress(disable=True))
-
-
-def test_adapters_that_do_not_come_in_time_end_it(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textgen, "_ADAPTER_DEADLINE_S", 0.0)
-    with pytest.raises(RequestFailed, match="not on the device after 0 s"):
-        run(config, WORKLOAD, "cpu", Progress(disable=True))
-
-
-def test_ratios_compare_within_the_run(measurements: list[Measurement]) -> None:
-    speed = {(m.population, m.concurrency): m.tokens_per_s for m in measurements}
-    ratios = report.ratios(measurements)
-    assert ratios["batched / alone, skewed"] == speed["skewed", 4] / speed["skewed", 1]
-    assert ratios["distinct / identical, batched"] == speed["distinct", 4] / speed["identical", 4]
-
-
-def test_it_leaves_a_table_json_and_a_picture(
-    measurements: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report.print_table(measurements, Console(width=120))
-    assert "distinct / identical, batched" in capsys.readouterr().out
-    report.write_json(tmp_path / "t.json", measurements, WORKLOAD, "cpu")
-    document = json.loads((tmp_path / "t.json").read_text())
-    assert len(document["measurements"]) == 8 and document["machine"]["torch"] and document["workload"]["rank"] == 4
-    report.draw(tmp_path / "t.png", measurements)
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(textgen, "write_folders", write_and_damage)
+    settings = replace(SETTINGS, rows=("files", "backbone"), num_rounds=1)
+    measured = run(subject, settings, Progress(disable=True))
+    assert [times.row.name for times in measured.rows] == ["backbone"]
+    assert len(measured.failures) == 1 and "files: a request of the benchmark failed" in measured.failures[0]

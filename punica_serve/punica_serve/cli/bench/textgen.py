@@ -1,37 +1,82 @@
 """`punica-serve bench textgen`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import (
+    REFRESH_PER_S,
+    EngineConfigOption,
+    EngineDeviceOption,
+    RankOption,
+    ShapeOption,
+    subject_of,
+)
+
+if TYPE_CHECKING:
+    from punica_serve.bench.report import Report
+
+#: On a CPU: full batches in seconds, without the tail of the workload's longest answers, and nothing but steps.
+_CPU_REQUESTS = 96
+_CPU_ROUNDS = 5
+_CPU_LENGTH = (32, 64)
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where JSON and picture go.")] = Path("bench-results"),
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the random adapters.")] = 16,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    concurrency: Annotated[int, typer.Option(min=2, help="Requests in flight of the batched cells.")] = 32,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; a figure is the median.")] = 5,
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Requests of the workload; 1000, on a CPU 96.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is the median. 1, on a CPU 5.")] = None,
+    length: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="PROMPT OUTPUT", help="Tokens of every prompt and answer, not the workload's; on a CPU 32 64."
+        ),
+    ] = None,
+    resident: Annotated[
+        bool | None,
+        typer.Option(
+            "--resident/--cold", help="Adapters are on the device before the clock starts; on a CPU they are."
+        ),
+    ] = None,
+    rank: RankOption = 16,
+    batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step.")] = 32,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where adapter files are written meanwhile.")
+    ] = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Tokens per second for Distinct, Uniform, Skewed and Identical adapters, one at a time and batched."""
-    from punica_serve.bench import textgen_report as report
-    from punica_serve.bench.textgen import Workload, run
-    from punica_serve.config import load_config
+    """Tokens per second over the shipped workload: four populations, the base alone, files, and three baselines."""
+    from punica_serve.bench.textgen import Settings
+    from punica_serve.bench.textgen_rows import parse_rows
+    from punica_serve.workload import RequestLength
 
-    cluster = load_config(config)
-    device = cluster.runner.devices[0]
-    workload = Workload(rank, prompt_tokens, output_tokens, concurrency, rounds)
-    console = Console()
-    with Progress(console=console, transient=True) as progress:
-        measurements = run(cluster.engine, workload, device, progress)
-    report.print_table(measurements, console)
-    out.mkdir(parents=True, exist_ok=True)
-    report.write_json(out / "textgen.json", measurements, workload, device)
-    report.draw(out / "textgen.png", measurements)
-    console.print(f"wrote {out / 'textgen.json'} and {out / 'textgen.png'}")
+    with subject_of(config, shape, device) as subject:
+        if not subject.on_gpu:
+            requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
+        settings = Settings(
+            rows=parse_rows(rows, on_gpu=subject.on_gpu),
+            num_requests=requests or 1000,
+            rank=rank,
+            batch_size=batch_size,
+            num_rounds=rounds or 1,
+            length=RequestLength(*length) if length else None,
+            resident=not subject.on_gpu if resident is None else resident,
+            folder=folder,
+        )
+
+        def benchmark(progress: Progress) -> "Report":
+            from punica_serve.bench.textgen_report import measure_all
+
+            return measure_all(subject, settings, progress)
+
+        measure(benchmark, out, REFRESH_PER_S)

@@ -1,0 +1,141 @@
+"""Random adapters in bulk, each with bytes of its own: a thousand in host memory, or hundreds of PEFT folders, fast.
+
+The numbers are drawn on the device and copied down, since drawing 40 GB of them on CPU cores would take minutes. They
+are small enough that a model's outputs stay finite.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, weight_name
+from punica_serve.adapters.random_adapter import ALL_MODULES
+from punica_serve.adapters.targets import linear_modules
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.packing import PackedAdapter, PackedGroup
+from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+
+_STANDARD_DEVIATION = 0.02
+
+#: More would wait for the same memory.
+_MAX_THREADS = 8
+
+#: Told after each adapter.
+OnMade = Callable[[], None]
+
+
+def adapter_bytes(model: ModelConfig, rank: int, dtype: torch.dtype) -> int:
+    """What one adapter on all seven projections takes in host memory: whole pages of 8 rank rows."""
+    rows = -(-rank // LORA_PAGE_RANKS) * LORA_PAGE_RANKS
+    return sum(rows * (out + into) for out, into in model.linear_shapes.values()) * (
+        model.num_hidden_layers * dtype.itemsize
+    )
+
+
+def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, on_made: OnMade) -> list[AdapterRef]:
+    """Puts ``count`` adapters of all seven projections into the engine's host cache, in its own layout."""
+    ranks = dict.fromkeys(ALL_MODULES, rank)
+    num_bytes = adapter_bytes(engine.model_config, rank, dtype)
+
+    def make(seed: int) -> AdapterRef:
+        ref = AdapterRef(digest=f"random-r{rank}-{seed}", uri="", num_bytes=num_bytes, ranks=ranks)
+        if engine.host_cache.get(ref.digest) is None:
+            engine.host_cache.put(ref.digest, _random_packed(engine, ranks, dtype, seed))
+        on_made()
+        return ref
+
+    return _in_threads(make, count)
+
+
+def write_folders(
+    folder: Path, model: ModelConfig, count: int, rank: int, device: torch.device, on_made: OnMade
+) -> list[AdapterRef]:
+    """Writes ``count`` PEFT folders in bfloat16, scaling 1, and reads each once: they are valid, and in page cache."""
+    file = _AdapterFile.of(model, rank)
+
+    def make(seed: int) -> AdapterRef:
+        path = folder / f"{seed}"
+        path.mkdir(parents=True)
+        (path / CONFIG_NAME).write_bytes(file.config)
+        numbers = _random(file.num_elements, torch.bfloat16, device, seed).cpu()
+        with (path / WEIGHTS_NAME).open("wb") as weights:
+            weights.write(file.header)
+            weights.write(numbers.view(torch.uint8).numpy().data)
+        ref = read_adapter(path, model).ref
+        on_made()
+        return ref
+
+    return _in_threads(make, count)
+
+
+@dataclass(frozen=True, slots=True)
+class _AdapterFile:
+    """What all folders of one shape share."""
+
+    config: bytes
+    #: Of the safetensors file, with the length before it.
+    header: bytes
+    num_elements: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, rank: int) -> "_AdapterFile":
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": model.name,
+            "r": rank,
+            "lora_alpha": rank,
+            "target_modules": list(ALL_MODULES),
+        }
+        shapes = dict(_tensor_shapes(model, rank))
+        ends = list(accumulate(rows * columns for rows, columns in shapes.values()))
+        header = {
+            name: {"dtype": "BF16", "shape": shape, "data_offsets": [2 * (end - shape[0] * shape[1]), 2 * end]}
+            for (name, shape), end in zip(shapes.items(), ends, strict=True)
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # the format's way to align the data
+        return cls(json.dumps(config, indent=2).encode(), len(text).to_bytes(8, "little") + text, ends[-1])
+
+
+def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    for _, module, path in linear_modules(model):
+        out_features, in_features = model.linear_shapes[module]
+        yield weight_name(path, "A"), (rank, in_features)
+        yield weight_name(path, "B"), (out_features, rank)
+
+
+def _random_packed(engine: Engine, ranks: dict[str, int], dtype: torch.dtype, seed: int) -> PackedAdapter:
+    model = engine.model_config
+    groups = {}
+    for group, num_pages in pages_needed(ranks).items():
+        modules = LORA_GROUPS[group]
+        outs = sum(model.linear_shapes[module][0] for module in modules)
+        layers, into = model.num_hidden_layers, model.linear_shapes[modules[0]][1]
+        a = torch.empty(num_pages, layers, len(modules), LORA_PAGE_RANKS, into, dtype=dtype)
+        b = torch.empty(num_pages, layers, LORA_PAGE_RANKS, outs, dtype=dtype)
+        rows = max(ranks[module] for module in modules) - (num_pages - 1) * LORA_PAGE_RANKS
+        for tensor in (a, b):
+            tensor.copy_(_random(tensor.numel(), dtype, engine.device, seed).view_as(tensor))
+            tensor[-1, ..., rows:, :] = 0  # a page's rows beyond the rank
+        groups[group] = PackedGroup(a, b)
+    return PackedAdapter(groups)
+
+
+def _random(count: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.empty(count, dtype=dtype, device=device).normal_(std=_STANDARD_DEVIATION, generator=generator)
+
+
+def _in_threads(make: Callable[[int], AdapterRef], count: int) -> list[AdapterRef]:
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
+        return list(threads.map(make, range(count)))

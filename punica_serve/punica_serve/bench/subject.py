@@ -1,0 +1,56 @@
+"""What a benchmark of the engine runs: a config, on a device, with room for the benchmark's adapters."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from punica_serve.bench.random_adapters import adapter_bytes
+from punica_serve.bench.shapes import shape_of, write_shape
+from punica_serve.config import EngineConfig
+from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.model_config import ModelConfig, read_model_config
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine to be, on one device."""
+
+    config: EngineConfig
+    device: torch.device
+    model: ModelConfig
+
+    @classmethod
+    def of(cls, config: EngineConfig, device: str) -> "Subject":
+        """Raises ModelRejected if the config's model can't be served."""
+        return cls(config, torch.device(device), read_model_config(config.model))
+
+    @classmethod
+    def of_shape(cls, name: str, folder: Path, device: str) -> "Subject":
+        """Random weights of a known shape; its config.json goes into ``folder``. Raises ConfigError."""
+        write_shape(shape_of(name), folder)
+        return cls.of(EngineConfig(model=folder, load_format="dummy"), device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.config.dtype_of(self.model))
+        return dtype
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
+        """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device.
+
+        On the device there is room for the adapters of four batches at least, so that loads have somewhere to go.
+        """
+        pages = -(-rank // LORA_PAGE_RANKS) * max(num_resident, 4 * batch_size)
+        needed_bytes = (num_host + 1) * adapter_bytes(self.model, rank, self.dtype)
+        return self.config.model_copy(
+            update={
+                "max_batch_size": batch_size,
+                "num_lora_pages": max(pages, self.config.num_lora_pages),
+                "host_cache_bytes": max(needed_bytes, self.config.host_cache_bytes),
+            }
+        )

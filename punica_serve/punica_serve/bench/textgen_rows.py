@@ -1,0 +1,128 @@
+"""The rows of the text generation benchmark: which requests, with which adapters, added by which policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from punica_serve.bench.driver import InFlight, Policy, SameAdapterOnly, StaticBatches
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.workload import Population, RequestLength, Workload
+
+_PROMPT_SEED = 20231028
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One population under one policy."""
+
+    name: str
+    #: None: the base model alone.
+    population: Population | None
+    #: queued: all wait in the engine from the start. alone: one at a time.
+    policy: Literal["queued", "alone", "static", "same_adapter"] = "queued"
+    #: Where its adapters are when it starts.
+    source: Literal["host", "files"] = "host"
+    #: Takes no more than the first so many requests, for time or disk.
+    max_requests: int | None = None
+    #: Its adapters are on the device before the clock starts.
+    resident: bool = False
+
+    def num_requests(self, asked: int) -> int:
+        return asked if self.max_requests is None else min(asked, self.max_requests)
+
+    def indices(self, workload: Workload) -> list[int]:
+        """The adapter of each of its requests; empty without adapters."""
+        if self.population is None:
+            return []
+        count = self.num_requests(len(workload.lengths))
+        return list(workload.adapters[self.population][:count])
+
+    def start(self, requests: Sequence[Request], batch_size: int) -> Policy:
+        """Its policy over these requests."""
+        match self.policy:
+            case "queued":
+                return InFlight(requests)
+            case "alone":
+                return InFlight(requests, limit=1)
+            case "static":
+                return StaticBatches(requests, batch_size)
+            case "same_adapter":
+                return SameAdapterOnly(requests, batch_size)
+
+
+_ALL = (
+    Row("distinct", Population.DISTINCT),
+    Row("uniform", Population.UNIFORM),
+    Row("skewed", Population.SKEWED),
+    Row("identical", Population.IDENTICAL),
+    Row("backbone", None),
+    # The row to compare files with: few requests end with a longer tail of small batches.
+    Row("distinct_300", Population.DISTINCT, max_requests=300),
+    Row("files", Population.DISTINCT, source="files", max_requests=300),
+    # Free switching: a hundred adapters fit the device.
+    Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=100, resident=True),
+    Row("static", Population.DISTINCT, "static", max_requests=320),
+    *(Row(f"{p.value}_alone", p, "alone", max_requests=4, resident=True) for p in Population),
+)
+
+ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+
+#: Not run by an engine of ours.
+PEFT_ROW = "transformers_peft"
+
+GPU_ROWS = (
+    "distinct",
+    "uniform",
+    "skewed",
+    "identical",
+    "backbone",
+    "same_adapter_only",
+    "static",
+    "distinct_300",
+    "files",
+    PEFT_ROW,
+)
+
+CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Population))
+
+
+def parse_rows(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
+    """Names separated by commas; by default those that suit the device. Raises ConfigError for an unknown one."""
+    if names is None:
+        return GPU_ROWS if on_gpu else CPU_ROWS
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in chosen:
+        if name not in ROWS and name != PEFT_ROW:
+            raise ConfigError(f"row {name!r} is unknown; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
+    return chosen
+
+
+def requests_of(
+    row: Row, workload: Workload, adapters: Sequence[AdapterRef], *, vocab_size: int, run: str
+) -> list[Request]:
+    """The row's requests in order of arrival, greedy and of exact lengths. ``run`` keeps their names apart."""
+    lengths = workload.lengths[: row.num_requests(len(workload.lengths))]
+    refs: list[AdapterRef | None] = [adapters[index] for index in row.indices(workload)]
+    refs = refs or [None] * len(lengths)
+    tokens = np.random.default_rng(_PROMPT_SEED)
+    return [
+        Request(
+            f"{run}-{number}",
+            number,
+            tuple(tokens.integers(vocab_size, size=length.prompt).tolist()),
+            SamplingParams(max_tokens=length.output, ignore_eos=True),
+            ref,
+        )
+        for number, (length, ref) in enumerate(zip(lengths, refs, strict=True))
+    ]
+
+
+def fit(workload: Workload, max_context: int) -> Workload:
+    """The same requests, the longest cut so that a small model can hold them."""
+    outputs = [min(length.output, max_context // 2) for length in workload.lengths]
+    prompts = [length.prompt for length in workload.lengths]
+    lengths = [RequestLength(min(p, max_context - out), out) for p, out in zip(prompts, outputs, strict=True)]
+    return Workload(tuple(lengths), workload.adapters)

@@ -1,0 +1,37 @@
+"""A progress bar of tokens with their rate, which stays out of the way of what is measured."""
+
+import time
+
+from rich.progress import Progress
+
+from punica_serve.engine.engine import StepOutput
+
+_UPDATE_S = 0.5
+
+
+class TokenBar:
+    """One bar for one run after the other; told of every step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None, visible=False)
+        self._name = ""
+        self._num_tokens = 0
+        self._started_s = self._shown_s = 0.0
+
+    def start(self, name: str, total_tokens: int) -> None:
+        """Begins a run of so many tokens."""
+        self._name, self._num_tokens = name, 0
+        self._started_s = self._shown_s = time.perf_counter()
+        self._progress.reset(self._task, total=total_tokens, description=name, visible=True)
+
+    def on_step(self, output: StepOutput) -> None:
+        """Counts a step's tokens, and now and then shows them."""
+        self._num_tokens += len(output.tokens)
+        now_s = time.perf_counter()
+        if now_s - self._shown_s > _UPDATE_S:
+            self._shown_s = now_s
+            rate = self._num_tokens / (now_s - self._started_s)
+            self._progress.update(
+                self._task, completed=self._num_tokens, description=f"{self._name} {rate:,.0f} tokens/s"
+            )

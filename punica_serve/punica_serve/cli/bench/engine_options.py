@@ -1,0 +1,49 @@
+"""Which engine a benchmark runs: a config's, or one of a known shape with random weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from punica_serve.cli.options import DEFAULT_CONFIG
+
+if TYPE_CHECKING:
+    from punica_serve.bench.subject import Subject
+
+#: A bar is drawn by the process that is measured: seldom.
+REFRESH_PER_S = 1.0
+
+EngineConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help=f"A config file, whose model is run; {DEFAULT_CONFIG} by default."),
+]
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shape", metavar="NAME", help="In place of a config: llama-2-7b, llama-2-13b or 1b with random weights."
+    ),
+]
+EngineDeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Device to measure; the config's first, or cuda:0 for a shape.")
+]
+RankOption = Annotated[int, typer.Option("--rank", min=1, max=128, help="Rank of the random adapters.")]
+
+
+@contextmanager
+def subject_of(config: Path | None, shape: str | None, device: str | None) -> Iterator["Subject"]:
+    """The engine to be. Raises ConfigError."""
+    from punica_serve.bench.subject import Subject
+    from punica_serve.config import load_config
+    from punica_serve.errors import ConfigError
+
+    if shape is None:
+        cluster = load_config(config or DEFAULT_CONFIG)
+        yield Subject.of(cluster.engine, device or cluster.runner.devices[0])
+        return
+    if config is not None:
+        raise ConfigError("`--shape` and `--config` both say which model to run; give one", param="shape")
+    with TemporaryDirectory(prefix="punica-shape-") as folder:
+        yield Subject.of_shape(shape, Path(folder) / shape, device or "cuda:0")

@@ -1,0 +1,53 @@
+"""Random adapters in bulk: what the engine finds in its host cache, and what PEFT finds in the folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from punica_serve.adapters.folder import load_adapter
+from punica_serve.bench.driver import InFlight, drive
+from punica_serve.bench.random_adapters import adapter_bytes, fill_host_cache, write_folders
+from punica_serve.bench.shapes import shape_of
+from punica_serve.config import EngineConfig
+from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import Request, SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("rank", [4, 8, 20])
+def test_adapters_in_the_host_cache_are_all_different_and_run(tiny_llama: Path, rank: int) -> None:
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=64, num_lora_pages=16, cpu_threads=1)
+    engine = Engine(config)
+    made: list[int] = []
+    refs = fill_host_cache(engine, 3, rank, torch.float32, lambda: made.append(1))
+    assert len(made) == 3
+    params = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=0)
+    requests = [Request(f"{i}", i, (1, 2, 3), params, ref) for i, ref in enumerate((*refs, None))]
+    logprobs: dict[str, float] = {}
+
+    def note(output: StepOutput) -> None:
+        for token in output.tokens:
+            assert token.logprobs is not None
+            logprobs.setdefault(token.request_id, token.logprobs.logprob)
+
+    assert drive(engine, InFlight(requests), note).num_tokens == 16
+    engine.close()
+    assert len(set(logprobs.values())) == 4, "adapters that are equal, or do nothing"
+
+
+def test_an_adapter_of_a_7b_model_has_80_mb(tiny_model: ModelConfig) -> None:
+    assert adapter_bytes(shape_of("llama-2-7b"), 16, torch.bfloat16) == 79_953_920
+    assert adapter_bytes(tiny_model, 4, torch.float32) == adapter_bytes(tiny_model, 8, torch.float32)
+
+
+def test_folders_are_adapters_with_bytes_of_their_own(tiny_model: ModelConfig, tmp_path: Path) -> None:
+    refs = write_folders(tmp_path, tiny_model, 3, 4, CPU, lambda: None)
+    assert len({ref.digest for ref in refs}) == 3
+    adapter = load_adapter(refs[2], tiny_model)
+    pair = adapter.pairs[1, "down_proj"]
+    assert pair.rank == 4 and pair.scaling == 1.0 and pair.a.dtype == "BF16"
+    assert 0.01 < pair.b.float32().std() < 0.03
+    assert refs[0].ranks == dict.fromkeys(tiny_model.linear_shapes, 4)
