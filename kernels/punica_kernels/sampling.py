@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from punica_kernels.checks import require_shape
+from punica_kernels.checks import require_dense_rows, require_shape
 
 _MASK_32 = 0xFFFFFFFF
 _ROUNDS = 10
@@ -98,7 +98,8 @@ def _keep_top(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordinals = torch.arange(logits.shape[1], device=logits.device)
     values.masked_fill_((top_k[:, None] > 0) & (ordinals >= top_k[:, None]), -math.inf)
     probs = values.softmax(-1)
-    probs_before = probs.cumsum(-1).sub_(probs)
+    # Two rows at least: CUDA adds up a single one in an order that differs from run to run.
+    probs_before = probs.expand(max(2, len(probs)), -1).cumsum(-1)[: len(probs)].sub_(probs)
     # Off means off: a sum of probabilities may reach 1 before the last token.
     dropped = (probs_before >= top_p[:, None]) & (top_p[:, None] < 1) & (ordinals > 0)
     values.masked_fill_(dropped, -math.inf)
@@ -146,6 +147,15 @@ def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tenso
     """
     for name in ("temperatures", "seeds", "positions"):
         require_shape(name, getattr(rows, name), logits.shape[0])
+    if logits.is_cuda:
+        from punica_kernels.gpu import sampling
+
+        require_dense_rows(logits=logits, temperatures=rows.temperatures, seeds=rows.seeds, positions=rows.positions)
+        return sampling.sample(logits, rows, masked=masked)
+    return _sample(logits, rows, masked)
+
+
+def _sample(logits: Tensor, rows: SamplingRows, masked: bool) -> Tensor:
     lowest, highest = logits.aminmax(dim=-1)
     # NaN passes through aminmax.
     is_valid = highest.isfinite() if masked else highest.isfinite() & lowest.isfinite()

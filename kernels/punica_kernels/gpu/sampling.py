@@ -1,0 +1,151 @@
+"""Sampling in Triton: `punica_kernels.sampling` without its loops, its copies of the logits or a wait for the device.
+
+Two launches. The first scores one block of tokens of one row per program and keeps the block's best token; the second
+picks the best block of each row. The noise is made where it is needed, in registers.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from punica_kernels.gpu.launch import launch_options
+from punica_kernels.sampling import filter_logits, scale_logits
+
+if TYPE_CHECKING:
+    from punica_kernels.sampling import SamplingRows
+
+_BLOCK = 2048
+#: A block's highest logit, the logit of its best token and that token's noise.
+_WORDS = tl.constexpr(3)
+
+
+def sample(logits: Tensor, rows: "SamplingRows", *, masked: bool = False) -> Tensor:
+    """The next token of each row, int64 [R]; see `punica_kernels.sampling.sample`."""
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    draw(tokens, logits, rows.temperatures, rows.seeds, rows.positions, masked=masked)
+    chosen = rows.filters
+    if chosen is not None:
+        temperatures = rows.temperatures.index_select(0, chosen.rows)
+        scores = scale_logits(logits.index_select(0, chosen.rows), temperatures)
+        filter_logits(scores, chosen.top_k, chosen.top_p, chosen.min_p)
+        filtered = torch.empty_like(chosen.rows)
+        seeds, positions = rows.seeds.index_select(0, chosen.rows), rows.positions.index_select(0, chosen.rows)
+        draw(filtered, scores, torch.ones_like(temperatures), seeds, positions, masked=True)
+        is_valid = tokens.index_select(0, chosen.rows) >= 0
+        tokens.index_copy_(0, chosen.rows, filtered.where(is_valid, -1))
+    return tokens
+
+
+def draw(
+    tokens: Tensor, logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, masked: bool
+) -> None:
+    """tokens = the next token of each row, without filters."""
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return
+    num_blocks = triton.cdiv(vocab_size, _BLOCK)
+    best_tokens = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
+    best_scores = torch.empty(num_rows, num_blocks, _WORDS.value, dtype=torch.float32, device=logits.device)
+    _sample_blocks[(num_rows, num_blocks)](
+        best_tokens,
+        best_scores,
+        logits,
+        temperatures,
+        seeds,
+        positions,
+        logits.stride(0),
+        vocab_size,
+        BLOCK=_BLOCK,
+        MASKED=masked,
+        **launch_options(4),
+    )
+    _pick_blocks[(num_rows,)](
+        tokens,
+        best_tokens,
+        best_scores,
+        temperatures,
+        num_blocks,
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        **launch_options(1),
+    )
+
+
+@triton.jit
+def _sample_blocks(
+    best_tokens,
+    best_scores,
+    logits,
+    temperatures,
+    seeds,
+    positions,
+    row_stride,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The best token of a block of a row's tokens, or -1 where a logit is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    is_token = start + lanes < vocab_size
+    values = tl.load(logits + row * row_stride + start + lanes, mask=is_token, other=float("-inf")).to(tl.float32)
+    is_bad = (values != values) | (values == float("inf"))
+    if not MASKED:
+        is_bad |= is_token & (values == float("-inf"))
+    any_bad = tl.max(is_bad.to(tl.int32), axis=0)
+    values = tl.where(is_bad, float("-inf"), values)
+    highest = tl.max(values, axis=0)
+    noise = tl.zeros((BLOCK,), dtype=tl.float32)
+    scores = values
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        # Compared from the block's highest logit on, where float32 is finest.
+        noise = _gumbel_noise(tl.load(seeds + row), tl.load(positions + row), start // 4, BLOCK)
+        scores = tl.div_rn(values - _finite(highest), temperature) + noise
+    best = tl.argmax(scores, axis=0, tie_break_left=True)
+    is_best = lanes == best
+    block = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(best_tokens + block, tl.where(any_bad > 0, -1, start + best))
+    tl.store(best_scores + block * _WORDS, highest)
+    tl.store(best_scores + block * _WORDS + 1, tl.max(tl.where(is_best, values, float("-inf")), axis=0))
+    tl.store(best_scores + block * _WORDS + 2, tl.max(tl.where(is_best, noise, float("-inf")), axis=0))
+
+
+@triton.jit
+def _pick_blocks(tokens, best_tokens, best_scores, temperatures, num_blocks, BLOCKS: tl.constexpr):
+    """The best block's best token, scored as in `punica_kernels.sampling`: from the row's highest logit on."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCKS)
+    is_block = lanes < num_blocks
+    blocks = row * num_blocks + lanes
+    candidates = tl.load(best_tokens + blocks, mask=is_block, other=0)
+    minus_inf = float("-inf")
+    highest = tl.max(tl.load(best_scores + blocks * _WORDS, mask=is_block, other=minus_inf), axis=0)
+    values = tl.load(best_scores + blocks * _WORDS + 1, mask=is_block, other=minus_inf)
+    noise = tl.load(best_scores + blocks * _WORDS + 2, mask=is_block, other=0.0)
+    temperature = tl.load(temperatures + row)
+    scores = tl.div_rn(values - _finite(highest), tl.where(temperature > 0, temperature, 1.0)) + noise
+    best = tl.argmax(scores, axis=0, tie_break_left=True)
+    is_valid = (tl.min(candidates, axis=0) >= 0) & (highest != minus_inf)
+    token = tl.max(tl.where(lanes == best, candidates, -1), axis=0)
+    tl.store(tokens + row, tl.where(is_valid, token, -1).to(tl.int64))
+
+
+@triton.jit
+def _finite(highest):
+    """Where nothing is possible there is no highest logit to count from."""
+    return tl.where(highest == float("-inf"), 0.0, highest)
+
+
+@triton.jit
+def _gumbel_noise(seed, position, first_counter, BLOCK: tl.constexpr):
+    """float32 [BLOCK] noise of consecutive tokens, four to a Philox counter."""
+    counters = (first_counter + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zeros = counters * 0
+    w0, w1, w2, w3 = tl.philox(seed, counters, zeros + position.to(tl.uint32), zeros, zeros)
+    words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    uniform = ((words >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
+    return -tl.log(-tl.log(uniform))
