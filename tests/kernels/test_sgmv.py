@@ -158,6 +158,15 @@ def test_shrink_then_expand_is_add_lora() -> None:
     assert torch.equal(y, case.run())
 
 
+def test_expand_alone_gives_what_lora_adds() -> None:
+    case = make_case([5, 2, 1], [16, 0, 3])
+    delta = torch.full_like(case.y, torch.nan)
+    sgmv_shrink(case.v, case.x, case.a_pages, case.index)
+    sgmv_expand(delta, case.v, case.b_pages, case.out_offsets, case.index, accumulate=False)
+    assert relative_error(delta, case.expected() - case.y.double()) < TOLERANCES[torch.float32]
+    assert not delta[5:7].any()
+
+
 def test_strided_inputs_and_outputs() -> None:
     case = make_case([5, 1, 20], [16, 3, 64])
     wide_x, wide_y = torch.randn(26, 3, 40), torch.randn(26, 100)

@@ -1,0 +1,99 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from punica_kernels.lora_table import (
+    ITEM_PAGES,
+    ITEM_WORDS,
+    TILE_HEADER_WORDS,
+    TILE_ROWS,
+    LoraTableShape,
+    Words,
+)
+
+
+def fill(shape: LoraTableShape, indptr: list[int], pages: list[list[int]]) -> Words:
+    words = np.full(shape.num_words, 12345, np.int32)
+    shape.fill(words, indptr, pages)
+    return words
+
+
+def tiles(shape: LoraTableShape, words: Words) -> list[tuple[int, int, int, list[int]]]:
+    """(first row, rows, items, pages) of the tiles in use."""
+    rows = words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words).tolist()
+    return [
+        (row[0], row[1], row[2], [page for page in row[TILE_HEADER_WORDS:] if page >= 0]) for row in rows if row[1] > 0
+    ]
+
+
+def items(shape: LoraTableShape, words: Words) -> list[list[int]]:
+    """[first row, rows, place, page, page] of the items in use."""
+    rows = words[shape.items_start :].reshape(shape.max_items, ITEM_WORDS).tolist()
+    return [row[: 3 + ITEM_PAGES] for row in rows if row[1] > 0]
+
+
+def test_tiles_of_highest_ranks_come_first_and_padding_is_rows_without_lora() -> None:
+    shape = LoraTableShape(max_rows=8, max_segments=3, max_rank_pages=3)
+    words = fill(shape, [0, 1, 3, 6], [[7], [], [4, 2, 9]])
+    assert tiles(shape, words) == [(3, 3, 2, [4, 2, 9]), (0, 1, 1, [7]), (1, 2, 0, []), (6, 2, 0, [])]
+    assert items(shape, words) == [[3, 3, 0, 4, 2], [3, 3, 1, 9, -1], [0, 1, 0, 7, -1]]
+
+
+def test_long_segments_are_cut_into_tiles() -> None:
+    shape = LoraTableShape(max_rows=40, max_segments=2, max_rank_pages=2)
+    words = fill(shape, [0, 35, 40], [[3, 1], []])
+    assert tiles(shape, words) == [(0, 16, 1, [3, 1]), (16, 16, 1, [3, 1]), (32, 3, 1, [3, 1]), (35, 5, 0, [])]
+    assert [item[:2] for item in items(shape, words)] == [[0, 16], [16, 16], [32, 3]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_row_is_in_one_tile_and_every_page_in_one_item_of_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 2 + 40 * (seed % 2), rng.integers(1, 20))
+    indptr = [0, *np.cumsum(lengths).tolist()]
+    pages = [rng.integers(0, 99, rng.integers(0, 17)).tolist() for _ in lengths]
+    shape = LoraTableShape(max(1, indptr[-1] + int(rng.integers(0, 30))), len(pages), 16)
+    words = fill(shape, indptr, pages)
+    pages_of_row = [pages[i] for i, (start, end) in enumerate(pairwise(indptr)) for _ in range(start, end)]
+    pages_of_row += [[] for _ in range(shape.max_rows - indptr[-1])]
+    seen: list[int] = []
+    for first, rows, num_items, own in tiles(shape, words):
+        assert 1 <= rows <= TILE_ROWS
+        assert all(pages_of_row[row] == own for row in range(first, first + rows))
+        assert [item[3:] for item in items(shape, words) if item[:2] == [first, rows]] == [
+            [*own[i : i + 2], -1][:2] for i in range(0, len(own), 2)
+        ]
+        assert num_items == -(-len(own) // ITEM_PAGES)
+        seen += range(first, first + rows)
+    assert sorted(seen) == list(range(shape.max_rows))
+
+
+def test_nothing_of_an_earlier_step_stays() -> None:
+    shape = LoraTableShape(4, 4, 4)
+    words = fill(shape, [0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 4)
+    shape.fill(words, [0, 4], [[]])
+    assert tiles(shape, words) == [(0, 4, 0, [])]
+    assert items(shape, words) == []
+
+
+@pytest.mark.parametrize(
+    ("indptr", "pages", "message"),
+    [
+        ([0, 1], [[1], [2]], "indptr must"),
+        ([1, 2], [[1]], "indptr must"),
+        ([0, 2, 1], [[1], [2]], "indptr must"),
+        ([0, 5], [[1]], "do not fit"),
+        ([0, 1, 2, 3], [[1], [2], [3]], "do not fit"),
+        ([0, 1], [[1, 2, 3]], "adapter of 3 pages"),
+    ],
+)
+def test_segments_that_do_not_fit_are_refused(indptr: list[int], pages: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fill(LoraTableShape(max_rows=4, max_segments=2, max_rank_pages=2), indptr, pages)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 17)])
+def test_shapes_that_hold_nothing_are_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least one|max_rank_pages"):
+        LoraTableShape(*shape)
