@@ -1,0 +1,158 @@
+"""Paged attention: the torch implementation, and Triton's on a GPU or, on small shapes, in Triton's interpreter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from punica_kernels import paged_attention as public
+from punica_kernels.gpu import paged_attention as triton
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+#: Relative Frobenius error: half precision rounds the probabilities and the result. The interpreter multiplies
+#: bfloat16 wrongly.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3}
+GPU_TOLERANCES = {**TOLERANCES, torch.bfloat16: 8e-3}
+#: (context, query rows) of each request: decodes, whole prompts, chunks of prompts, and a request of no context.
+REQUESTS = [(1, 1), (7, 7), (0, 2), (13, 5), (40, 1), (33, 20), (8, 0)]
+SCALE = 0.3
+
+
+@dataclass
+class Case:
+    """One call on a cache that is NaN wherever no request has written."""
+
+    requests: list[tuple[int, int]]
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    page_table: Tensor
+
+    def run(self, attend: Callable[..., None]) -> Tensor:
+        """A poisoned `out` after the call."""
+        out = torch.full_like(self.q, torch.nan)
+        contexts, rows = zip(*self.requests, strict=True)
+        lengths = torch.tensor(contexts, dtype=torch.int32, device=self.q.device)
+        starts = torch.tensor([0, *rows], device=self.q.device).cumsum(0).to(torch.int32)
+        attend(out, self.q, self.keys, self.values, self.page_table, lengths, starts, max(rows), SCALE)
+        return out
+
+    def expected(self) -> Tensor:
+        """torch's attention in float64, request by request; NaN in rows without context."""
+        out, start = torch.full_like(self.q, torch.nan, dtype=torch.float64), 0
+        for request, (context, rows) in enumerate(self.requests):
+            if context and rows:
+                pages = self.page_table[request, : -(-context // self.keys.shape[1])]
+                k, v = (
+                    pool[pages].flatten(0, 1)[:context].double().transpose(0, 1) for pool in (self.keys, self.values)
+                )
+                mask = torch.ones(rows, context, dtype=torch.bool, device=self.q.device).tril(context - rows)
+                q = self.q[start : start + rows].double().transpose(0, 1)
+                attended = scaled_dot_product_attention(q, k, v, mask, scale=SCALE, enable_gqa=True)
+                out[start : start + rows] = attended.transpose(0, 1)
+            start += rows
+        return out
+
+
+def make_case(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    requests: list[tuple[int, int]] = REQUESTS,
+    device: torch.device = DEVICE,
+) -> Case:
+    """Pages scattered over one layer of a pool of two; unused entries of the page table point nowhere."""
+    needed = [-(-context // page_size) for context, _ in requests]
+    num_pages = sum(needed) + 3
+    pool = torch.full((num_pages, 2, 2, page_size, kv_heads, head_dim), torch.nan, dtype=dtype, device=device)
+    keys, values = pool[:, 1, 0], pool[:, 1, 1]
+    free = torch.randperm(num_pages).tolist()
+    table = torch.full((len(requests), max(needed) + 1), 2**30, dtype=torch.int32)
+    for request, (context, _) in enumerate(requests):
+        for ordinal in range(needed[request]):
+            table[request, ordinal] = page = free.pop()
+            filled = min(page_size, context - ordinal * page_size)
+            keys[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
+            values[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
+    q = torch.randn(sum(rows for _, rows in requests), heads, head_dim).to(device, dtype)
+    return Case(requests, q, keys, values, table.to(device))
+
+
+def check(case: Case, attend: Callable[..., None]) -> None:
+    actual, expected = case.run(attend).double(), case.expected()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    error = (actual - expected).nan_to_num().norm() / expected.nan_to_num().norm()
+    assert float(error) < GPU_TOLERANCES[case.q.dtype]
+
+
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(6, 2, 20, 4), (4, 4, 8, 16), (3, 1, 2, 1)])
+def test_torch(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> None:
+    case = make_case(heads, kv_heads, head_dim, page_size, dtype, device=torch.device("cpu"))
+    check(case, public.paged_attention)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(6, 2, 20, 4), (4, 4, 80, 16), (3, 1, 2, 8), (40, 1, 16, 16)]
+)
+def test_triton(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> None:
+    check(make_case(heads, kv_heads, head_dim, page_size, dtype), triton.paged_attention)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = make_case(2, 1, 16, 4, torch.float32, [(90, 3)])
+    case.q *= 1000
+    check(case, triton.paged_attention)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("q", torch.zeros(3, 3, 4)),
+        ("keys", torch.zeros(5, 4, 2, 5)),
+        ("values", torch.zeros(5, 3, 2, 4)),
+        ("page_table", torch.zeros(2, 3, dtype=torch.int32)),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
+    case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
+    setattr(case, argument, value)
+    with pytest.raises(ValueError, match=r"^(context_lengths|keys|values|q) must"):
+        case.run(public.paged_attention)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 96), (16, 2, 256), (12, 12, 80)])
+def test_model_shapes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    decodes = [(length, 1) for length in (1, 15, 16, 17, 500, 2048)]
+    check(make_case(heads, kv_heads, head_dim, 16, dtype, decodes), triton.paged_attention)
+    prefills = [(300, 300), (1000, 77), (0, 5), *decodes]
+    check(make_case(heads, kv_heads, head_dim, 16, dtype, prefills), triton.paged_attention)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with() -> None:
+    case = make_case(8, 2, 80, 16, torch.float32, [(100, 1), (35, 1), (900, 1)])
+    out = torch.full_like(case.q, torch.nan)
+    lengths = torch.tensor([100, 35, 900], dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
+    arguments = (out, case.q, case.keys, case.values, case.page_table, lengths, starts, 1, SCALE)
+    triton.paged_attention(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        triton.paged_attention(*arguments)
+    for contexts in ([7, 0, 450], [99, 3, 1]):
+        case.requests = [(context, 1) for context in contexts]
+        lengths.copy_(torch.tensor(contexts))
+        case.q.normal_()
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.testing.assert_close(out.double(), case.expected(), rtol=1e-5, atol=1e-5, equal_nan=True)

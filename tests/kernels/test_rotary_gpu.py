@@ -1,0 +1,97 @@
+"""rotary_append in Triton: on a GPU, or in Triton's interpreter on small shapes where there is none."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu.rotary import rotary_append
+from punica_kernels.rotary import rotary_tables
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+#: Relative to the largest of the values: one rounding.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3}
+GPU_TOLERANCES = {**TOLERANCES, torch.bfloat16: 8e-3}
+PAGE_SIZE, MAX_POSITION = 4, 128
+
+
+def rotate(heads: Tensor, angles_cos: Tensor, angles_sin: Tensor) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * angles_cos - second * angles_sin, second * angles_cos + first * angles_sin), dim=-1)
+
+
+def check(
+    heads: int, kv_heads: int, head_dim: int, num_rows: int, dtype: torch.dtype, delta_dtype: torch.dtype | None = None
+) -> None:
+    """Against float64, on poisoned outputs: what no row owns must stay NaN."""
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = torch.randn(num_rows, width + 7, device=DEVICE).to(dtype)[:, :width]
+    delta = torch.randn(num_rows, width, device=DEVICE).to(delta_dtype) if delta_dtype else None
+    cos, sin = rotary_tables(1e4 ** -(torch.arange(0, head_dim, 2, device=DEVICE) / head_dim), MAX_POSITION)
+    positions = torch.randint(0, MAX_POSITION, (num_rows,), device=DEVICE)
+    num_pages = num_rows + 2
+    slots = torch.randperm(num_pages * PAGE_SIZE, device=DEVICE)[:num_rows].to(torch.int32)
+    slots[num_rows // 2] = -1
+
+    total = (qkv.double() + (0 if delta is None else delta.double())).view(num_rows, -1, head_dim)
+    q, k, v = total.split((heads, kv_heads, kv_heads), dim=1)
+    row_cos, row_sin = cos.double()[positions][:, None], sin.double()[positions][:, None]
+    expected_pool = torch.full((num_pages, 2, 2, PAGE_SIZE, kv_heads, head_dim), torch.nan, device=DEVICE).double()
+    kept = (slots >= 0).nonzero().squeeze(1)
+    pages, offsets = slots[kept].long() // PAGE_SIZE, slots[kept].long() % PAGE_SIZE
+    expected_pool[pages, 1, 0, offsets] = rotate(k, row_cos, row_sin)[kept]
+    expected_pool[pages, 1, 1, offsets] = v[kept]
+
+    for index_dtype, chained in ((torch.int64, False), (torch.int32, True)):
+        q_out = torch.full((num_rows, heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
+        pool = torch.full(expected_pool.shape, torch.nan, dtype=dtype, device=DEVICE)
+        keys, values = pool[:, 1, 0], pool[:, 1, 1]
+        where = (positions.to(index_dtype), cos, sin, keys, values, slots.to(index_dtype))
+        rotary_append(q_out, qkv, *where, delta, chained=chained)
+        atol = GPU_TOLERANCES[dtype]
+        torch.testing.assert_close(q_out.double(), rotate(q, row_cos, row_sin), rtol=atol, atol=atol)
+        torch.testing.assert_close(pool.double(), expected_pool, rtol=atol, atol=atol, equal_nan=True)
+        if delta is None:
+            assert torch.equal(pool[pages, 1, 1, offsets].double(), v[kept])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("delta_dtype", [None, torch.float16, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (1, 1, 2), (9, 3, 64)])
+def test_rotary_append(
+    heads: int, kv_heads: int, head_dim: int, delta_dtype: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    check(heads, kv_heads, head_dim, 5, dtype, delta_dtype)
+
+
+def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
+    qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0, torch.inf, 5.0]], device=DEVICE)
+    pool = torch.zeros(2, 1, 1, 1, 2, device=DEVICE)
+    cos, sin = rotary_tables(torch.ones(1, device=DEVICE), 3)
+    index = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    rotary_append(torch.empty(1, 1, 2, device=DEVICE), qkv, index + 2, cos, sin, pool[0], pool[1], index)
+    assert pool[1].flatten().tolist() == [torch.inf, 5.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 128), (40, 40, 128), (64, 8, 256)])
+@pytest.mark.parametrize("num_rows", [1, 33, 600])
+def test_model_shapes(num_rows: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    for delta_dtype in (None, dtype, torch.float32):
+        check(heads, kv_heads, head_dim, num_rows, dtype, delta_dtype)
+
+
+@pytest.mark.gpu
+def test_a_pool_of_more_elements_than_32_bits_count() -> None:
+    kv_heads, head_dim, page_size = 32, 128, 16
+    num_pages = 2**31 // (4 * page_size * kv_heads * head_dim) + 2
+    pool = torch.empty(num_pages, 2, 2, page_size, kv_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
+    pool[-1] = torch.nan
+    qkv = torch.randn(1, 3 * kv_heads * head_dim, device=DEVICE).to(torch.bfloat16)
+    cos, sin = rotary_tables(torch.ones(head_dim // 2, device=DEVICE), 1)
+    q_out = torch.empty(1, kv_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
+    slots = torch.tensor([num_pages * page_size - 1], device=DEVICE)
+    rotary_append(q_out, qkv, torch.zeros_like(slots), cos, sin, pool[:, 1, 0], pool[:, 1, 1], slots)
+    written = torch.stack((q_out[0], pool[-1, 1, 0, -1], pool[-1, 1, 1, -1]))
+    assert torch.equal(written, qkv.view(3, kv_heads, head_dim))
+    assert pool[-1, :, :, :-1].isnan().all() and pool[-1, 0].isnan().all()
