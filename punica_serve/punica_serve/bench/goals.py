@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from punica_serve.bench.report import Column, TableData
 
+#: The model shape that the goals are for.
+GOAL_SHAPE = "llama-2-7b"
+
 _COLUMNS = (
     Column("figure", "figure"),
     Column("measured", "measured", ",.3g"),

@@ -41,11 +41,8 @@ class Subject:
         return self.device.type == "cuda"
 
     def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
-        """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device.
-
-        On the device there is room for the adapters of four batches at least, so that loads have somewhere to go.
-        """
-        pages = -(-rank // LORA_PAGE_RANKS) * max(num_resident, 4 * batch_size)
+        """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""
+        pages = -(-rank // LORA_PAGE_RANKS) * num_resident
         needed_bytes = (num_host + 1) * adapter_bytes(self.model, rank, self.dtype)
         return self.config.model_copy(
             update={

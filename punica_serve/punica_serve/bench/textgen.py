@@ -83,7 +83,11 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
     resident = max((len(set(row.indices(workload))) for row in rows if _is_resident(row, settings)), default=0)
     config = subject.sized(
-        batch_size=settings.batch_size, rank=settings.rank, num_host=max(counts.values()), num_resident=resident
+        batch_size=settings.batch_size,
+        rank=settings.rank,
+        num_host=max(counts.values()),
+        # At least four batches, so that loads have somewhere to go.
+        num_resident=max(resident, 4 * settings.batch_size),
     )
     with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
         engine = Engine(config, str(subject.device))

@@ -10,7 +10,7 @@ import torch
 from rich.progress import Progress
 
 from punica_serve.bench.driver import StepTime
-from punica_serve.bench.goals import Goal, goals_table
+from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.peft_baseline import PeftTimes, run_peft
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.step_floor import StepBytes
@@ -22,10 +22,7 @@ from punica_serve.workload import Population
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The shape that the goals and vLLM's figures are of.
-GOAL_SHAPE = "llama-2-7b"
-
-#: Output tokens/s of vLLM 0.25.1 on one H200: this workload, Llama-2-7B shape with dummy weights in bfloat16, r = 16 on
+#: Output tokens/s of vLLM 0.25.1 on one H200: this workload, GOAL_SHAPE with dummy weights in bfloat16, r = 16 on
 #: all seven projections, at most 32 sequences, max_loras 32, FlashAttention 3, torch.compile, CUDA graphs up to 1024
 #: tokens. Its rows of distinct adapters are the first 300 requests.
 VLLM_TOKENS_PER_S = {

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from punica_serve.bench import textgen, textgen_report
+from punica_serve.bench.goals import GOAL_SHAPE
 from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
 from punica_serve.bench.step_floor import StepBytes
@@ -72,7 +73,7 @@ def test_steps_are_told_apart(report: Report) -> None:
 
 def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
     measured = run(subject, replace(SETTINGS, num_rounds=1), Progress(disable=True))
-    at_goal = replace(subject, model=replace(subject.model, name=textgen_report.GOAL_SHAPE))
+    at_goal = replace(subject, model=replace(subject.model, name=GOAL_SHAPE))
     steps = textgen_report._step_table(
         StepBytes.of(subject.model, subject.dtype, 4), replace(measured, copy_bytes_per_s=1e9)
     )

@@ -2,10 +2,14 @@
 
 import typer
 
-from punica_serve.cli.bench import kernels, textgen
+from punica_serve.cli.bench import batching, coldstart, kernels, layer, overhead, textgen
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
+app.command("batching")(batching.command)
+app.command("coldstart")(coldstart.command)
 app.command("kernels")(kernels.command)
+app.command("layer")(layer.command)
+app.command("overhead")(overhead.command)
 app.command("textgen")(textgen.command)
 
 

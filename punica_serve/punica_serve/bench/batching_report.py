@@ -1,0 +1,147 @@
+"""What batching leaves behind: prefill and decode against batch size, the knee of the curve, and figure 1."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.progress import Progress
+
+from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
+from punica_serve.bench.goals import GOAL_SHAPE
+from punica_serve.bench.report import Column, Report, TableData, Value, machine
+from punica_serve.bench.subject import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A batch is worth doubling while that brings so many times the tokens/s.
+KNEE_GAIN = 1.5
+
+#: Milliseconds of a decode step of vLLM 0.25.1 on one H200: prompts of 128 tokens, answers of 192, GOAL_SHAPE with
+#: dummy weights in bfloat16, r = 16 on all seven projections, up to 32 adapters.
+VLLM_STEP_MS = {
+    ("none", 1): 4.5,
+    ("none", 32): 6.0,
+    ("none", 64): 7.3,
+    ("none", 128): 10.2,
+    ("identical", 1): 6.5,
+    ("identical", 32): 7.9,
+    ("identical", 64): 9.5,
+    ("identical", 128): 13.9,
+    ("distinct", 32): 18.4,
+    ("distinct", 64): 20.3,
+    ("distinct", 128): 21.3,
+}
+_VLLM_CONTEXT = 128
+
+_PREFILL_COLUMNS = (
+    Column("num_prompt_tokens", "prompt tokens", ",d"),
+    Column("num_prompts", "prompts", ",d"),
+    Column("latency_ms", "latency ms", ",.1f"),
+    Column("tokens_per_s", "prompt tokens/s", ",.0f"),
+)
+
+_DECODE_COLUMNS = (
+    Column("adapters", "adapters"),
+    Column("num_context_tokens", "context", ",d"),
+    Column("batch_size", "batch", ",d"),
+    Column("step_ms", "step ms", ".2f"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("ms_per_token", "ms / token", ".3f"),
+)
+_VLLM_COLUMN = Column("vllm_step_ms", "vLLM step ms", ".1f")
+
+_VLLM_NOTE = "vLLM: 0.25.1, measured on one H200: prompts of 128 tokens, answers of 192, at most 32 different adapters"
+
+
+def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+    """Runs all batches. Raises RequestFailed if any request fails."""
+    return make_report(subject, settings, run(subject, settings, progress))
+
+
+def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
+    """Tables, knees and the picture of one run."""
+    with_vllm = subject.on_gpu and subject.model.name == GOAL_SHAPE
+    return Report(
+        name="batching",
+        machine=machine(str(subject.device)),
+        settings={**asdict(settings), "model": subject.model.name},
+        tables=[_prefill_table(subject, measured), _decode_table(settings, measured.decodes, with_vllm=with_vllm)],
+        figures={"": lambda figure: _draw(figure, measured)},
+        facts={
+            f"batch beyond which doubling brings < {KNEE_GAIN} x, adapters {adapters}, context {context}": knee(times)
+            for (adapters, context), times in _curves(measured.decodes).items()
+        },
+    )
+
+
+def knee(times: Sequence[DecodeTime]) -> int | None:
+    """The largest batch that was still worth doubling its half: the most at which latency buys throughput well.
+
+    None without two batches of which one is twice the other.
+    """
+    speed = {time.batch_size: time.batch_size / time.step_s for time in times}
+    doubled = [size for size in sorted(speed) if size % 2 == 0 and size // 2 in speed]
+    for size in doubled:
+        if speed[size] < KNEE_GAIN * speed[size // 2]:
+            return size // 2
+    return doubled[-1] if doubled else None
+
+
+def _curves(decodes: Sequence[DecodeTime]) -> dict[tuple[str, int], list[DecodeTime]]:
+    """By adapters and context, the smallest batch first."""
+    curves: dict[tuple[str, int], list[DecodeTime]] = {}
+    for time in sorted(decodes, key=lambda time: time.batch_size):
+        curves.setdefault((time.adapters, time.num_context_tokens), []).append(time)
+    return curves
+
+
+def _prefill_table(subject: Subject, measured: Measured) -> TableData:
+    rows: list[tuple[Value, ...]] = [
+        (
+            time.num_prompt_tokens,
+            time.num_prompts,
+            time.latency_s * 1e3,
+            time.num_prompts * time.num_prompt_tokens / time.latency_s,
+        )
+        for time in measured.prefills
+    ]
+    return TableData("prefill", f"batching: {subject.model.name}, prefill", _PREFILL_COLUMNS, rows)
+
+
+def _decode_table(settings: Settings, decodes: Sequence[DecodeTime], *, with_vllm: bool) -> TableData:
+    rows: list[tuple[Value, ...]] = []
+    for curve in _curves(decodes).values():
+        for time in curve:
+            per_s = time.batch_size / time.step_s
+            row = (time.adapters, time.num_context_tokens, time.batch_size, time.step_s * 1e3, per_s, 1e3 / per_s)
+            rows.append((*row, _vllm_step_ms(time)) if with_vllm else row)
+    title = f"Decode steps, adapters of rank {settings.rank}"
+    if with_vllm:
+        return TableData("decode", title, (*_DECODE_COLUMNS, _VLLM_COLUMN), rows, (_VLLM_NOTE,))
+    return TableData("decode", title, _DECODE_COLUMNS, rows)
+
+
+def _vllm_step_ms(time: DecodeTime) -> float | None:
+    if time.num_context_tokens != _VLLM_CONTEXT:
+        return None
+    return VLLM_STEP_MS.get((time.adapters, time.batch_size))
+
+
+def _draw(figure: "Figure", measured: Measured) -> None:
+    """The paper's figure 1: prefill latency grows with the batch, decode latency hardly does."""
+    figure.set_size_inches(9, 4)
+    prefill_axes, decode_axes = figure.subplots(1, 2)
+    for num_tokens in sorted({time.num_prompt_tokens for time in measured.prefills}):
+        times = [time for time in measured.prefills if time.num_prompt_tokens == num_tokens]
+        latencies_ms = [time.latency_s * 1e3 for time in times]
+        prefill_axes.plot([time.num_prompts for time in times], latencies_ms, "o-", label=f"{num_tokens} tokens")
+    for (adapters, context), curve in _curves(measured.decodes).items():
+        label = f"{context} tokens" if adapters == "none" else f"{context} tokens, {adapters} adapters"
+        decode_axes.plot([time.batch_size for time in curve], [time.step_s * 1e3 for time in curve], "o-", label=label)
+    for axes, title in ((prefill_axes, "Prefill"), (decode_axes, "Decode step")):
+        axes.set_title(title)
+        axes.set_xlabel("batch size")
+        axes.set_ylabel("ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)

@@ -1,0 +1,219 @@
+"""What a request for an adapter that is not on the device waits, and what the others notice of it.
+
+All slots of the batch but one decode, on adapters of their own. One after the other requests arrive, each for an
+adapter that only host memory, or only the disk, holds. Then the same stream again, whose adapters are all on the device
+by now. Both take turns over the rounds.
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.progress import Progress
+
+from punica_serve.bench.driver import bring, step
+from punica_serve.bench.random_adapters import fill_host_cache, write_folders
+from punica_serve.bench.subject import Subject
+from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.errors import RequestFailed
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+_PROMPT_SEED = 7
+#: Steps in which all warm requests decode before the stream begins.
+_SETTLING_STEPS = 10
+#: Arrivals of the round that nobody counts.
+_PILOT_ARRIVALS = 4
+
+Source = Literal["host", "files"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked of the benchmark."""
+
+    #: Where the cold adapters are.
+    source: Source = "host"
+    num_arrivals: int = 32
+    #: From one arrival to the next.
+    gap_s: float = 0.1
+    num_prompt_tokens: int = 128
+    #: Of a request of the stream; it ends before the next arrives.
+    num_output_tokens: int = 8
+    num_rounds: int = 3
+    rank: int = 16
+    batch_size: int = 32
+    #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
+    folder: Path | None = None
+
+
+@dataclass(slots=True)
+class StreamTimes:
+    """What the streams of one kind saw."""
+
+    #: From each arrival to its first token.
+    first_token_s: list[float] = field(default_factory=list)
+    #: Between the tokens of each warm request, while the stream ran.
+    between_tokens_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Both kinds of streams."""
+
+    warm: StreamTimes
+    cold: StreamTimes
+
+
+def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """Raises RequestFailed if a request fails, or if the warm ones end before the stream does."""
+    num_warm = settings.batch_size - 1
+    num_cold = _PILOT_ARRIVALS + settings.num_rounds * settings.num_arrivals
+    num_host = num_warm + (num_cold if settings.source == "host" else 0)
+    # Host memory holds what comes from files too: an adapter passes through it on its way to the device.
+    config = subject.sized(
+        batch_size=settings.batch_size,
+        rank=settings.rank,
+        num_host=num_warm + num_cold,
+        num_resident=max(num_warm + num_cold, 4 * settings.batch_size),
+    )
+    measured = Measured(StreamTimes(), StreamTimes())
+    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
+        engine = Engine(config, str(subject.device))
+        try:
+            task = progress.add_task("random adapters", total=num_warm + num_cold)
+            refs = fill_host_cache(engine, num_host, settings.rank, subject.dtype, lambda: progress.advance(task))
+            if settings.source == "files":
+                path, device = Path(folder), subject.device
+                refs += write_folders(
+                    path, subject.model, num_cold, settings.rank, device, lambda: progress.advance(task)
+                )
+            _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, progress)
+        finally:
+            engine.close()
+    return measured
+
+
+def _run_rounds(
+    engine: Engine,
+    warm: Sequence[AdapterRef],
+    cold: Sequence[AdapterRef],
+    settings: Settings,
+    measured: Measured,
+    progress: Progress,
+) -> None:
+    """Each round brings adapters that no round before it has seen, and then runs on them again."""
+    task = progress.add_task("streams", total=2 * settings.num_rounds)
+    _run_stream(engine, warm, cold[:_PILOT_ARRIVALS], settings, StreamTimes(), run="pilot")
+    for number in range(settings.num_rounds):
+        first = _PILOT_ARRIVALS + number * settings.num_arrivals
+        adapters = cold[first : first + settings.num_arrivals]
+        if not {ref.digest for ref in adapters}.isdisjoint(engine.resident_adapters):
+            raise RequestFailed("an adapter of the cold stream is on the device already")
+        _run_stream(engine, warm, adapters, settings, measured.cold, run=f"cold-{number}")
+        progress.advance(task)
+        bring(engine, adapters)
+        _run_stream(engine, warm, adapters, settings, measured.warm, run=f"warm-{number}")
+        progress.advance(task)
+
+
+def _run_stream(
+    engine: Engine,
+    warm: Sequence[AdapterRef],
+    adapters: Sequence[AdapterRef],
+    settings: Settings,
+    times: StreamTimes,
+    *,
+    run: str,
+) -> None:
+    """One stream beside the warm requests, which are cancelled when it has ended."""
+    stream = _Stream(engine, warm, adapters, settings, times, run)
+    try:
+        stream.settle()
+        stream.run()
+    finally:
+        stream.cancel()
+
+
+class _Stream:
+    """One stream of requests and the warm ones beside it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        warm: Sequence[AdapterRef],
+        adapters: Sequence[AdapterRef],
+        settings: Settings,
+        times: StreamTimes,
+        run: str,
+    ) -> None:
+        self._engine = engine
+        self._times = times
+        self._gap_s = settings.gap_s
+        tokens = np.random.default_rng(_PROMPT_SEED)
+
+        def request(name: str, number: int, ref: AdapterRef, max_tokens: int) -> Request:
+            prompt = tokens.integers(engine.model_config.vocab_size, size=settings.num_prompt_tokens)
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            return Request(f"{run}-{name}-{number}", number, tuple(prompt.tolist()), params, ref)
+
+        longest = engine.max_context - settings.num_prompt_tokens
+        self._warm = [request("warm", number, ref, longest) for number, ref in enumerate(warm)]
+        after = len(self._warm)
+        self._arriving = [
+            request("new", after + number, ref, settings.num_output_tokens) for number, ref in enumerate(adapters)
+        ]
+        self._num_left = len(self._arriving)
+        self._warm_ids = {request.request_id for request in self._warm}
+        self._due_s: dict[str, float] = {}
+        self._last_s: dict[str, float] = {}
+
+    def settle(self) -> None:
+        """Steps until all warm requests decode."""
+        for request in self._warm:
+            self._engine.add(request)
+        started: set[str] = set()
+        num_steps = 0
+        while len(started) < len(self._warm) or num_steps < _SETTLING_STEPS:
+            output = self._step()
+            started.update(token.request_id for token in output.tokens)
+            num_steps += len(started) == len(self._warm)
+
+    def run(self) -> None:
+        """Adds each request when it is due, and steps until all of them have ended."""
+        started_s = time.perf_counter()
+        waiting = [(started_s + number * self._gap_s, request) for number, request in enumerate(self._arriving)]
+        waiting.reverse()
+        while self._num_left:
+            while waiting and waiting[-1][0] <= time.perf_counter():
+                due_s, request = waiting.pop()
+                self._due_s[request.request_id] = due_s
+                self._engine.add(request)
+            self._note(self._step(), time.perf_counter())
+
+    def cancel(self) -> None:
+        for request in (*self._warm, *self._arriving):
+            self._engine.cancel(request.request_id)
+
+    def _step(self) -> StepOutput:
+        output = step(self._engine)
+        if not output.has_run:
+            self._engine.wait(self._gap_s)
+        return output
+
+    def _note(self, output: StepOutput, now_s: float) -> None:
+        for token in output.tokens:
+            name = token.request_id
+            if name in self._warm_ids:
+                if name in self._last_s:
+                    self._times.between_tokens_s.append(now_s - self._last_s[name])
+                self._last_s[name] = now_s
+            elif token.position == 0:
+                self._times.first_token_s.append(now_s - self._due_s[name])
+        for name, _ in output.finished:
+            if name in self._warm_ids:
+                raise RequestFailed("a warm request ended before the stream: ask for fewer arrivals or a shorter gap")
+            self._num_left -= 1

@@ -1,0 +1,90 @@
+"""What coldstart leaves behind: first tokens and gaps between tokens, cold beside warm, goals, and a picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.progress import Progress
+
+from punica_serve.bench.coldstart import Measured, Settings, StreamTimes, run
+from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
+from punica_serve.bench.report import Column, Report, TableData, Value, machine
+from punica_serve.bench.subject import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = (
+    Column("stream", "stream"),
+    Column("num_arrivals", "arrivals", ",d"),
+    Column("first_token_ms_mean", "first token ms", ".2f"),
+    Column("first_token_ms_p50", "p50", ".2f"),
+    Column("first_token_ms_p90", "p90", ".2f"),
+    Column("first_token_ms_max", "max", ".2f"),
+    Column("between_ms_p50", "others' tokens apart ms, p50", ".2f"),
+    Column("between_ms_p90", "p90", ".2f"),
+    Column("between_ms_p99", "p99", ".2f"),
+    Column("between_ms_max", "max", ".2f"),
+)
+
+_NOTE = "first token: from a request's arrival; others: the requests that decode beside the stream, while it runs"
+
+
+def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+    """Runs both kinds of streams. Raises RequestFailed if any request fails."""
+    return make_report(subject, settings, run(subject, settings, progress))
+
+
+def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
+    """Tables, goals and the picture of one run."""
+    names = ("all warm", "cold, in host memory" if settings.source == "host" else "cold, in files")
+    rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]
+    title = f"coldstart: {subject.model.name}, rank {settings.rank}, {settings.batch_size - 1} requests decoding"
+    tables = [TableData("streams", title, _COLUMNS, rows, (_NOTE,))]
+    warm, cold = tables[0].records
+    added_ms = _number(cold, "first_token_ms_mean") - _number(warm, "first_token_ms_mean")
+    stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
+    if subject.on_gpu and subject.model.name == GOAL_SHAPE:
+        goals = [Goal("p99 between the others' tokens, cold / warm", stretched, 1.1, at_least=False)]
+        if settings.source == "host":
+            goals.append(Goal("added to the first token by loading, mean, ms", added_ms, 3.0, at_least=False))
+        tables.append(goals_table(goals))
+    return Report(
+        name="coldstart",
+        machine=machine(str(subject.device)),
+        settings={**asdict(settings), "folder": None, "model": subject.model.name},
+        tables=tables,
+        figures={"": lambda figure: _draw(figure, names, (measured.warm, measured.cold))},
+        facts={"first token, cold - warm, mean ms": added_ms, "p99 between tokens, cold / warm": stretched},
+    )
+
+
+def _row(name: str, times: StreamTimes) -> tuple[Value, ...]:
+    first, between = np.array(times.first_token_s) * 1e3, np.array(times.between_tokens_s) * 1e3
+    return (
+        name,
+        len(first),
+        float(first.mean()),
+        *(float(np.percentile(first, q)) for q in (50, 90, 100)),
+        *(float(np.percentile(between, q)) for q in (50, 90, 99, 100)),
+    )
+
+
+def _number(record: dict[str, Value], key: str) -> float:
+    return float(record[key] or 0.0)
+
+
+def _draw(figure: "Figure", names: Sequence[str], streams: Sequence[StreamTimes]) -> None:
+    """How many of the waits are shorter than so many milliseconds."""
+    figure.set_size_inches(9, 4)
+    first_axes, between_axes = figure.subplots(1, 2)
+    for name, times in zip(names, streams, strict=True):
+        for axes, waits in ((first_axes, times.first_token_s), (between_axes, times.between_tokens_s)):
+            axes.step(np.sort(waits) * 1e3, np.arange(1, len(waits) + 1) / len(waits), where="post", label=name)
+    first_axes.set_title("First token of the stream's requests")
+    between_axes.set_title("Between tokens of the requests beside it")
+    for axes in (first_axes, between_axes):
+        axes.set_xlabel("ms")
+        axes.set_ylabel("share that took no longer")
+        axes.legend()

@@ -1,0 +1,42 @@
+"""`punica-serve bench batching`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import (
+    REFRESH_PER_S,
+    EngineConfigOption,
+    EngineDeviceOption,
+    RankOption,
+    ShapeOption,
+    subject_of,
+)
+
+if TYPE_CHECKING:
+    from punica_serve.bench.report import Report
+
+
+def command(
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    largest: Annotated[int, typer.Option(min=1, help="Decode batches go up to this size.")] = 128,
+    rank: RankOption = 16,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Prefill and decode latency against batch size, and which batch size the curve suggests."""
+    from punica_serve.bench.batching import Settings
+
+    sizes = tuple(size for size in Settings().decode_batches if size <= largest)
+    settings = Settings(decode_batches=sizes, rank=rank)
+    with subject_of(config, shape, device) as subject:
+
+        def benchmark(progress: Progress) -> "Report":
+            from punica_serve.bench.batching_report import measure_all
+
+            return measure_all(subject, settings, progress)
+
+        measure(benchmark, out, REFRESH_PER_S)

@@ -1,0 +1,63 @@
+"""`punica-serve bench coldstart`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import (
+    REFRESH_PER_S,
+    EngineConfigOption,
+    EngineDeviceOption,
+    RankOption,
+    ShapeOption,
+    subject_of,
+)
+
+if TYPE_CHECKING:
+    from punica_serve.bench.report import Report
+
+
+class _Source(StrEnum):
+    HOST = "host"
+    FILES = "files"
+
+
+def command(
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    source: Annotated[_Source, typer.Option("--from", help="Where cold adapters are.")] = _Source.HOST,
+    arrivals: Annotated[int, typer.Option(min=1, help="Requests of the stream, in each round.")] = 32,
+    gap_ms: Annotated[float, typer.Option(min=1, help="From one arrival to the next.")] = 100.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of one cold and one warm stream.")] = 3,
+    rank: RankOption = 16,
+    batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step; all but one decode all the time.")] = 32,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where adapter files are written meanwhile.")
+    ] = None,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Time to first token on an adapter that is not on the device, and what the requests beside it notice."""
+    from punica_serve.bench.coldstart import Settings
+
+    settings = Settings(
+        source=source.value,
+        num_arrivals=arrivals,
+        gap_s=gap_ms / 1e3,
+        num_rounds=rounds,
+        rank=rank,
+        batch_size=batch_size,
+        folder=folder,
+    )
+    with subject_of(config, shape, device) as subject:
+
+        def benchmark(progress: Progress) -> "Report":
+            from punica_serve.bench.coldstart_report import measure_all
+
+            return measure_all(subject, settings, progress)
+
+        measure(benchmark, out, REFRESH_PER_S)

@@ -1,0 +1,73 @@
+"""Latency against batch size on a tiny model, and the knee of given curves."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
+from punica_serve.bench.batching_report import knee, make_report
+from punica_serve.bench.report import leave
+from punica_serve.bench.subject import Subject
+from punica_serve.config import EngineConfig
+from punica_serve.workload import Population
+
+SETTINGS = Settings(prompts=(4, 1000), prefill_batches=(1, 3), contexts=(8, 40), decode_batches=(1, 2, 4), rank=4)
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: Path) -> Subject:
+    # Pages for four requests of 68 tokens, but for three of 100.
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=23, num_lora_pages=1, cpu_threads=1)
+    return Subject.of(config, "cpu")
+
+
+@pytest.fixture(scope="module")
+def measured(subject: Subject) -> Measured:
+    return run(subject, SETTINGS, Progress(disable=True))
+
+
+def test_prompts_are_prefilled_one_after_the_other(measured: Measured) -> None:
+    assert [(time.num_prompt_tokens, time.num_prompts) for time in measured.prefills] == [(4, 1), (4, 3)]
+    assert 0 < measured.prefills[0].latency_s < measured.prefills[1].latency_s
+
+
+def test_every_batch_that_fits_is_decoded(measured: Measured) -> None:
+    cells: dict[tuple[str, int], list[int]] = {}
+    for time in measured.decodes:
+        assert time.step_s > 0
+        cells.setdefault((time.adapters, time.num_context_tokens), []).append(time.batch_size)
+    assert cells == {
+        ("none", 8): [4, 2, 1],
+        ("none", 40): [2, 1],
+        ("identical", 8): [4, 2, 1],
+        ("distinct", 8): [4, 2, 1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "expected"),
+    [
+        ({1: 10.0, 2: 10.0, 4: 10.0}, 4),
+        ({1: 10.0, 2: 11.0, 4: 16.0, 8: 30.0}, 2),
+        ({1: 10.0, 2: 20.0}, 1),
+        ({1: 4.0, 16: 5.0, 24: 5.5, 32: 5.9, 64: 8.0}, 32),
+        ({3: 1.0}, None),
+    ],
+)
+def test_the_knee_is_the_last_batch_worth_doubling(step_ms: dict[int, float], expected: int | None) -> None:
+    assert knee([DecodeTime("none", 512, size, ms / 1e3) for size, ms in step_ms.items()]) == expected
+
+
+def test_it_leaves_tables_json_and_a_picture(
+    subject: Subject, measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(make_report(subject, SETTINGS, measured), tmp_path, Console(width=200))
+    assert "adapters distinct, context 8" in capsys.readouterr().out
+    document = json.loads((tmp_path / "batching.json").read_text())
+    assert document["settings"]["populations"] == [Population.IDENTICAL, Population.DISTINCT]
+    first = document["tables"]["decode"][0]
+    assert first["batch_size"] == 1 and first["ms_per_token"] == pytest.approx(first["step_ms"])
+    assert (tmp_path / "batching.png").read_bytes().startswith(b"\x89PNG")

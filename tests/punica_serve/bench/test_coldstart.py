@@ -1,0 +1,81 @@
+"""Cold and warm streams on a tiny model: who arrives, who is counted, and what it leaves behind."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from punica_serve.bench import coldstart
+from punica_serve.bench.coldstart import Measured, Settings, Source, run
+from punica_serve.bench.coldstart_report import make_report
+from punica_serve.bench.report import leave
+from punica_serve.bench.subject import Subject
+from punica_serve.config import EngineConfig
+from punica_serve.errors import RequestFailed
+
+SETTINGS = Settings(
+    num_arrivals=3, gap_s=0.01, num_prompt_tokens=4, num_output_tokens=2, num_rounds=2, rank=4, batch_size=4
+)
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: Path) -> Subject:
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=128, num_lora_pages=1, cpu_threads=1)
+    return Subject.of(config, "cpu")
+
+
+@pytest.fixture(scope="module", params=["host", "files"])
+def source(request: pytest.FixtureRequest) -> Source:
+    chosen: Source = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def measured(subject: Subject, source: Source) -> Measured:
+    return run(subject, replace(SETTINGS, source=source), Progress(disable=True))
+
+
+def test_every_arrival_of_both_streams_is_counted(measured: Measured) -> None:
+    for times in (measured.warm, measured.cold):
+        assert len(times.first_token_s) == SETTINGS.num_rounds * SETTINGS.num_arrivals
+        assert min(times.first_token_s) > 0
+        # Three requests decode beside the stream, for two gaps at least.
+        assert len(times.between_tokens_s) >= 3
+        assert min(times.between_tokens_s) > 0
+
+
+def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coldstart, "_PILOT_ARRIVALS", 0)  # the stream's own adapters come first, and are brought
+    bring = coldstart.bring
+    fill = coldstart.fill_host_cache
+
+    def fill_and_bring(engine, *rest):  # type: ignore[no-untyped-def]
+        refs = fill(engine, *rest)
+        bring(engine, refs)
+        return refs
+
+    monkeypatch.setattr(coldstart, "fill_host_cache", fill_and_bring)
+    with pytest.raises(RequestFailed, match="on the device already"):
+        run(subject, SETTINGS, Progress(disable=True))
+
+
+def test_warm_requests_must_outlast_the_stream(subject: Subject) -> None:
+    with pytest.raises(RequestFailed, match="a warm request ended before the stream"):
+        run(subject, replace(SETTINGS, gap_s=5.0), Progress(disable=True))
+
+
+def test_it_leaves_tables_json_and_a_picture(
+    subject: Subject, measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = make_report(subject, SETTINGS, measured)
+    leave(report, tmp_path, Console(width=200))
+    assert "p99 between tokens, cold / warm" in capsys.readouterr().out
+    streams = json.loads((tmp_path / "coldstart.json").read_text())["tables"]["streams"]
+    assert [stream["stream"] for stream in streams] == ["all warm", "cold, in host memory"]
+    warm, cold = streams
+    added_ms = cold["first_token_ms_mean"] - warm["first_token_ms_mean"]
+    assert report.facts["first token, cold - warm, mean ms"] == pytest.approx(added_ms)
+    assert (tmp_path / "coldstart.png").read_bytes().startswith(b"\x89PNG")
