@@ -1,0 +1,1 @@
+"""`bench layer`: decode steps through whole transformer layers of the engine's own model. ``run.run`` is the way in."""

@@ -1,0 +1,84 @@
+"""Figure 10: a whole transformer layer over batch sizes, context lengths and populations, beside the backbone alone."""
+
+from typing import TYPE_CHECKING
+
+from punica_serve.bench.kernels.curves import label_batches
+from punica_serve.bench.layer.layers import Layers
+from punica_serve.bench.layer.setting import Bench, adapters_of
+from punica_serve.bench.report import Column, TableData, Value, numbers
+from punica_serve.model_config import ModelConfig
+from punica_serve.workload import Population
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BACKBONE = "backbone"
+COLUMNS = (
+    Column("model", "model"),
+    Column("context", "context"),
+    Column("batch", "batch"),
+    Column("population", "population"),
+    Column("us", "layer, µs", ".1f"),
+    Column("times_backbone", "x backbone", ".3f"),
+)
+_POPULATIONS = (None, *Population)
+
+
+def measure(bench: Bench) -> TableData:
+    """One decode step of every batch size, context length and population, for each model."""
+    settings = bench.settings
+    num_cells = len(settings.models) * len(settings.context_lengths) * len(settings.batch_sizes) * len(_POPULATIONS)
+    bench.begin("figure 10", num_cells)
+    rows: list[tuple[Value, ...]] = []
+    for model in settings.models:
+        for context_length in settings.context_lengths:
+            rows += _measure(bench, model, context_length)
+    return TableData(
+        "figure10",
+        f"Figure 10: one transformer layer, decode, rank {settings.rank} on all projections, in a CUDA graph",
+        COLUMNS,
+        rows,
+        notes=(f"mean of {settings.num_layers} layers of own weights; embedding and last norm are part of it",),
+    )
+
+
+def _measure(bench: Bench, model: ModelConfig, context_length: int) -> list[tuple[Value, ...]]:
+    settings = bench.settings
+    layers = Layers(
+        model,
+        num_layers=settings.num_layers,
+        batch_sizes=settings.batch_sizes,
+        context_length=context_length,
+        rank=settings.rank,
+        dtype=bench.dtype,
+        device=bench.device,
+    )
+    rows: list[tuple[Value, ...]] = []
+    for batch_size in settings.batch_sizes:
+        backbone_us = 0.0
+        for population in _POPULATIONS:
+            call = layers.forward(layers.decode(adapters_of(population, batch_size)))
+            microseconds = bench.layer_us(call)
+            backbone_us = backbone_us or microseconds
+            name = population.value if population else BACKBONE
+            rows.append((model.name, context_length, batch_size, name, microseconds, microseconds / backbone_us))
+    return rows
+
+
+def draw(table: TableData, figure: "Figure") -> None:
+    """A panel for each model and context length, a curve for each population."""
+    records = table.records
+    panels = list(dict.fromkeys((record["model"], record["context"]) for record in records))
+    figure.set_size_inches(4 * len(panels), 4)
+    for axes, (model, context) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        own = [record for record in records if (record["model"], record["context"]) == (model, context)]
+        for population in dict.fromkeys(record["population"] for record in own):
+            points = [record for record in own if record["population"] == population]
+            style = "k--" if population == BACKBONE else "o-"
+            axes.plot(numbers(points, "batch"), numbers(points, "us"), style, ms=4, label=f"{population}")
+        axes.set_title(f"{model}, {context} tokens")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("one layer, µs")
+        label_batches(axes, [int(record["batch"] or 0) for record in own])
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center")
+    figure.suptitle(table.title, fontsize=11)

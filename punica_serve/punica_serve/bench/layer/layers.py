@@ -1,0 +1,155 @@
+"""A few layers of the engine's own model, with all that the engine puts around them: KvCache, LoRA pages, attention.
+
+Decode steps of these layers are planned as the engine plans them, then called as one function that a CUDA graph can
+hold. Embedding and final norm are part of it, a few microseconds in all; the head is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.attention import TorchPagedAttention
+from punica_serve.engine.batch import build_batch
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.lora_batch import TorchLora
+from punica_serve.engine.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.planner import StepPlan
+from punica_serve.engine.sequence import Sequence as EngineSequence
+from punica_serve.engine.step_program import PlannedAttention
+from punica_serve.engine.step_shape import StepShape
+from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK, pages_needed
+from punica_serve.model_config import ModelConfig
+from punica_serve.models.llama import Attention, Llama, LoraBatch
+from punica_serve.models.llama_weights import dummy_weights
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+PAGE_SIZE = 16
+#: The tokens of the embedding: as good as none, since it is not what is measured.
+_VOCAB_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A planned step: the arguments of ``Llama.forward``."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: Attention
+    lora: LoraBatch
+
+
+class Layers:
+    """Random weights, a KvCache of random tokens and random adapters of one rank."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        num_layers: int,
+        batch_sizes: Sequence[int],
+        context_length: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = replace(model, num_hidden_layers=num_layers, vocab_size=_VOCAB_SIZE)
+        self.weights = dummy_weights(self.config, dtype, device)
+        self.device, self.context_length = device, context_length
+        self.model = Llama(self.config, self.weights)
+        max_batch = max(batch_sizes)
+        pages_each = -(-context_length // PAGE_SIZE)
+        num_pages = pages_each * max_batch
+        self._cache = KvCache(self.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype, device=device)
+        self._kv_pages = [self._cache.allocate(pages_each) for _ in range(max_batch)]
+        self._cache.pool.normal_()  # not before: on a CPU, pages come zeroed
+        self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
+        self._pool, self._adapter_pages = _random_adapters(self.config, max_batch, self._ref, dtype, device)
+        self._attentions = _make_attentions(self._cache, self.config, batch_sizes) if device.type == "cuda" else {}
+
+    def decode(self, adapters: Sequence[int | None]) -> DecodeStep:
+        """A decode of each request at the context length; rows that share an adapter are to be adjacent."""
+        plan = StepPlan(None, tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
+        return self._plan_on_gpu(plan) if self.device.type == "cuda" else self._plan_on_cpu(plan)
+
+    def forward(self, step: DecodeStep) -> Callable[[], Tensor]:
+        """The layers over a step, ready to be timed."""
+        return lambda: self.model.forward(step.token_ids, step.positions, step.attention, step.lora)
+
+    def _sequence(self, row: int, adapter: int | None) -> EngineSequence:
+        ref = None if adapter is None else _named(self._ref, adapter)
+        request = Request(f"{row}", row, (1,) * self.context_length, SamplingParams(), ref)
+        sequence = EngineSequence.of(request, self.context_length + 1)
+        sequence.num_cached, sequence.pages = self.context_length - 1, self._kv_pages[row]
+        return sequence
+
+    def _plan_on_cpu(self, plan: StepPlan) -> DecodeStep:
+        batch = build_batch(plan, self.device)
+        attention, lora = TorchPagedAttention(self._cache), TorchLora(self._pool, self._pages_of)
+        attention.plan(plan, batch)
+        lora.plan(batch.segments)
+        return DecodeStep(batch.token_ids, batch.positions, attention, lora)
+
+    def _plan_on_gpu(self, plan: StepPlan) -> DecodeStep:
+        from punica_kernels.gpu.sgmv import workspace_numel
+        from punica_kernels.lora_table import LoraTableShape
+        from punica_serve.engine.cuda_lora import CudaLora
+        from punica_serve.engine.step_inputs import StepInputs
+
+        num_rows = len(plan.decodes)
+        table = LoraTableShape(num_rows, num_rows, MAX_LORA_RANK // LORA_PAGE_RANKS)
+        inputs = StepInputs(StepShape(0, num_rows), table if plan.num_adapters else None, self.device)
+        inputs.stage(plan, {}, self._pages_of)
+        numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
+        workspace = torch.empty(numel, device=self.device)
+        lora = CudaLora(self._pool, inputs.tables, workspace, torch.cuda.Stream(self.device))
+        attention = self._attentions[num_rows]
+        attention.plan(plan)
+        return DecodeStep(inputs.token_ids, inputs.positions, attention, lora)
+
+    def _pages_of(self, digest: str) -> AdapterPages:
+        return self._adapter_pages[digest]
+
+
+class NoAttention:
+    """Keys and values are appended, and queries come back as they are: to measure the rest of a layer."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self.slots = attention.slots
+
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._attention.cache(layer)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        return q.flatten(1)
+
+
+def _named(ref: AdapterRef, adapter: int) -> AdapterRef:
+    """The same shape under another name."""
+    return AdapterRef(f"{adapter}", ref.uri, ref.num_bytes, ref.ranks)
+
+
+def _random_adapters(
+    model: ModelConfig, count: int, ref: AdapterRef, dtype: torch.dtype, device: torch.device
+) -> tuple[LoraPool, dict[str, AdapterPages]]:
+    """Adapters with weights of their own. No two pages of one adapter are neighbours, as in a pool long in use."""
+    needed = pages_needed(ref.ranks)
+    pool = LoraPool(model, num_pages=count * max(needed.values()), dtype=dtype, device=device)
+    for tensors in pool.groups.values():
+        tensors.a.normal_(std=0.02)
+        tensors.b.normal_(std=0.02)
+    pages: dict[str, AdapterPages] = {f"{adapter}": {group: [] for group in needed} for adapter in range(count)}
+    for _ in range(max(needed.values())):
+        for own in pages.values():
+            for group, taken in pool.allocate(dict.fromkeys(needed, 1)).items():
+                own[group] += taken
+    return pool, pages
+
+
+def _make_attentions(cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> dict[int, PlannedAttention]:
+    from punica_serve.engine.cuda_attention import make_attentions
+
+    shapes = [StepShape(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
+    return {shape.num_decode_rows: attention for shape, attention in make_attentions(cache, model, shapes).items()}

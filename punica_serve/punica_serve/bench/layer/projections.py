@@ -1,0 +1,138 @@
+"""What LoRA on all seven projections adds to one layer: beside the dense products alone, and in the layer's own flow.
+
+Alone, LoRA runs beside the four dense products and its result is left where it is. In the layer, the fused operators
+between the products read it too, which is how the engine adds it: this is the figure for the goal. Attention is left
+out of both, since it is the same with and without LoRA.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from punica_kernels.bench.timing import copy_bytes_per_s
+from punica_serve.bench.kernels.peers import LAYER, LAYER_GOALS, SOURCE
+from punica_serve.bench.layer.layers import DecodeStep, Layers, NoAttention
+from punica_serve.bench.layer.setting import Bench, adapters_of
+from punica_serve.bench.report import Column, TableData, Value, numbers
+from punica_serve.bench.shapes import SHAPES
+from punica_serve.model_config import ModelConfig
+from punica_serve.models.llama import LoraBatch
+from punica_serve.protocol import LoraGroup
+from punica_serve.workload import Population
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    Column("batch", "batch"),
+    Column("population", "population"),
+    Column("adapters", "adapters"),
+    Column("gemms_us", "products, µs", ".1f"),
+    Column("gemms_added_us", "+ LoRA beside them", ".1f"),
+    Column("layer_us", "layer without attention", ".1f"),
+    Column("added_us", "+ LoRA", ".1f"),
+    Column("goal_us", "goal", ".1f"),
+    Column("met", "met"),
+    Column("peer_us", "best peer", ".1f"),
+    Column("peer", "which"),
+    Column("floor_us", "floor", ".1f"),
+)
+#: Tokens in the KvCache, which nothing reads here.
+_CONTEXT_LENGTH = 16
+
+
+def measure(bench: Bench) -> TableData:
+    """The first model of the settings."""
+    settings = bench.settings
+    model = settings.models[0]
+    batch_sizes = settings.projection_batch_sizes
+    bench.begin("projections", len(batch_sizes) * 2 * (1 + len(Population)))
+    layers = Layers(
+        model,
+        num_layers=settings.num_layers,
+        batch_sizes=batch_sizes,
+        context_length=_CONTEXT_LENGTH,
+        rank=settings.rank,
+        dtype=bench.dtype,
+        device=bench.device,
+    )
+    copy_rate = copy_bytes_per_s(bench.device, 1 << 30 if bench.device.type == "cuda" else 1 << 24)
+    return TableData(
+        "projections",
+        f"LoRA of rank {settings.rank} on all seven projections of one {model.name} layer, µs in a CUDA graph",
+        COLUMNS,
+        [row for batch_size in batch_sizes for row in _measure(bench, layers, batch_size, copy_rate)],
+        notes=("floor: bytes of the adapters over the measured copy rate", f"{SOURCE}, beside the dense products"),
+    )
+
+
+def adapter_bytes_of_layer(model: ModelConfig, rank: int, itemsize: int) -> int:
+    """A and B of all seven projections of one layer."""
+    return sum(rank * (out + into) for out, into in model.linear_shapes.values()) * itemsize
+
+
+def _measure(bench: Bench, layers: Layers, batch_size: int, copy_rate: float) -> list[tuple[Value, ...]]:
+    backbone = layers.decode(adapters_of(None, batch_size))
+    gemms_us = bench.layer_us(_products(layers, backbone.lora, batch_size))
+    layer_us = bench.layer_us(layers.forward(_without_attention(backbone)))
+    is_goal = layers.config.hidden_size == SHAPES["llama-2-7b"].hidden_size and bench.settings.rank == 16
+    rows: list[tuple[Value, ...]] = []
+    for population in Population:
+        adapters = adapters_of(population, batch_size)
+        step = layers.decode(adapters)
+        beside_us = bench.layer_us(_products(layers, step.lora, batch_size)) - gemms_us
+        added_us = bench.layer_us(layers.forward(_without_attention(step))) - layer_us
+        key = (batch_size, population)
+        goal, peer = (LAYER_GOALS.get(key), LAYER.get(key)) if is_goal else (None, None)
+        met = None if goal is None else "yes" if added_us <= goal else "no"
+        floor = adapter_bytes_of_layer(layers.config, bench.settings.rank, bench.dtype.itemsize) / copy_rate * 1e6
+        num_adapters = len(set(adapters))
+        rows.append(
+            (
+                *(batch_size, population.value, num_adapters, gemms_us, beside_us, layer_us, added_us, goal, met),
+                *((peer.microseconds, peer.name) if peer else (None, None)),
+                num_adapters * floor,
+            )
+        )
+    return rows
+
+
+def _without_attention(step: DecodeStep) -> DecodeStep:
+    return DecodeStep(step.token_ids, step.positions, NoAttention(step.attention), step.lora)
+
+
+def _products(layers: Layers, lora: LoraBatch, batch_size: int) -> Callable[[], list[Tensor | None]]:
+    """The four stacked dense products of every layer, on inputs that are always the same."""
+    groups: tuple[LoraGroup, ...] = ("qkv", "o", "gate_up", "down")
+    weights = [[(group, getattr(layer, group)) for group in groups] for layer in layers.weights.layers]
+    widths = {weight.shape[1] for _, weight in weights[0]}
+    like = layers.weights.embedding
+    inputs = {width: torch.randn(batch_size, width, dtype=like.dtype, device=like.device) for width in widths}
+
+    def run() -> list[Tensor | None]:
+        results: list[Tensor | None] = []
+        for number, layer in enumerate(weights):
+            for group, weight in layer:
+                results += lora.project(number, group, inputs[weight.shape[1]], weight)
+        return results
+
+    return run
+
+
+def draw(table: TableData, figure: "Figure") -> None:
+    """Bars of what is added, with goals as strokes."""
+    axes = figure.subplots()
+    records = table.records
+    places = range(len(records))
+    for number, (key, label) in enumerate((("added_us", "this engine"), ("peer_us", "best peer"))):
+        axes.bar([place + 0.4 * number for place in places], numbers(records, key), 0.4, label=label)
+    axes.scatter(places, numbers(records, "goal_us"), marker="_", s=300, c="k", label="goal", zorder=3)
+    centers = [place + 0.2 for place in places]
+    axes.step(centers, numbers(records, "floor_us"), where="mid", color="tab:red", label="byte floor")
+    labels = [f"{record['population']}\nbatch {record['batch']}" for record in records]
+    axes.set_xticks(centers, labels, fontsize=8)
+    axes.set_ylabel("added to one layer, µs")
+    axes.set_title(table.title, fontsize=10)
+    axes.legend()

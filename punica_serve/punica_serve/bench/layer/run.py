@@ -1,0 +1,38 @@
+"""Runs `bench layer`."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from rich.progress import Progress
+
+from punica_serve.bench.layer import figure10, projections
+from punica_serve.bench.layer.setting import Bench, LayerSettings
+from punica_serve.bench.report import Draw, Report, TableData, machine
+
+
+def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
+    """The goals of the seven projections, then figure 10; one that fails is named in the report."""
+    on = torch.device(device)
+    if on.type == "cuda":
+        torch.cuda.set_device(on)
+    bench = Bench(settings, on, progress)
+    tables: list[TableData] = []
+    figures: dict[str, Draw] = {}
+    failures: list[str] = []
+    sections: tuple[tuple[Callable[[Bench], TableData], Callable[..., None]], ...] = (
+        (projections.measure, projections.draw),
+        (figure10.measure, figure10.draw),
+    )
+    for measure, draw in sections:
+        try:
+            with torch.inference_mode():
+                table = measure(bench)
+        except RuntimeError as error:
+            failures.append(f"{measure.__module__}: {error}")
+            continue
+        tables.append(table)
+        figures[table.name] = partial(draw, table)
+    described = {**asdict(settings), "models": [model.name for model in settings.models]}
+    return Report("layer", machine(device), described, tables, figures, failures=failures)

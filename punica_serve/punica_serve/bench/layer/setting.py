@@ -1,0 +1,56 @@
+"""What `bench layer` measures, and how long."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.progress import Progress, TaskID
+
+from punica_kernels.bench.timing import graph_us
+from punica_serve.model_config import ModelConfig, ModelDtype
+from punica_serve.workload import Population, counts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSettings:
+    """The defaults are the paper's."""
+
+    models: tuple[ModelConfig, ...]
+    context_lengths: tuple[int, ...] = (512, 2048)
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    #: Batch sizes of the seven projections.
+    projection_batch_sizes: tuple[int, ...] = (32, 64)
+    rank: int = 16
+    #: Layers of own weights in one CUDA graph; a figure is the mean over them.
+    num_layers: int = 8
+    num_replays: int = 7
+    dtype: ModelDtype = "bfloat16"
+
+
+class Bench:
+    """The machine under measurement."""
+
+    def __init__(self, settings: LayerSettings, device: torch.device, progress: Progress) -> None:
+        self.settings = settings
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def begin(self, section: str, num_cells: int) -> None:
+        """A progress bar of its own for each section."""
+        self._task = self._progress.add_task(section, total=num_cells)
+
+    def layer_us(self, call: Callable[[], object]) -> float:
+        """Microseconds of one of the layers that the call runs through, and one step of the progress bar."""
+        microseconds = graph_us([call], self.device, self.settings.num_replays) / self.settings.num_layers
+        if self._task is not None:
+            self._progress.advance(self._task)
+        return microseconds
+
+
+def adapters_of(population: Population | None, batch_size: int) -> list[int | None]:
+    """The adapter of each row, rows of one adapter adjacent; None is the backbone alone."""
+    if population is None:
+        return [None] * batch_size
+    return [adapter for adapter, count in enumerate(counts(population, batch_size)) for _ in range(count)]

@@ -1,0 +1,34 @@
+"""`punica-serve bench layer`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
+
+
+def command(
+    device: DeviceOption = DEFAULT_DEVICE,
+    out: OutOption = DEFAULT_OUT,
+    shape: Annotated[list[str] | None, typer.Option(help="Model shapes; llama-2-7b and llama-2-13b.")] = None,
+    context: Annotated[list[int] | None, typer.Option(min=1, help="Context lengths; 512 and 2048.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes of figure 10; 1 to 32.")] = None,
+    rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 8,
+    replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
+) -> None:
+    """Whole transformer layers: figure 10, and what LoRA on all seven projections adds to one."""
+    from punica_serve.bench.layer.run import run
+    from punica_serve.bench.layer.setting import LayerSettings
+    from punica_serve.bench.shapes import shape_of
+
+    settings = LayerSettings(
+        models=tuple(map(shape_of, shape or ("llama-2-7b", "llama-2-13b"))),
+        context_lengths=tuple(context or (512, 2048)),
+        batch_sizes=tuple(sorted(batch or (1, 2, 4, 8, 16, 32))),
+        rank=rank,
+        num_layers=layers,
+        num_replays=replays,
+    )
+    measure(partial(run, settings, device), out)

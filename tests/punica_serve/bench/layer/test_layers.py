@@ -1,0 +1,53 @@
+"""The layers that are timed are the engine's: LoRA of the planned rows changes them, and nothing else does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from punica_serve.bench.layer.layers import Layers, NoAttention
+from punica_serve.bench.layer.setting import adapters_of
+from punica_serve.model_config import ModelConfig
+from punica_serve.workload import Population
+
+
+@pytest.fixture(scope="module")
+def layers(tiny_model: ModelConfig) -> Layers:
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        return Layers(
+            tiny_model,
+            num_layers=2,
+            batch_sizes=(1, 4),
+            context_length=20,
+            rank=8,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("population", "adapters"),
+    [(None, [None] * 4), (Population.UNIFORM, [0, 0, 1, 1]), (Population.IDENTICAL, [0] * 4)],
+)
+def test_rows_of_one_adapter_are_adjacent(population: Population | None, adapters: list[int | None]) -> None:
+    assert adapters_of(population, 4) == adapters
+
+
+@torch.inference_mode()
+def test_lora_changes_the_rows_that_have_it(layers: Layers) -> None:
+    backbone = layers.forward(layers.decode([None] * 4))().clone()
+    mixed = layers.forward(layers.decode([None, 0, 0, None]))()
+    assert torch.equal(mixed[[0, 3]], backbone[[0, 3]])
+    assert (mixed[1:3] - backbone[1:3]).abs().amax(1).min() > 1e-4
+
+
+@torch.inference_mode()
+def test_a_step_reads_its_whole_context(layers: Layers) -> None:
+    """The rows' tokens are all one token, so only their keys and values tell them apart."""
+    step = layers.decode([None] * 4)
+    assert step.positions.tolist() == [19] * 4
+    out = layers.forward(step)()
+    assert (out[1:] - out[:-1]).abs().amax(1).min() > 1e-4
+    bare = layers.forward(replace(step, attention=NoAttention(step.attention)))()
+    assert torch.equal(bare[1:], bare[:-1])
