@@ -1,0 +1,46 @@
+"""`punica-serve bench overhead`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import (
+    REFRESH_PER_S,
+    EngineConfigOption,
+    EngineDeviceOption,
+    RankOption,
+    ShapeOption,
+    subject_of,
+)
+
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def command(
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    out: OutOption = DEFAULT_OUT,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; 1 to 256.")] = None,
+    ranks: Annotated[list[int] | None, typer.Option(min=1, max=128, help="Ranks of one sweep; 8 to 128.")] = None,
+    adapters: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of adapters; 1 to 64.")] = None,
+    rank: RankOption = 16,
+    batch_of_ranks: Annotated[int, typer.Option(min=1, help="Requests in the sweep over ranks.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps of each batch; a figure is their median.")] = 24,
+) -> None:
+    """What LoRA adds to a decode step, over batch sizes, ranks and numbers of adapters; and a profiler's trace."""
+    from punica_serve.bench.overhead.run import run
+    from punica_serve.bench.overhead.sweep import OverheadSettings
+
+    settings = OverheadSettings(
+        batch_sizes=tuple(sorted(batch or _BATCH_SIZES)),
+        ranks=tuple(sorted(ranks or (8, 16, 32, 64, 128))),
+        adapter_counts=tuple(sorted(adapters or (1, 2, 4, 8, 16, 32, 64))),
+        rank=rank,
+        batch_size=batch_of_ranks,
+        num_steps=steps,
+    )
+    with subject_of(config, shape, device) as subject:
+        measure(partial(run, subject, settings, out), out, REFRESH_PER_S)
