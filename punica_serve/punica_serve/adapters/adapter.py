@@ -1,6 +1,6 @@
 """An adapter in host memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +46,21 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies in a file: bytes [begin, end)."""
+
+    dtype: TensorDtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def of(self, file: npt.NDArray[np.uint8]) -> HostTensor:
+        """The tensor in the bytes of a whole file: a view of them if they are aligned."""
+        view: npt.NDArray[Any] = file[self.begin : self.end].view(STORAGE_DTYPES[self.dtype]).reshape(self.shape)
+        return HostTensor(self.dtype, np.require(view, requirements="A"))
+
+
+@dataclass(frozen=True, slots=True)
 class LoraPair:
     """The low-rank update of one linear module: y += scaling * (x @ a.T) @ b.T."""
 
@@ -62,9 +77,85 @@ class LoraPair:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPlace:
+    """Where a LoraPair lies in a file."""
+
+    a: TensorPlace
+    b: TensorPlace
+    scaling: float
+
+    def of(self, file: npt.NDArray[np.uint8]) -> LoraPair:
+        return LoraPair(self.a.of(file), self.b.of(file), self.scaling)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Consecutive layers whose pairs of one module are of one form and lie at equal distances in the file."""
+
+    module: str
+    first_layer: int
+    num_layers: int
+    #: Of the first layer.
+    first: PairPlace
+    #: From one layer's tensor to the next one's.
+    a_stride_bytes: int
+    b_stride_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """What lies where in an adapter's file: equal for all adapters of one configuration, and so found once for all."""
+
+    #: Keyed by (layer, module), as in (0, "q_proj"); in the order in which a model runs them.
+    places: dict[tuple[int, str], PairPlace]
+    #: The same places, for whoever copies many layers at once.
+    runs: tuple[LayerRun, ...]
+
+    @classmethod
+    def of(cls, places: dict[tuple[int, str], PairPlace]) -> "AdapterLayout":
+        by_module: dict[str, list[LayerRun]] = {}
+        for (layer, module), place in sorted(places.items()):
+            runs = by_module.setdefault(module, [])
+            longer = _continued(runs[-1], layer, place) if runs else None
+            if longer is not None:
+                runs[-1] = longer
+            else:
+                runs.append(LayerRun(module, layer, 1, place, place.a.end - place.a.begin, place.b.end - place.b.begin))
+        return cls(places, tuple(run for runs in by_module.values() for run in runs))
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The highest of each module."""
+        ranks: dict[str, int] = {}
+        for (_, module), place in self.places.items():
+            ranks[module] = max(place.a.shape[0], ranks.get(module, 0))
+        return ranks
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """All the updates of one adapter. Layers and modules that it does not touch are absent."""
 
     ref: AdapterRef
-    #: Keyed by (layer, module), as in (0, "q_proj"); in the order in which a model runs them.
-    pairs: dict[tuple[int, str], LoraPair]
+    layout: AdapterLayout
+    #: The bytes of the weights file. Memory that is reused holds them until the next adapter is read.
+    file: npt.NDArray[np.uint8]
+
+    @property
+    def pairs(self) -> dict[tuple[int, str], LoraPair]:
+        """By (layer, module), in the order in which a model runs them. Made anew each time."""
+        return {key: place.of(self.file) for key, place in self.layout.places.items()}
+
+
+def _continued(run: LayerRun, layer: int, place: PairPlace) -> LayerRun | None:
+    """The run with one more layer; None if that does not continue it."""
+    first, count = run.first, run.num_layers
+    form = (place.a.dtype, place.a.shape, place.b.dtype, place.b.shape, place.scaling)
+    if form != (first.a.dtype, first.a.shape, first.b.dtype, first.b.shape, first.scaling):
+        return None
+    a_stride, a_rest = divmod(place.a.begin - first.a.begin, count)
+    b_stride, b_rest = divmod(place.b.begin - first.b.begin, count)
+    is_regular = count == 1 or (a_stride, b_stride) == (run.a_stride_bytes, run.b_stride_bytes)
+    if layer != run.first_layer + count or not is_regular or a_rest or b_rest or min(a_stride, b_stride) <= 0:
+        return None
+    return replace(run, num_layers=count + 1, a_stride_bytes=a_stride, b_stride_bytes=b_stride)

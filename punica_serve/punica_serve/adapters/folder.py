@@ -7,18 +7,19 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import Adapter, HostTensor, LoraPair
+from punica_serve.adapters.adapter import Adapter, AdapterLayout, PairPlace, TensorPlace
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
-from punica_serve.adapters.safetensors_file import parse_safetensors
+from punica_serve.adapters.safetensors_file import list_tensors, split_header
 from punica_serve.adapters.targets import LoraTarget, lora_targets
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
@@ -28,6 +29,11 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PICKLE_NAME = "adapter_model.bin"
 
+#: A larger file is rare, and its memory goes back after it.
+_MAX_REUSED_BYTES = 256 << 20
+#: Kinds of adapters whose layouts are remembered: those of one cluster mostly come from one training program.
+_MAX_LAYOUTS = 32
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,9 +41,26 @@ logger = logging.getLogger(__name__)
 class _Files:
     """Both files' bytes, and what they amount to."""
 
-    config: npt.NDArray[np.uint8]
+    config: bytes
     weights: npt.NDArray[np.uint8]
     digest: str
+
+
+class ReadBuffer:
+    """Memory that one file after another is read into, each over the one before. Not for two threads at once.
+
+    Fresh memory costs as much as the reading: the kernel clears every page of it.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: npt.NDArray[np.uint8] | None = None
+
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        if num_bytes > _MAX_REUSED_BYTES:
+            return np.empty(num_bytes, dtype=np.uint8)
+        if self._bytes is None or num_bytes > len(self._bytes):
+            self._bytes = np.empty(num_bytes, dtype=np.uint8)
+        return self._bytes[:num_bytes]
 
 
 def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False) -> Adapter:
@@ -46,11 +69,13 @@ def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False)
     An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``.
     """
     try:
-        files = _read_files(folder)
-        config = _read_config(folder, files)
+        files = _read_files(folder, ReadBuffer())
         with _naming(folder / CONFIG_NAME):
-            _check_base_name(config, model, folder=folder, strict=strict_base)
-        return _build(folder, files, config, model)
+            _check_base_name(parse_peft_config(files.config), model, folder=folder, strict=strict_base)
+        adapter = _build(folder, files, model)
+        with _naming(folder / WEIGHTS_NAME):
+            _check_finite(adapter, _targets(files.config, model))
+        return adapter
     except OSError as error:
         reason = f"{error.filename}: can't be read: {error.strerror}"
         raise AdapterRejected(reason, param=PurePath(error.filename).name) from error
@@ -58,19 +83,21 @@ def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False)
         raise AdapterRejected(str(error), param=str(folder)) from error
 
 
-def load_adapter(ref: AdapterRef, model: ModelConfig) -> Adapter:
-    """Reads a registered adapter again.
+def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None = None) -> Adapter:
+    """Reads a registered adapter again, into ``buffer`` if there is one: whose next use ends this adapter's.
+
+    Its digest says that these are the bytes whose values were checked when it was registered.
 
     Raises AdapterRejected when its files are no longer the registered ones. OSError and MemoryError, which name the
     file, say nothing of the adapter: another try, or another host, may read it.
     """
     folder = Path(ref.uri)
-    files = _read_files(folder)
+    files = _read_files(folder, buffer or ReadBuffer())
     if files.digest != ref.digest:
         raise AdapterRejected(
             f"{folder}: changed on disk since it was registered; restart or register it again", param="digest"
         )
-    return _build(folder, files, _read_config(folder, files), model)
+    return _build(folder, files, model)
 
 
 def weight_name(path: str, side: Literal["A", "B"]) -> str:
@@ -91,34 +118,29 @@ def _naming(path: Path) -> Iterator[None]:
         raise MemoryError(f"{path}: {error}") from error
 
 
-def _read_files(folder: Path) -> _Files:
+def _read_files(folder: Path, buffer: ReadBuffer) -> _Files:
     if not os.path.isdir(folder):  # where Path's own raises on a path it may not look at, this says no
         raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder))
-    config = _read_bytes(folder / CONFIG_NAME)
+    config = _read_bytes(folder / CONFIG_NAME, ReadBuffer()).tobytes()
     if not os.path.exists(folder / WEIGHTS_NAME) and os.path.exists(folder / _PICKLE_NAME):
         raise AdapterRejected(
             f"{folder / _PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
             f" folder).save_pretrained(folder) writes {WEIGHTS_NAME}",
             param=_PICKLE_NAME,
         )
-    weights = _read_bytes(folder / WEIGHTS_NAME)
-    digests = hashlib.sha256(config.data).digest() + hashlib.sha256(weights.data).digest()
+    weights = _read_bytes(folder / WEIGHTS_NAME, buffer)
+    digests = hashlib.sha256(config).digest() + hashlib.sha256(weights.data).digest()
     return _Files(config, weights, hashlib.sha256(digests).hexdigest())
 
 
-def _read_bytes(path: Path) -> npt.NDArray[np.uint8]:
+def _read_bytes(path: Path, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
     """The file in an aligned, writable array, which torch can take as it is: it warns of memory that is not writable.
 
     numpy's own reader takes a failing disk for the end of the file.
     """
     with _naming(path), path.open("rb") as file:
-        content = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
+        content = buffer.take(os.fstat(file.fileno()).st_size)
         return content[: file.readinto(content.data)]
-
-
-def _read_config(folder: Path, files: _Files) -> PeftConfig:
-    with _naming(folder / CONFIG_NAME):
-        return parse_peft_config(files.config.tobytes())
 
 
 def _check_base_name(config: PeftConfig, model: ModelConfig, *, folder: Path, strict: bool) -> None:
@@ -136,21 +158,30 @@ def _check_base_name(config: PeftConfig, model: ModelConfig, *, folder: Path, st
         logger.warning("adapter %s was trained on %r and is served on %r", folder, trained_on, model.name)
 
 
-def _build(folder: Path, files: _Files, config: PeftConfig, model: ModelConfig) -> Adapter:
+def _build(folder: Path, files: _Files, model: ModelConfig) -> Adapter:
     with _naming(folder / CONFIG_NAME):
-        targets = lora_targets(config, model)
+        _targets(files.config, model)
     with _naming(folder / WEIGHTS_NAME):
-        tensors = parse_safetensors(files.weights)
-        _check_names(tensors, targets, model)
-        pairs = {(target.layer, target.module): _pair(target, tensors, model) for target in targets}
-    ranks: dict[str, int] = {}
-    for (_, module), pair in pairs.items():
-        ranks[module] = max(pair.rank, ranks.get(module, 0))
-    uri = str(folder.resolve())
-    return Adapter(AdapterRef(digest=files.digest, uri=uri, num_bytes=len(files.weights), ranks=ranks), pairs)
+        layout = _layout(files.config, split_header(files.weights), len(files.weights), model)
+    uri, num_bytes = str(folder.resolve()), len(files.weights)
+    ref = AdapterRef(digest=files.digest, uri=uri, num_bytes=num_bytes, ranks=layout.ranks)
+    return Adapter(ref, layout, files.weights)
 
 
-def _check_names(tensors: dict[str, HostTensor], targets: list[LoraTarget], model: ModelConfig) -> None:
+@lru_cache(_MAX_LAYOUTS)
+def _targets(config: bytes, model: ModelConfig) -> list[LoraTarget]:
+    return lora_targets(parse_peft_config(config), model)
+
+
+@lru_cache(_MAX_LAYOUTS)
+def _layout(config: bytes, header: bytes, num_file_bytes: int, model: ModelConfig) -> AdapterLayout:
+    targets = _targets(config, model)
+    tensors = list_tensors(header, num_file_bytes)
+    _check_names(tensors, targets, model)
+    return AdapterLayout.of({(target.layer, target.module): _pair(target, tensors, model) for target in targets})
+
+
+def _check_names(tensors: Mapping[str, TensorPlace], targets: list[LoraTarget], model: ModelConfig) -> None:
     """The file holds both halves of every target, and nothing else."""
     expected = [weight_name(target.path, side) for target in targets for side in ("A", "B")]
     unexpected = sorted(tensors.keys() - set(expected))
@@ -168,14 +199,14 @@ def _check_names(tensors: dict[str, HostTensor], targets: list[LoraTarget], mode
         )
 
 
-def _pair(target: LoraTarget, tensors: dict[str, HostTensor], model: ModelConfig) -> LoraPair:
+def _pair(target: LoraTarget, tensors: Mapping[str, TensorPlace], model: ModelConfig) -> PairPlace:
     num_out, num_in = model.linear_shapes[target.module]
     a = _checked(weight_name(target.path, "A"), tensors, (target.rank, num_in))
     b = _checked(weight_name(target.path, "B"), tensors, (num_out, target.rank))
-    return LoraPair(a, b, target.scaling)
+    return PairPlace(a, b, target.scaling)
 
 
-def _checked(name: str, tensors: dict[str, HostTensor], shape: tuple[int, int]) -> HostTensor:
+def _checked(name: str, tensors: Mapping[str, TensorPlace], shape: tuple[int, int]) -> TensorPlace:
     tensor = tensors[name]
     if tensor.shape != shape:
         raise AdapterRejected(
@@ -183,6 +214,12 @@ def _checked(name: str, tensors: dict[str, HostTensor], shape: tuple[int, int]) 
             f" projection need {list(shape)}",
             param=name,
         )
-    if not tensor.is_finite():
-        raise AdapterRejected(f"tensor `{name}` holds NaN or infinity", param=name)
     return tensor
+
+
+def _check_finite(adapter: Adapter, targets: list[LoraTarget]) -> None:
+    for target in targets:
+        pair = adapter.layout.places[target.layer, target.module]
+        for name, place in ((weight_name(target.path, "A"), pair.a), (weight_name(target.path, "B"), pair.b)):
+            if not place.of(adapter.file).is_finite():
+                raise AdapterRejected(f"tensor `{name}` holds NaN or infinity", param=name)

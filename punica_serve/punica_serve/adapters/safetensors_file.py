@@ -5,13 +5,13 @@ serves digest and tensors. What its parser checks is checked here too: the tenso
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import STORAGE_DTYPES, HostTensor
+from punica_serve.adapters.adapter import STORAGE_DTYPES, TensorPlace
 from punica_serve.errors import AdapterRejected
 
 #: The header of an adapter for a model of 126 layers is 0.3 MB. No adapter is worth parsing a hundred times that.
@@ -30,15 +30,8 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[_Size, _Size]
 
 
-def parse_safetensors(file: npt.NDArray[np.uint8]) -> dict[str, HostTensor]:
-    """The tensors of a whole file, as views of it. Raises AdapterRejected, whose ``param`` is the tensor, if any."""
-    header, data = _split(file)
-    entries = _parse_header(header)
-    _check_tiling(entries, len(data))
-    return {name: _view(name, entry, data) for name, entry in entries.items()}
-
-
-def _split(file: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.uint8]]:
+def split_header(file: npt.NDArray[np.uint8]) -> bytes:
+    """The header of a whole file. Raises AdapterRejected."""
     if len(file) < _LENGTH_BYTES:
         raise AdapterRejected(f"it is truncated: {len(file)} bytes")
     num_header_bytes = int.from_bytes(file[:_LENGTH_BYTES].tobytes(), "little")
@@ -47,7 +40,15 @@ def _split(file: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.uint8]]:
     end = _LENGTH_BYTES + num_header_bytes
     if len(file) < end:
         raise AdapterRejected(f"it is truncated: {len(file)} bytes, the header alone takes {end}")
-    return file[_LENGTH_BYTES:end].tobytes(), file[end:]
+    return file[_LENGTH_BYTES:end].tobytes()
+
+
+def list_tensors(header: bytes, num_file_bytes: int) -> dict[str, TensorPlace]:
+    """Where the tensors lie in a file of that size. Raises AdapterRejected, whose ``param`` is the tensor, if any."""
+    start = _LENGTH_BYTES + len(header)
+    entries = _parse_header(header)
+    _check_tiling(entries, num_file_bytes - start)
+    return {name: _place(name, entry, start) for name, entry in entries.items()}
 
 
 def _parse_header(header: bytes) -> dict[str, _Entry]:
@@ -69,14 +70,12 @@ def _check_tiling(entries: dict[str, _Entry], num_data_bytes: int) -> None:
         raise AdapterRejected(f"it is truncated or has a tail: {num_data_bytes} bytes of tensors, expected {position}")
 
 
-def _view(name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> HostTensor:
+def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
     if entry.dtype not in STORAGE_DTYPES:
         raise AdapterRejected(f"tensor `{name}` is of {entry.dtype}; only F32, F16 and BF16 are served", param=name)
-    storage = STORAGE_DTYPES[entry.dtype]
     begin, end = entry.data_offsets
-    if end - begin != math.prod(entry.shape) * storage.itemsize:
+    if end - begin != math.prod(entry.shape) * STORAGE_DTYPES[entry.dtype].itemsize:
         raise AdapterRejected(
             f"tensor `{name}` has {end - begin} bytes for {list(entry.shape)} of {entry.dtype}", param=name
         )
-    view: npt.NDArray[Any] = data[begin:end].view(storage).reshape(entry.shape)
-    return HostTensor(entry.dtype, np.require(view, requirements="A"))
+    return TensorPlace(entry.dtype, entry.shape, start + begin, start + end)

@@ -20,6 +20,7 @@ from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.kv_cache import make_kv_cache
 from punica_serve.engine.lora_pool import make_lora_pool
 from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.pinned_memory import open_host_memory
 from punica_serve.engine.planner import Planner, StepPlan
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
@@ -29,6 +30,9 @@ from punica_serve.engine.step_shape import StepShapes
 from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
+
+#: How many waiting requests are looked at for adapters that could be read from disk meanwhile.
+_NUM_PREFETCHED = 32
 
 #: Why a request ended by itself.
 EndReason = Literal["stop", "length"]
@@ -100,8 +104,10 @@ class Engine:
         self._lora_pool = make_lora_pool(config, self.model_config, dtype, self.device)
         self._cache = make_kv_cache(config, self.model_config, dtype, self.device)
         self._work = Event()
+        #: Adapters in host memory.
+        self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
         self._loader = AdapterLoader(
-            self._lora_pool, HostCache(config.host_cache_bytes), self.model_config, dtype, self._work.set
+            self._lora_pool, self.host_cache, self.model_config, dtype, self._work.set, self._newest_end
         )
         self._planner = Planner(
             self._cache,
@@ -181,6 +187,7 @@ class Engine:
         self._work.clear()
         failures = self._drop_failed_loads()
         self._admit()
+        self._prefetch()
         plan, displaced = self._planner.plan(self._is_ready)
         self._let_go(displaced)
         launched = self._launch(plan) if plan else None
@@ -200,7 +207,7 @@ class Engine:
         self._work.set()
 
     def close(self) -> None:
-        """Stops the loader's threads. The engine is of no use afterwards."""
+        """Stops the loader's threads and gives pinned memory back. The engine is of no use afterwards."""
         self._loader.close()
 
     def check_invariants(self) -> None:
@@ -268,6 +275,16 @@ class Engine:
                     return
                 self._loader.acquire(sequence.adapter)
             self._planner.admit(sequence)
+
+    def _prefetch(self) -> None:
+        """Brings the adapters of those that run next to the host, as far as there are threads to spare."""
+        for sequence in self._planner.next_waiting(_NUM_PREFETCHED):
+            if sequence.adapter is not None:
+                self._loader.prefetch(sequence.adapter)
+
+    def _newest_end(self) -> torch.cuda.Event | None:
+        """What is behind the newest launched step on the device."""
+        return self._runner.newest_end
 
     def _is_ready(self, sequence: Sequence) -> bool:
         return sequence.digest is None or self._loader.is_ready(sequence.digest)

@@ -75,6 +75,8 @@ def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, 
         param="engine.num_kv_pages",
     ):
         cache = KvCache(model, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # whatever stream a step runs on, it finds the pool cleared
     logger.info(
         "KvCache on %s: %d pages, %d tokens, %s", device, num_pages, cache.capacity_tokens, gib(cache.pool.nbytes)
     )

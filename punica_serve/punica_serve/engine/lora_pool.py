@@ -4,6 +4,7 @@ A page holds 8 rank rows of all layers, so an adapter of rank r takes ceil(r / 8
 padding to a highest rank, no limit of slots. Paging by rank follows S-LoRA (section 5); Punica stacks whole adapters.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,6 +18,9 @@ from punica_serve.engine.page_pool import PagePool
 from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import LoraGroup
+
+#: At some 50 GB/s a piece takes less than 0.1 ms.
+_PIECE_BYTES = 4 << 20
 
 #: Page numbers of an adapter in each group it touches, in order of rank rows.
 AdapterPages = dict[LoraGroup, list[int]]
@@ -42,6 +46,12 @@ class LoraPool:
         self.groups: dict[LoraGroup, GroupPool] = {
             group: _make_pool(model, modules, num_pages, dtype, device) for group, modules in LORA_GROUPS.items()
         }
+        self.device = device
+        #: Of all copies; None on a CPU.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # which clears the pool
 
     @property
     def num_pages(self) -> dict[LoraGroup, int]:
@@ -62,12 +72,39 @@ class LoraPool:
         for group, numbers in pages.items():
             self.groups[group].pages.free(numbers)
 
-    def write(self, pages: AdapterPages, adapter: PackedAdapter) -> None:
-        """Fills pages. Safe beside a running step: nobody reads pages whose adapter is not ready yet."""
+    def write(self, pages: AdapterPages, adapter: PackedAdapter, after: Sequence[torch.cuda.Event] = ()) -> None:
+        """Fills pages, and returns when they are filled. Any thread may call it, beside running steps.
+
+        ``after``: events that the device waits for before it writes, since what they end may still read the pages.
+        Nobody else does: an adapter's pages are in no step before this has returned.
+        """
+        if self._stream is None:
+            for target, source in self._pieces(pages, adapter):
+                target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            for event in after:
+                self._stream.wait_event(event)
+            for target, source in self._pieces(pages, adapter):
+                target.copy_(source, non_blocking=True)
+            # Blocking: the thread sleeps, where it would otherwise spin on a core that the steps need.
+            written = torch.cuda.Event(blocking=True)
+            written.record()
+        written.synchronize()
+
+    def synchronize(self) -> None:
+        """Waits for the copies under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _pieces(self, pages: AdapterPages, adapter: PackedAdapter) -> Iterator[tuple[Tensor, Tensor]]:
+        """What to copy where, in contiguous pieces: a step's own small copies wait for one of them, not for all."""
         for group, numbers in pages.items():
-            index = torch.tensor(numbers, device=self.groups[group].a.device)
-            self.groups[group].a[index] = adapter.groups[group].a.to(index.device)
-            self.groups[group].b[index] = adapter.groups[group].b.to(index.device)
+            pool, packed = self.groups[group], adapter.groups[group]
+            for place, number in enumerate(numbers):
+                for target, source in ((pool.a[number], packed.a[place]), (pool.b[number], packed.b[place])):
+                    size = _PIECE_BYTES // target.itemsize
+                    yield from zip(target.view(-1).split(size), source.view(-1).split(size), strict=True)
 
     def check_invariants(self, held: list[AdapterPages]) -> None:
         for group, pool in self.groups.items():

@@ -73,6 +73,10 @@ class Planner:
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
+    def next_waiting(self, count: int) -> list[Sequence]:
+        """Those that will be admitted first."""
+        return self._waiting[:count]
+
     def add(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_by_arrival)
 

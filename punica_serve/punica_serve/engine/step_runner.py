@@ -28,6 +28,8 @@ class StepRunner(Protocol):
 
     #: Whether a step may be launched before the tokens of the one before it are known.
     runs_ahead: bool
+    #: Behind the newest launched step on a GPU's stream; None where steps have ended once they are launched.
+    newest_end: torch.cuda.Event | None
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step. The pages and adapters that it reads are the caller's to keep until it has ended."""
@@ -48,6 +50,7 @@ class CpuRunner:
     """Steps in plain torch, each computed when it is launched."""
 
     runs_ahead = False
+    newest_end: torch.cuda.Event | None = None
 
     def __init__(self, model: Llama, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
         self._model = model

@@ -4,29 +4,38 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
 
 from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import load_adapter
-from punica_serve.engine import adapter_loader
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.engine import adapter_reader
 from punica_serve.engine.adapter_loader import AdapterFailure, AdapterLoader
 from punica_serve.engine.host_cache import HostCache
-from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.packing import PackedAdapter
+from punica_serve.engine.pinned_memory import open_host_memory
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
+CPU = torch.device("cpu")
 DEADLINE_S = 10.0
 MakeAdapter = Callable[..., AdapterRef]
 
 
 class _Harness:
-    def __init__(self, model: ModelConfig, num_pages: int, host_bytes: int = 1 << 24) -> None:
+    def __init__(
+        self, model: ModelConfig, num_pages: int, host_bytes: int = 1 << 24, device: torch.device = CPU
+    ) -> None:
         self.progress = Event()
-        self.pool = LoraPool(model, num_pages=num_pages, dtype=torch.float32, device=torch.device("cpu"))
-        self.host_cache = HostCache(host_bytes)
-        self.loader = AdapterLoader(self.pool, self.host_cache, model, torch.float32, self.progress.set)
+        self.newest_end: Any = None
+        self.pool = LoraPool(model, num_pages=num_pages, dtype=torch.float32, device=device)
+        self.host_cache = HostCache(open_host_memory(host_bytes, device))
+        self.loader = AdapterLoader(
+            self.pool, self.host_cache, model, torch.float32, self.progress.set, lambda: self.newest_end
+        )
 
     def until(self, condition: Callable[[], bool]) -> list[AdapterFailure]:
         failures, deadline = self.loader.poll(), time.monotonic() + DEADLINE_S
@@ -47,8 +56,8 @@ class _Harness:
 def make_harness(tiny_model: ModelConfig) -> Iterator[Callable[..., _Harness]]:
     made: list[_Harness] = []
 
-    def make(num_pages: int = 4, **settings: int) -> _Harness:
-        made.append(_Harness(tiny_model, num_pages, **settings))
+    def make(num_pages: int = 4) -> _Harness:
+        made.append(_Harness(tiny_model, num_pages))
         return made[-1]
 
     yield make
@@ -64,11 +73,11 @@ def test_an_adapter_arrives_and_its_pages_hold_its_weights(
     assert not harness.loader.is_ready(ref.digest)
     harness.bring(ref)
     pages = harness.loader.pages(ref.digest)
-    packed = harness.host_cache.get(ref.digest)
-    assert packed is not None
+    copy = harness.host_cache.get(ref.digest)
+    assert copy is not None
     for group, numbers in pages.items():
-        assert torch.equal(harness.pool.groups[group].a[numbers], packed.groups[group].a)
-        assert torch.equal(harness.pool.groups[group].b[numbers], packed.groups[group].b)
+        assert torch.equal(harness.pool.groups[group].a[numbers], copy.packed.groups[group].a)
+        assert torch.equal(harness.pool.groups[group].b[numbers], copy.packed.groups[group].b)
 
 
 def test_unused_adapters_leave_least_recently_used_first(
@@ -91,7 +100,7 @@ def test_a_pinned_adapter_stays_and_the_next_waits_for_it(
     pinned, waiting = make_adapter(seed=1), make_adapter(seed=2)
     harness.bring(pinned)
     harness.loader.acquire(waiting)
-    harness.until(lambda: harness.host_cache.get(waiting.digest) is not None)
+    harness.until(lambda: waiting.digest in harness.host_cache)
     harness.loader.poll()
     assert harness.loader.resident == (pinned.digest,)
     harness.loader.release(pinned.digest)
@@ -107,7 +116,7 @@ def test_nobody_is_evicted_when_all_of_them_were_not_enough(
     harness.bring(pinned, unused)
     harness.loader.release(unused.digest)
     harness.loader.acquire(large)
-    harness.until(lambda: harness.host_cache.get(large.digest) is not None)
+    harness.until(lambda: large.digest in harness.host_cache)
     harness.loader.poll()
     assert unused.digest in harness.loader.resident
 
@@ -119,7 +128,7 @@ def test_an_adapter_nobody_wants_any_more_takes_no_pages(
     harness.loader.acquire(ref)
     harness.loader.release(ref.digest)
     harness.until(lambda: ref.digest not in harness.loader._entries)
-    assert harness.host_cache.get(ref.digest) is not None, "it was read for nothing, but it was read"
+    assert ref.digest in harness.host_cache, "it was read for nothing, but it was read"
     assert harness.pool.groups["o"].pages.num_free == 4
 
 
@@ -165,11 +174,11 @@ def test_the_host_cache_saves_the_second_read(
 ) -> None:
     reads: list[str] = []
 
-    def load(ref: AdapterRef, model: ModelConfig) -> Adapter:
+    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
         reads.append(ref.digest)
-        return load_adapter(ref, model)
+        return load_adapter(ref, model, buffer)
 
-    monkeypatch.setattr(adapter_loader, "load_adapter", load)
+    monkeypatch.setattr(adapter_reader, "load_adapter", load)
     harness = make_harness(num_pages=1)
     first, second = make_adapter(seed=1), make_adapter(seed=2)
     for ref in (first, second, first):
@@ -188,3 +197,136 @@ def test_a_missing_folder_fails_its_adapter_and_frees_what_it_held(
     (failure,) = failures
     assert failure.digest == ref.digest and "adapter_model.safetensors" in failure.error.message
     harness.loader.release(ref.digest)  # its requests may still let go: nothing happens
+
+
+def test_one_that_is_on_the_host_has_its_pages_at_once(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.prefetch(ref)
+    harness.until(lambda: ref.digest in harness.host_cache and ref.digest not in harness.loader._entries)
+    assert harness.loader.resident == (), "a prefetch takes no pages"
+    harness.loader.acquire(ref)
+    assert harness.loader.pages(ref.digest), "without a poll"
+    harness.until(lambda: harness.loader.is_ready(ref.digest))
+
+
+def _count_reads(monkeypatch: pytest.MonkeyPatch, until: Event) -> list[str]:
+    reads: list[str] = []
+
+    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+        reads.append(ref.digest)
+        assert until.wait(DEADLINE_S)
+        return load_adapter(ref, model, buffer)
+
+    monkeypatch.setattr(adapter_reader, "load_adapter", load)
+    return reads
+
+
+def test_prefetches_are_few_at_a_time_and_read_once(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    reads = _count_reads(monkeypatch, gate)
+    harness, refs = make_harness(), [make_adapter(seed=seed) for seed in range(20)]
+    for ref in 2 * refs:
+        harness.loader.prefetch(ref)
+    assert 0 < len(harness.loader._entries) < harness.loader._reader.num_threads
+    gate.set()
+
+    def all_read() -> bool:
+        for ref in refs:
+            harness.loader.prefetch(ref)
+        return len(reads) == len(refs) and not harness.loader._entries
+
+    harness.until(all_read)
+    assert sorted(reads) == sorted(ref.digest for ref in refs)
+    assert harness.loader._num_prefetching == 0
+
+
+def test_a_prefetch_that_is_acquired_is_not_read_again(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    reads = _count_reads(monkeypatch, gate)
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.prefetch(ref)
+    harness.loader.acquire(ref)
+    gate.set()
+    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    assert reads == [ref.digest]
+
+
+def test_a_prefetchs_failure_is_told_when_it_is_acquired(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+) -> None:
+    harness, ref = make_harness(), make_adapter(seed=9)
+    (Path(ref.uri) / "adapter_model.safetensors").unlink()
+    harness.loader.prefetch(ref)
+    assert harness.until(lambda: not harness.loader._entries) == []
+    harness.loader.prefetch(ref)
+    assert not harness.loader._entries, "it is not tried again and again"
+    harness.loader.acquire(ref)
+    (failure,) = harness.until(lambda: not harness.loader._entries)
+    assert failure.digest == ref.digest
+
+
+class _FakeEvent:
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+
+def test_pages_are_written_after_the_steps_that_may_still_read_them(
+    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_for: list[tuple[Any, ...]] = []
+    write = LoraPool.write
+
+    def spy(pool: LoraPool, pages: AdapterPages, packed: PackedAdapter, after: tuple[Any, ...]) -> None:
+        waited_for.append(after)
+        write(pool, pages, packed)
+
+    monkeypatch.setattr(LoraPool, "write", spy)
+    harness = make_harness(num_pages=1)
+    first, second, third, fourth = (make_adapter(seed=seed) for seed in range(4))
+    harness.bring(first)
+    ends = [_FakeEvent(), _FakeEvent(), _FakeEvent()]
+    for end, ref, following in zip(ends, (first, second, third), (second, third, fourth), strict=True):
+        harness.newest_end = end
+        harness.loader.release(ref.digest)
+        harness.newest_end = _FakeEvent()  # a later step, which does not have the adapter
+        if following is fourth:
+            ends[0].has_passed = ends[1].has_passed = True
+        harness.bring(following)
+    assert waited_for == [(), (ends[0],), (ends[0], ends[1]), (ends[2],)]
+
+
+@pytest.mark.gpu
+def test_a_gpus_pages_are_written_from_pinned_memory_after_the_fence(
+    tiny_model: ModelConfig, make_adapter: MakeAdapter
+) -> None:
+    """A long kernel stands for a step that still reads the evicted adapter's pages."""
+    gpu = torch.device("cuda", 0)
+    harness = _Harness(tiny_model, num_pages=1, device=gpu)
+    first, second = make_adapter(seed=1), make_adapter(seed=2)
+    harness.bring(first)
+    before = {group: pool.a.clone() for group, pool in harness.pool.groups.items()}
+    torch.cuda._sleep(1_000_000_000)
+    read = {group: pool.a.clone() for group, pool in harness.pool.groups.items()}
+    harness.newest_end = torch.cuda.Event()
+    harness.newest_end.record()
+    harness.loader.release(first.digest)
+    harness.bring(second)
+    copy = harness.host_cache.get(second.digest)
+    assert copy is not None
+    for group, pool in harness.pool.groups.items():
+        assert copy.packed.groups[group].a.is_pinned()
+        assert torch.equal(read[group], before[group]), "the step read the old adapter"
+        assert torch.equal(pool.a.cpu(), copy.packed.groups[group].a)
+        assert torch.equal(pool.b.cpu(), copy.packed.groups[group].b)
+    harness.loader.close()
+    harness.host_cache.close()
+    assert not copy.packed.groups["o"].a.is_pinned()

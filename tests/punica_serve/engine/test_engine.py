@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from punica_serve.adapters.folder import load_adapter
-from punica_serve.engine import adapter_loader
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.engine import adapter_reader
 from punica_serve.engine.engine import Engine, Failure, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -202,12 +202,12 @@ def test_nobody_waits_for_a_strangers_load(
     slow, quick = make_adapter(seed=1), make_adapter(seed=2)
     disk = threading.Event()
 
-    def load_slowly(ref: AdapterRef, model: Any) -> Any:
+    def load_slowly(ref: AdapterRef, model: Any, buffer: ReadBuffer) -> Any:
         if ref.digest == slow.digest:
             assert disk.wait(DEADLINE_S)
-        return load_adapter(ref, model)
+        return load_adapter(ref, model, buffer)
 
-    monkeypatch.setattr(adapter_loader, "load_adapter", load_slowly)
+    monkeypatch.setattr(adapter_reader, "load_adapter", load_slowly)
     engine = make_engine()
     engine.add(_request("slow", adapter=slow, arrival_ns=1))
     engine.add(_request("quick", adapter=quick, arrival_ns=2))
@@ -298,7 +298,8 @@ def test_what_a_step_or_a_cancel_frees_ends_a_wait(make_engine: Any, make_adapte
 
 def test_more_memory_than_there_is_names_the_setting(make_engine: Any) -> None:
     for setting in ("num_kv_pages", "num_lora_pages"):
-        with pytest.raises(ConfigError, match=f"`engine.{setting}` of 1000000000000 does not fit cpu: it takes .* GiB; lower it"):
+        message = rf"`engine\.{setting}` of 1000000000000 does not fit cpu: it takes .* GiB; lower it"
+        with pytest.raises(ConfigError, match=message):
             make_engine(**{setting: 10**12})
 
 

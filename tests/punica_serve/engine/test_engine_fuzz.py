@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import load_adapter
-from punica_serve.engine import adapter_loader
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.engine import adapter_reader
 from punica_serve.engine.engine import Engine, StepOutput
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -115,15 +115,15 @@ def test_random_histories(
 ) -> None:
     chance, lock = random.Random(seed), threading.Lock()
 
-    def moody_disk(ref: AdapterRef, model: ModelConfig) -> Adapter:
+    def moody_disk(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
         with lock:
             mood = chance.random()
         time.sleep(mood * 0.01)
         if mood < 0.2:
             raise OSError("the disk is moody")
-        return load_adapter(ref, model)
+        return load_adapter(ref, model, buffer)
 
-    monkeypatch.setattr(adapter_loader, "load_adapter", moody_disk)
+    monkeypatch.setattr(adapter_reader, "load_adapter", moody_disk)
     engine = make_engine(
         num_kv_pages=9 + 3 * (seed % 4),
         num_lora_pages=3 + seed % 3,

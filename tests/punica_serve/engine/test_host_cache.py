@@ -1,35 +1,79 @@
-import torch
+import pytest
+from torch import Tensor
 
-from punica_serve.engine.host_cache import HostCache
+from punica_serve.engine.host_cache import HostCache, HostCopy
 from punica_serve.engine.packing import PackedAdapter, PackedGroup
+from punica_serve.engine.pinned_memory import HostMemory
+
+PAGE = 4096
 
 
-def _adapter(num_bytes: int) -> PackedAdapter:
-    adapter = PackedAdapter({"o": PackedGroup(torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(0))})
-    assert adapter.num_bytes == num_bytes
-    return adapter
+def _make(cache: HostCache, digest: str, num_pages: int) -> HostCopy:
+    def pack(memory: Tensor) -> PackedAdapter:
+        memory.fill_(ord(digest))
+        return PackedAdapter({"o": PackedGroup(memory, memory)})
+
+    return cache.make(digest, num_pages * PAGE, pack)
 
 
-def test_least_recently_used_leave_when_the_budget_is_spent() -> None:
-    cache = HostCache(budget_bytes=100)
+def _holds(cache: HostCache, *digests: str) -> bool:
+    """Whether these are there, with their own bytes in memory of their own."""
+    copies = [cache.get(digest) for digest in digests]
+    for digest, copy in zip(digests, copies, strict=True):
+        if copy is None or not copy.packed.groups["o"].a.eq(ord(digest)).all():
+            return False
+        cache.release(copy)
+    return True
+
+
+@pytest.fixture
+def cache() -> HostCache:
+    return HostCache(HostMemory(10 * PAGE))
+
+
+def test_least_recently_used_leave_when_the_budget_is_spent(cache: HostCache) -> None:
     for digest in "ab":
-        cache.put(digest, _adapter(40))
-    assert cache.get("a") is not None
-    cache.put("c", _adapter(40))
-    assert (cache.get("a") is not None, cache.get("b"), cache.get("c") is not None) == (True, None, True)
-    assert cache.used_bytes == 80
+        cache.release(_make(cache, digest, 4))
+    assert _holds(cache, "a")
+    cache.release(_make(cache, "c", 4))
+    assert _holds(cache, "a", "c") and "b" not in cache
+    assert cache.used_bytes == 8 * PAGE
 
 
-def test_an_adapter_beyond_the_budget_is_not_kept_and_displaces_nobody() -> None:
-    cache = HostCache(budget_bytes=100)
-    cache.put("small", _adapter(60))
-    cache.put("large", _adapter(101))
-    assert cache.get("large") is None
-    assert cache.get("small") is not None
+def test_one_that_is_held_stays_and_the_next_one_goes_without_a_place(cache: HostCache) -> None:
+    held = [_make(cache, digest, 5) for digest in "ab"]
+    homeless = _make(cache, "c", 1)
+    assert homeless.start is None and homeless.packed.groups["o"].a.eq(ord("c")).all()
+    cache.release(homeless)
+    assert "c" not in cache and _holds(cache, "a", "b")
+    cache.release(held[1])
+    cache.release(_make(cache, "d", 5))
+    assert _holds(cache, "a", "d") and "b" not in cache
 
 
-def test_the_same_digest_counts_once() -> None:
-    cache = HostCache(budget_bytes=100)
-    cache.put("a", _adapter(60))
-    cache.put("a", _adapter(60))
-    assert cache.used_bytes == 60
+def test_an_adapter_beyond_the_budget_is_not_kept_and_displaces_nobody(cache: HostCache) -> None:
+    cache.release(_make(cache, "s", 6))
+    cache.release(_make(cache, "l", 11))
+    assert "l" not in cache and _holds(cache, "s")
+
+
+def test_without_a_budget_nothing_is_kept() -> None:
+    cache = HostCache(HostMemory(0))
+    cache.release(_make(cache, "a", 1))
+    assert "a" not in cache and cache.used_bytes == 0
+
+
+def test_adapters_of_one_size_replace_each_other_to_the_last_byte() -> None:
+    cache = HostCache(HostMemory(12 * PAGE))
+    for digest in "abcdefgh":
+        cache.release(_make(cache, digest, 3))
+    assert _holds(cache, "e", "f", "g", "h") and cache.used_bytes == 12 * PAGE
+
+
+def test_what_cannot_be_packed_takes_no_room(cache: HostCache) -> None:
+    def fail(_: Tensor) -> PackedAdapter:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cache.make("a", 10 * PAGE, fail)
+    assert cache.used_bytes == 0 and "a" not in cache

@@ -46,6 +46,7 @@ def test_a_device_without_room_for_one_request_is_refused(
 ) -> None:
     """A page takes 4 KiB here, so 16 of them hold a context of 256."""
     gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr("punica_serve.engine.kv_cache.total_bytes", lambda _: 1 << 20)
     config = EngineConfig(model=Path("m"), device_memory_share=0.5)
     monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: (1 << 19) + 16 * 4096)

@@ -1,0 +1,52 @@
+"""Reads adapters into host memory on threads: file, digest, checks, packing."""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+
+import torch
+
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.engine.host_cache import HostCache, HostCopy
+from punica_serve.engine.packing import pack_adapter, packed_num_bytes
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+
+#: Reading is mostly hashing, on one core at 1 GB/s with all the rest: twelve threads use up the memory's bandwidth, two
+#: cores stay for the step loop and the copies, and four keep one slow disk read from delaying the next adapter.
+_MIN_THREADS, _MAX_THREADS, _SPARED_CORES = 4, 12, 2
+
+
+class AdapterReader:
+    """Threads that read adapters which are not in the host cache yet, one at a time each."""
+
+    def __init__(self, host_cache: HostCache, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._host_cache = host_cache
+        self._model = model
+        self._dtype = dtype
+        self.num_threads = max(_MIN_THREADS, min(_MAX_THREADS, (os.cpu_count() or 1) - _SPARED_CORES))
+        self._buffers = local()
+        self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
+
+    def start(self, ref: AdapterRef) -> Future[HostCopy]:
+        """The adapter on the host, held once; or what load_adapter and pack_adapter raise."""
+        return self._threads.submit(self._read, ref)
+
+    def close(self) -> None:
+        """Starts nothing more. Does not wait for reads under way: a disk may hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, ref: AdapterRef) -> HostCopy:
+        if not hasattr(self._buffers, "own"):
+            self._buffers.own = ReadBuffer()
+        adapter = load_adapter(ref, self._model, self._buffers.own)
+        num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
+        return self._host_cache.make(
+            ref.digest, num_bytes, lambda memory: pack_adapter(adapter, self._model, self._dtype, memory)
+        )
+
+
+def _init_thread(device: torch.device) -> None:
+    """Beside a GPU, readers are as many as cores already: each with torch's threads of its own would be too many."""
+    if device.type == "cuda":
+        torch.set_num_threads(1)
