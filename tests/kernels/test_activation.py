@@ -1,5 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -19,3 +23,19 @@ def test_silu_and_mul_is_transformers(shape: tuple[int, int], dtype: torch.dtype
     out = torch.empty_like(x)
     silu_and_mul(out, torch.cat((x, 2 * x), dim=1))
     torch.testing.assert_close(out, mlp(x))
+
+
+@pytest.mark.parametrize("delta_dtype", [torch.float32, torch.bfloat16])
+def test_delta_is_added_first_in_float32(delta_dtype: torch.dtype) -> None:
+    gate_up, delta = torch.randn(3, 20).to(torch.bfloat16), torch.randn(3, 20).to(delta_dtype)
+    gate, up = (gate_up.float() + delta.float()).chunk(2, dim=1)
+    out = torch.empty(3, 10, dtype=torch.bfloat16)
+    silu_and_mul(out, gate_up, delta)
+    torch.testing.assert_close(out.float(), functional.silu(gate) * up, rtol=8e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("gate_up", torch.zeros(3, 6)), ("delta", torch.zeros(3, 4))])
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> None:
+    arguments: dict[str, Any] = {"out": torch.zeros(3, 4), "gate_up": torch.zeros(3, 8), argument: value}
+    with pytest.raises(ValueError, match=f"^{argument} must"):
+        silu_and_mul(**arguments)

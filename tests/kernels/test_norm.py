@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from punica_kernels.norm import add_rms_norm, rms_norm
@@ -44,3 +47,34 @@ def test_add_rms_norm_adds_in_place_and_may_write_over_x(dtype: torch.dtype) -> 
     add_rms_norm(x, x, residual, norm.weight, EPS)
     assert torch.equal(residual, total)
     torch.testing.assert_close(x, norm(total), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("delta_dtype", [torch.float32, torch.float16])
+def test_delta_joins_the_sum_before_its_one_rounding(delta_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    x, residual, weight = torch.randn(5, 24).to(dtype), torch.randn(5, 24).to(dtype), torch.ones(24, dtype=dtype)
+    delta = torch.randn(5, 24).to(delta_dtype)
+    total = (residual.double() + x.double() + delta.double()).to(dtype)
+    out = torch.empty_like(x)
+    add_rms_norm(out, x, residual, weight, EPS, delta)
+    torch.testing.assert_close(residual, total)
+    expected = torch.empty_like(x)
+    rms_norm(expected, residual, weight, EPS)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("out", torch.zeros(2, 4)),
+        ("residual", torch.zeros(3, 5)),
+        ("weight", torch.zeros(5)),
+        ("delta", torch.zeros(4)),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> None:
+    arguments: dict[str, Any] = {name: torch.zeros(3, 4) for name in ("out", "x", "residual")} | {
+        "weight": torch.ones(4)
+    }
+    with pytest.raises(ValueError, match=f"^{argument} must"):
+        add_rms_norm(**{**arguments, argument: value}, eps=EPS)

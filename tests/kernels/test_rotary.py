@@ -1,13 +1,16 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from punica_kernels.rotary import apply_rotary, rotary_tables
+from punica_kernels.rotary import rotary_append, rotary_tables
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 THETA = 10000.0
+PAGE_SIZE = 4
 
 
 def transformers_rotary(q: Tensor, k: Tensor, positions: Tensor, config: LlamaConfig) -> tuple[Tensor, ...]:
@@ -20,10 +23,8 @@ def transformers_rotary(q: Tensor, k: Tensor, positions: Tensor, config: LlamaCo
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 64), (1, 1, 2)])
 def test_rotation_is_transformers(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    # Strided views of one buffer, as a stacked qkv projection gives them.
-    buffer = torch.randn(9, heads + kv_heads + 1, head_dim).to(dtype)
-    q, k, rest = buffer.split((heads, kv_heads, 1), dim=1)
-    rest_before = rest.clone()
+    qkv = torch.randn(9, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    q, k, v = qkv.view(9, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     positions = torch.tensor([0, 1, 2, 99, 5, 5, 511, 40, 3])
     config = LlamaConfig(
         head_dim=head_dim,
@@ -35,11 +36,70 @@ def test_rotation_is_transformers(heads: int, kv_heads: int, head_dim: int, dtyp
     expected_q, expected_k = transformers_rotary(q, k, positions, config)
 
     inv_freq = 1.0 / THETA ** (torch.arange(0, head_dim, 2) / head_dim)
-    apply_rotary(q, k, positions, *rotary_tables(inv_freq, 512))
+    tables = rotary_tables(inv_freq, 512)
+    pool = torch.full((5, 2, 2, PAGE_SIZE, kv_heads, head_dim), torch.nan, dtype=dtype)
+    slots = torch.randperm(5 * PAGE_SIZE)[:9]
+    rotated = torch.empty_like(q)
+    rotary_append(rotated, qkv, positions, *tables, pool[:, 1, 0], pool[:, 1, 1], slots)
 
-    torch.testing.assert_close(q, expected_q, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    torch.testing.assert_close(k, expected_k, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    assert torch.equal(rest, rest_before)
+    torch.testing.assert_close(rotated, expected_q, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    cells = slots // PAGE_SIZE, slots % PAGE_SIZE
+    torch.testing.assert_close(pool[:, 1, 0][cells], expected_k, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    assert torch.equal(pool[:, 1, 1][cells], v)
+    assert int(pool.isfinite().sum()) == 2 * 9 * kv_heads * head_dim
+
+
+def make_arguments(**replaced: Tensor) -> dict[str, Any]:
+    """Three rows of 2 heads and 1 kv head; `replaced` overrides arguments."""
+    cos, sin = rotary_tables(torch.tensor([1.0, 0.1]), 8)
+    return {
+        "q_out": torch.full((3, 2, 4), torch.nan),
+        "qkv": torch.randn(3, 16),
+        "positions": torch.tensor([7, 0, 3]),
+        "cos": cos,
+        "sin": sin,
+        "keys": torch.full((2, PAGE_SIZE, 1, 4), torch.nan),
+        "values": torch.full((2, PAGE_SIZE, 1, 4), torch.nan),
+        "slots": torch.tensor([5, -1, 0]),
+        **replaced,
+    }
+
+
+def test_a_row_without_a_slot_writes_its_query_alone() -> None:
+    arguments = make_arguments()
+    rotary_append(**arguments)
+    assert arguments["q_out"].isfinite().all()
+    for pool in (arguments["keys"], arguments["values"]):
+        assert pool.flatten(0, 1).isfinite().all(-1).squeeze(1).nonzero().flatten().tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_delta_is_added_first(dtype: torch.dtype) -> None:
+    delta = torch.randn(3, 16).to(dtype)
+    separate, added = make_arguments(), make_arguments()
+    added["qkv"] = separate["qkv"] + delta
+    rotary_append(**separate, delta=delta)
+    rotary_append(**added)
+    for name in ("q_out", "keys", "values"):
+        torch.testing.assert_close(separate[name], added[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("qkv", torch.zeros(3, 12)),
+        ("positions", torch.zeros(2, dtype=torch.int64)),
+        ("cos", torch.zeros(8, 4)),
+        ("sin", torch.zeros(7, 2)),
+        ("keys", torch.zeros(2, PAGE_SIZE, 1, 8)),
+        ("values", torch.zeros(2, PAGE_SIZE, 2, 4)),
+        ("slots", torch.zeros(4, dtype=torch.int64)),
+        ("delta", torch.zeros(3, 8)),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must"):
+        rotary_append(**make_arguments(**{argument: value}))
 
 
 def test_tables_are_of_the_frequencies_given() -> None:

@@ -166,6 +166,29 @@ def test_an_impossible_token_is_never_drawn() -> None:
     assert set(tokens.tolist()) == {1, 3, 5, 7}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_gives_no_token(temperature: float) -> None:
+    logits = torch.randn(5, 8)
+    logits[1, 3], logits[2, 7], logits[3, 0], logits[4] = torch.nan, INF, -INF, -INF
+    rows = SamplingRows(torch.full((5,), temperature), torch.arange(5), torch.arange(5))
+    assert (sample(logits, rows) >= 0).tolist() == [True, False, False, False, False]
+    assert (sample(logits, rows, masked=True) >= 0).tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_draw_as_their_float32_copy(dtype: torch.dtype) -> None:
+    logits = torch.randn(50, 40).to(dtype)
+    rows = torch.arange(0, 50, 3)
+    filters = Filters(rows, torch.full((17,), 5), torch.full((17,), 0.9), torch.full((17,), 0.1))
+    how = SamplingRows(torch.full((50,), 0.9), torch.arange(50), torch.arange(50), filters)
+    assert torch.equal(sample(logits, how), sample(logits.float(), how))
+
+
+def test_rows_must_be_as_many_as_the_logits() -> None:
+    with pytest.raises(ValueError, match=r"^seeds must"):
+        sample(torch.zeros(2, 4), SamplingRows(torch.zeros(2), torch.arange(3), torch.arange(2)))
+
+
 def apply_filters(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     num_rows, filtered = len(logits), logits.clone()
     filter_logits(

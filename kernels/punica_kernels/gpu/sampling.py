@@ -4,25 +4,20 @@ Two launches. The first scores one block of tokens of one row per program and ke
 picks the best block of each row. The noise is made where it is needed, in registers.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.launch import launch_options
-from punica_kernels.sampling import filter_logits, scale_logits
-
-if TYPE_CHECKING:
-    from punica_kernels.sampling import SamplingRows
+from punica_kernels.sampling import SamplingRows, filter_logits, scale_logits
 
 _BLOCK = 2048
 #: A block's highest logit, the logit of its best token and that token's noise.
 _WORDS = tl.constexpr(3)
 
 
-def sample(logits: Tensor, rows: "SamplingRows", *, masked: bool = False) -> Tensor:
+def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tensor:
     """The next token of each row, int64 [R]; see `punica_kernels.sampling.sample`."""
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     draw(tokens, logits, rows.temperatures, rows.seeds, rows.positions, masked=masked)
