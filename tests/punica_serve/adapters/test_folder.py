@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from punica_serve.adapters.folder import load_adapter, read_adapter
+from punica_serve.adapters.folder import ReadBuffer, load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
@@ -295,3 +295,15 @@ def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folde
 def test_a_configuration_that_is_not_an_object_is_named(folder: Path, model: ModelConfig) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(["r", 4]))
     assert refusal(folder, model).param == "adapter_config.json"
+
+
+def test_a_reused_buffer_holds_one_adapter_after_the_other(folder: Path, model: ModelConfig, tmp_path: Path) -> None:
+    other = write_random_adapter(tmp_path / "other", model, rank=2, seed=1, target_modules=("o_proj",))
+    buffer = ReadBuffer()
+    kept = {path: read_adapter(path, model) for path in (folder, other)}
+    for path in (folder, other, folder):
+        again = load_adapter(kept[path].ref, model, buffer)
+        assert np.shares_memory(again.file, buffer.take(1))
+        for key, pair in kept[path].pairs.items():
+            np.testing.assert_array_equal(again.pairs[key].a.array, pair.a.array)
+            np.testing.assert_array_equal(again.pairs[key].b.array, pair.b.array)

@@ -1,6 +1,8 @@
 """Packed pages against the low-rank update they stand for."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.engine.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.errors import AdapterRejected
 from punica_serve.lora_layout import LORA_GROUPS
 from punica_serve.model_config import ModelConfig
 
@@ -54,3 +57,45 @@ def test_half_precision_rounds_once(tiny_model: ModelConfig, tmp_path: Path) -> 
     for group, pages in rounded.groups.items():
         assert torch.equal(pages.a, exact.groups[group].a.bfloat16())
         assert torch.equal(pages.b, exact.groups[group].b.bfloat16())
+
+
+@pytest.mark.parametrize("source", ["F32", "F16"])
+@pytest.mark.parametrize("target", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1, 2])
+def test_layers_in_any_order_at_any_address(
+    tiny_model: ModelConfig, tmp_path: Path, source: Literal["F32", "F16"], target: torch.dtype, shift: int
+) -> None:
+    """Twelve layers lie in the file as 0, 1, 10, 11, 2; a header of odd length moves tensors off their alignment."""
+    model = replace(tiny_model, num_hidden_layers=12)
+    write_random_adapter(tmp_path, model, rank=12, seed=3, lora_alpha=5, dtype=source)
+    path = tmp_path / "adapter_model.safetensors"
+    content = path.read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")] + shift * b" "
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + len(header) - shift :])
+    adapter = read_adapter(tmp_path, model)
+    assert 7 < len(adapter.layout.runs) < 7 * 12
+    packed = _pack(adapter, model, target)
+    for (layer, module), pair in adapter.pairs.items():
+        group = next(group for group, modules in LORA_GROUPS.items() if module in modules)
+        number = LORA_GROUPS[group].index(module)
+        outs = [model.linear_shapes[module][0] for module in LORA_GROUPS[group]]
+        a = packed.groups[group].a[:, layer, number].flatten(0, 1)
+        b = packed.groups[group].b[:, layer].flatten(0, 1).split(outs, dim=1)[number]
+        assert torch.equal(a[:12], torch.from_numpy(pair.a.float32()).to(target)) and not a[12:].any()
+        scaled = torch.from_numpy(pair.b.float32()) * pair.scaling
+        assert torch.equal(b[:12], scaled.T.to(target)) and not b[12:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused(tiny_model: ModelConfig, tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    write_random_adapter(tmp_path, tiny_model, rank=8, seed=0)
+    adapter = read_adapter(tmp_path, tiny_model)
+    for layer, module, side in ((1, "down_proj", "a"), (0, "up_proj", "b")):
+        array = getattr(adapter.pairs[layer, module], side).array
+        kept = array[3, 5]
+        array[3, 5] = bad  # a view of the file
+        with pytest.raises(AdapterRejected, match=f"{module}.*too large for {dtype}"):
+            _pack(adapter, tiny_model, dtype)
+        array[3, 5] = kept
+    _pack(adapter, tiny_model, dtype)

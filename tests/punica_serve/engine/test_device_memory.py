@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from punica_serve.engine.device_memory import gib, reserving
+from punica_serve.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def test_sizes_read_as_people_read_them() -> None:
+    assert (gib(0), gib(3 << 29), gib(141 << 30)) == ("0.0 GiB", "1.5 GiB", "141.0 GiB")
+
+
+def test_what_does_not_fit_names_size_setting_and_fix() -> None:
+    message = r"the pool does not fit cpu: it takes 1\.0 GiB; lower it \(can't allocate memory\)"
+    with (
+        pytest.raises(ConfigError, match=message) as caught,
+        reserving("the pool", 1 << 30, CPU, fix="lower it", param="x"),
+    ):
+        raise RuntimeError("can't allocate memory\nwith a stack")
+    assert caught.value.param == "x"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match="mine"), reserving("the pool", 1, CPU, fix="", param="x"):
+        raise ValueError("mine")
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_what_is_free() -> None:
+    gpu = torch.device("cuda", 0)
+    message = r"the pool does not fit cuda:0: it takes 1048576\.0 GiB, \d+\.\d GiB are free; lower it"
+    with pytest.raises(ConfigError, match=message), reserving("the pool", 1 << 50, gpu, fix="lower it", param="x"):
+        torch.empty(1 << 50, dtype=torch.uint8, device=gpu)
