@@ -19,8 +19,9 @@ from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.packing import PackedAdapter, PackedGroup
-from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
+from punica_serve.engine.packing import PackedAdapter, packed_num_bytes, packed_views
+from punica_serve.errors import ConfigError
+from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
@@ -33,27 +34,28 @@ _MAX_THREADS = 8
 OnMade = Callable[[], None]
 
 
-def adapter_bytes(model: ModelConfig, rank: int, dtype: torch.dtype) -> int:
-    """What one adapter on all seven projections takes in host memory: whole pages of 8 rank rows."""
-    rows = -(-rank // LORA_PAGE_RANKS) * LORA_PAGE_RANKS
-    return sum(rows * (out + into) for out, into in model.linear_shapes.values()) * (
-        model.num_hidden_layers * dtype.itemsize
-    )
-
-
 def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, on_made: OnMade) -> list[AdapterRef]:
-    """Puts ``count`` adapters of all seven projections into the engine's host cache, in its own layout."""
+    """Puts ``count`` adapters of all seven projections into the engine's host cache, in its own layout.
+
+    Raises ConfigError if the cache is too small for them.
+    """
     ranks = dict.fromkeys(ALL_MODULES, rank)
-    num_bytes = adapter_bytes(engine.model_config, rank, dtype)
+    num_bytes = packed_num_bytes(ranks, engine.model_config, dtype)
 
     def make(seed: int) -> AdapterRef:
         ref = AdapterRef(digest=f"random-r{rank}-{seed}", uri="", num_bytes=num_bytes, ranks=ranks)
-        if engine.host_cache.get(ref.digest) is None:
-            engine.host_cache.put(ref.digest, _random_packed(engine, ranks, dtype, seed))
+        copy = engine.host_cache.make(
+            ref.digest, num_bytes, lambda memory: _fill(memory, ranks, engine.model_config, dtype, engine.device, seed)
+        )
+        engine.host_cache.release(copy)
         on_made()
         return ref
 
-    return _in_threads(make, count)
+    refs = _in_threads(make, count)
+    if not all(ref.digest in engine.host_cache for ref in refs):
+        message = f"`engine.host_cache_bytes` is too small for {count} adapters of {num_bytes} bytes"
+        raise ConfigError(message, param="engine.host_cache_bytes")
+    return refs
 
 
 def write_folders(
@@ -114,21 +116,18 @@ def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[i
         yield weight_name(path, "B"), (out_features, rank)
 
 
-def _random_packed(engine: Engine, ranks: dict[str, int], dtype: torch.dtype, seed: int) -> PackedAdapter:
-    model = engine.model_config
-    groups = {}
-    for group, num_pages in pages_needed(ranks).items():
-        modules = LORA_GROUPS[group]
-        outs = sum(model.linear_shapes[module][0] for module in modules)
-        layers, into = model.num_hidden_layers, model.linear_shapes[modules[0]][1]
-        a = torch.empty(num_pages, layers, len(modules), LORA_PAGE_RANKS, into, dtype=dtype)
-        b = torch.empty(num_pages, layers, LORA_PAGE_RANKS, outs, dtype=dtype)
-        rows = max(ranks[module] for module in modules) - (num_pages - 1) * LORA_PAGE_RANKS
-        for tensor in (a, b):
-            tensor.copy_(_random(tensor.numel(), dtype, engine.device, seed).view_as(tensor))
-            tensor[-1, ..., rows:, :] = 0  # a page's rows beyond the rank
-        groups[group] = PackedGroup(a, b)
-    return PackedAdapter(groups)
+def _fill(
+    memory: Tensor, ranks: dict[str, int], model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
+) -> PackedAdapter:
+    """Random pages in uint8 ``memory``; their rows beyond the rank are zero."""
+    numbers = memory.view(dtype)
+    numbers.copy_(_random(numbers.numel(), dtype, device, seed))
+    packed = packed_views(memory, ranks, model, dtype)
+    for group, pages in packed.groups.items():
+        rows = max(ranks[module] for module in LORA_GROUPS[group]) - (len(pages.a) - 1) * LORA_PAGE_RANKS
+        pages.a[-1, ..., rows:, :] = 0
+        pages.b[-1, ..., rows:, :] = 0
+    return packed
 
 
 def _random(count: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:

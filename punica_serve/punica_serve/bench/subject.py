@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from punica_serve.bench.random_adapters import adapter_bytes
+from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.bench.shapes import shape_of, write_shape
 from punica_serve.config import EngineConfig
+from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.lora_layout import LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig, read_model_config
 
@@ -43,7 +44,8 @@ class Subject:
     def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
         """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""
         pages = -(-rank // LORA_PAGE_RANKS) * num_resident
-        needed_bytes = (num_host + 1) * adapter_bytes(self.model, rank, self.dtype)
+        ranks = dict.fromkeys(ALL_MODULES, rank)
+        needed_bytes = num_host * packed_num_bytes(ranks, self.model, self.dtype)
         return self.config.model_copy(
             update={
                 "max_batch_size": batch_size,

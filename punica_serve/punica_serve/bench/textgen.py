@@ -23,7 +23,7 @@ from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request
 from punica_serve.workload import Population, RequestLength, Workload, shipped_workload
 
-_WARM_UP_TOKENS = 8
+_WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     rows = [ROWS[name] for name in settings.rows if name in ROWS]
     workload = _workload(subject, settings)
     counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
+    counts["host"] = max(counts["host"], settings.batch_size)  # those that the warm-up takes
     resident = max((len(set(row.indices(workload))) for row in rows if _is_resident(row, settings)), default=0)
     config = subject.sized(
         batch_size=settings.batch_size,
@@ -135,10 +136,10 @@ def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload)
     """Short answers with and without adapters: whatever is made on first use is made before the clock starts."""
     short = Workload(
         tuple(length._replace(output=_WARM_UP_TOKENS) for length in workload.lengths),
-        {population: tuple(i % max(len(adapters), 1) for i in range(64)) for population in Population},
+        {Population.DISTINCT: tuple(number % len(adapters) for number in range(_WARM_UP_REQUESTS))},
     )
-    for population in (None, Population.DISTINCT) if adapters else (None,):
-        row = Row("warm-up", population, max_requests=64)
+    for population in (None, Population.DISTINCT):
+        row = Row("warm-up", population, max_requests=_WARM_UP_REQUESTS)
         requests = requests_of(row, short, adapters, vocab_size=engine.model_config.vocab_size, run="warm-up")
         drive(engine, InFlight(requests), lambda _: None)
 
@@ -148,23 +149,28 @@ def _run_rounds(
 ) -> tuple[tuple[RowTimes, ...], tuple[str, ...]]:
     """The rows with all their rounds, and what failed."""
     bar = TokenBar(progress)
-    task = progress.add_task("textgen", total=len(rows) * settings.num_rounds)
+    turns = _turns(rows, settings.num_rounds)
+    task = progress.add_task("textgen", total=len(turns))
     times: dict[str, RowTimes] = {}
     failures: list[str] = []
-    for number in range(settings.num_rounds):
-        for row in rows:
-            requests = requests_of(
-                row, workload, stock[row.source], vocab_size=engine.model_config.vocab_size, run=f"{number}-{row.name}"
-            )
-            bar.start(row.name, sum(request.sampling.max_tokens for request in requests))
-            try:
-                measured = _run_row(engine, row, requests, settings, bar)
-                earlier = times[row.name].rounds if row.name in times else ()
-                times[row.name] = RowTimes(row, len(requests), len(_adapters_of(requests)), (*earlier, measured))
-            except RequestFailed as error:
-                failures.append(f"{row.name}: {error.message}")
-            progress.advance(task)
+    vocab_size = engine.model_config.vocab_size
+    for number, row in enumerate(turns):
+        requests = requests_of(row, workload, stock[row.source], vocab_size=vocab_size, run=f"{number}")
+        bar.start(row.name, sum(request.sampling.max_tokens for request in requests))
+        try:
+            measured = _run_row(engine, row, requests, settings, bar)
+            earlier = times[row.name].rounds if row.name in times else ()
+            times[row.name] = RowTimes(row, len(requests), len(_adapters_of(requests)), (*earlier, measured))
+        except RequestFailed as error:
+            failures.append(f"{row.name}: {error.message}")
+        progress.advance(task)
     return tuple(times.values()), tuple(failures)
+
+
+def _turns(rows: Sequence[Row], num_rounds: int) -> list[Row]:
+    """Round by round; then, once, those from files, which push the others out of host memory and are then in it."""
+    from_host = [row for row in rows if row.source == "host"]
+    return from_host * num_rounds + [row for row in rows if row.source == "files"]
 
 
 def _run_row(engine: Engine, row: Row, requests: Sequence[Request], settings: Settings, bar: TokenBar) -> RunTimes:

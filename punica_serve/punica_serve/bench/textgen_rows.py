@@ -62,8 +62,8 @@ _ALL = (
     # The row to compare files with: few requests end with a longer tail of small batches.
     Row("distinct_300", Population.DISTINCT, max_requests=300),
     Row("files", Population.DISTINCT, source="files", max_requests=300),
-    # Free switching: a hundred adapters fit the device.
-    Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=100, resident=True),
+    # Free switching: fifty adapters fit the device.
+    Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=50, resident=True),
     Row("static", Population.DISTINCT, "static", max_requests=320),
     *(Row(f"{p.value}_alone", p, "alone", max_requests=4, resident=True) for p in Population),
 )

@@ -44,13 +44,27 @@ def packed_num_bytes(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.
     return sum(_aligned(math.prod(shape) * dtype.itemsize) for pair in shapes.values() for shape in pair)
 
 
+def packed_views(memory: Tensor, ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> PackedAdapter:
+    """The pages of an adapter of such ranks in ``memory``, uint8 [packed_num_bytes], with whatever that holds."""
+    position = 0
+
+    def part(shape: tuple[int, ...]) -> Tensor:
+        nonlocal position
+        start, num_bytes = position, math.prod(shape) * dtype.itemsize
+        position += _aligned(num_bytes)
+        return memory[start : start + num_bytes].view(dtype).view(shape)
+
+    shapes = _part_shapes(ranks, model)
+    return PackedAdapter({group: PackedGroup(part(a), part(b)) for group, (a, b) in shapes.items()})
+
+
 def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memory: Tensor) -> PackedAdapter:
     """Lays an adapter out in pages of ``dtype`` in ``memory``, uint8 [packed_num_bytes], whatever that held before.
 
     Scaling is folded into B in float32, before the one rounding. Raises AdapterRejected, naming the projections, if a
     scaled weight is too large for ``dtype``.
     """
-    packed = _divide(memory, _part_shapes(adapter.ref.ranks, model), dtype)
+    packed = packed_views(memory, adapter.ref.ranks, model, dtype)
     if not _covers(adapter, model):
         memory.zero_()
     for run in adapter.layout.runs:
@@ -74,20 +88,6 @@ def _part_shapes(
         )
         for group, num_pages in pages_needed(ranks).items()
     }
-
-
-def _divide(
-    memory: Tensor, shapes: Mapping[LoraGroup, tuple[tuple[int, ...], tuple[int, ...]]], dtype: torch.dtype
-) -> PackedAdapter:
-    position = 0
-
-    def part(shape: tuple[int, ...]) -> Tensor:
-        nonlocal position
-        start, num_bytes = position, math.prod(shape) * dtype.itemsize
-        position += _aligned(num_bytes)
-        return memory[start : start + num_bytes].view(dtype).view(shape)
-
-    return PackedAdapter({group: PackedGroup(part(a), part(b)) for group, (a, b) in shapes.items()})
 
 
 def _aligned(num_bytes: int) -> int:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,10 +12,14 @@ from rich.progress import Progress
 from punica_serve.bench import coldstart
 from punica_serve.bench.coldstart import Measured, Settings, Source, run
 from punica_serve.bench.coldstart_report import make_report
+from punica_serve.bench.driver import bring
+from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config import EngineConfig
+from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
+from punica_serve.protocol import AdapterRef
 
 SETTINGS = Settings(
     num_arrivals=3, gap_s=0.01, num_prompt_tokens=4, num_output_tokens=2, num_rounds=2, rank=4, batch_size=4
@@ -49,11 +54,9 @@ def test_every_arrival_of_both_streams_is_counted(measured: Measured) -> None:
 
 def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coldstart, "_PILOT_ARRIVALS", 0)  # the stream's own adapters come first, and are brought
-    bring = coldstart.bring
-    fill = coldstart.fill_host_cache
 
-    def fill_and_bring(engine, *rest):  # type: ignore[no-untyped-def]
-        refs = fill(engine, *rest)
+    def fill_and_bring(engine: Engine, *rest: Any) -> list[AdapterRef]:
+        refs = fill_host_cache(engine, *rest)
         bring(engine, refs)
         return refs
 

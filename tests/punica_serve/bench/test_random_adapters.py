@@ -7,10 +7,10 @@ import torch
 
 from punica_serve.adapters.folder import load_adapter
 from punica_serve.bench.driver import InFlight, drive
-from punica_serve.bench.random_adapters import adapter_bytes, fill_host_cache, write_folders
-from punica_serve.bench.shapes import shape_of
+from punica_serve.bench.random_adapters import fill_host_cache, write_folders
 from punica_serve.config import EngineConfig
 from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
 
@@ -38,9 +38,11 @@ def test_adapters_in_the_host_cache_are_all_different_and_run(tiny_llama: Path, 
     assert len(set(logprobs.values())) == 4, "adapters that are equal, or do nothing"
 
 
-def test_an_adapter_of_a_7b_model_has_80_mb(tiny_model: ModelConfig) -> None:
-    assert adapter_bytes(shape_of("llama-2-7b"), 16, torch.bfloat16) == 79_953_920
-    assert adapter_bytes(tiny_model, 4, torch.float32) == adapter_bytes(tiny_model, 8, torch.float32)
+def test_a_host_cache_that_is_too_small_is_named(tiny_llama: Path) -> None:
+    engine = Engine(EngineConfig(model=tiny_llama, num_kv_pages=8, host_cache_bytes=100_000, cpu_threads=1))
+    with pytest.raises(ConfigError, match=r"`engine.host_cache_bytes` is too small for 9 adapters"):
+        fill_host_cache(engine, 9, 8, torch.float32, lambda: None)
+    engine.close()
 
 
 def test_folders_are_adapters_with_bytes_of_their_own(tiny_model: ModelConfig, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Which engine the benchmarks of the engine run, and one of them from end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from punica_serve.cli.bench import app
+from punica_serve.cli.bench.engine_options import subject_of
+from punica_serve.errors import ConfigError
+
+
+@pytest.fixture
+def config_file(tiny_llama: Path, tmp_path: Path) -> Path:
+    engine = {"model": str(tiny_llama), "dtype": "float32", "num_kv_pages": 64, "cpu_threads": 1}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({"engine": engine, "runner": {"devices": ["cpu"]}}))
+    return path
+
+
+def test_a_config_brings_its_model_and_device(config_file: Path) -> None:
+    with subject_of(config_file, None, None) as subject:
+        assert subject.device.type == "cpu" and subject.model.hidden_size == 32
+        assert subject.config.load_format == "safetensors"
+
+
+def test_a_shape_has_random_weights() -> None:
+    with subject_of(None, "llama-2-7b", None) as subject:
+        assert f"{subject.device}" == "cuda:0" and subject.model.hidden_size == 4096
+        assert subject.config.load_format == "dummy"
+        assert subject.config.dtype_of(subject.model) == "bfloat16"
+
+
+def test_one_model_only(config_file: Path) -> None:
+    with pytest.raises(ConfigError, match="both say which model"), subject_of(config_file, "1b", None):
+        pass
+
+
+def test_textgen_from_end_to_end(config_file: Path, tmp_path: Path) -> None:
+    options = ["--requests", "4", "--rounds", "1", "--rank", "4", "--length", "3", "4", "--rows", "distinct,backbone"]
+    result = CliRunner().invoke(
+        app, ["textgen", "--config", str(config_file), *options, "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "out" / "textgen.json").read_text())
+    assert [row["row"] for row in document["tables"]["speeds"]] == ["distinct", "backbone"]
+    assert document["settings"]["resident"] is True, "on a CPU, loading would be measured as computing"
