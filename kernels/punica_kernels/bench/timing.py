@@ -9,6 +9,7 @@ as they are: for smoke tests, not for figures.
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,8 +30,7 @@ def graph_us(calls: Sequence[Call], device: torch.device, replays: int = REPLAYS
     """Microseconds of one call: the median over replays of a CUDA graph of all calls, divided by their number."""
     if device.type != "cuda":
         return launched_us(calls, device, replays)
-    _warm_up(calls)
-    graph = _capture(calls)
+    graph = _capture(calls, device)
     graph.replay()
     sweep = _Sweep(device)
     times = []
@@ -94,17 +94,25 @@ def _warm_up(calls: Sequence[Call]) -> None:
         call()
 
 
-def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+def _capture(calls: Sequence[Call], device: torch.device) -> torch.cuda.CUDAGraph:
     # Not torch.cuda.graph(): it collects garbage and empties the allocator's cache at every entry, which takes longer
     # than the measurement.
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
+    torch.cuda.synchronize(device)
+    # One stream for warm-up and all captures, since cuBLAS keeps a workspace for each that it has seen.
+    with torch.cuda.stream(_capture_stream(device)):
+        _warm_up(calls)
+        torch.cuda.synchronize(device)
         graph.capture_begin()
         for call in calls:
             call()
         graph.capture_end()
     return graph
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _event_us(run: Callable[[], None]) -> float:

@@ -17,6 +17,9 @@ from punica_serve.lora_layout import LORA_PAGE_RANKS
 #: An operator on one layer.
 LayerCall = Callable[[int], object]
 
+#: More rows than this are a prefill's.
+_MAX_DECODES = 64
+
 #: Highest relative error of y against float64; what rounding y once costs is half of it.
 ERROR_LIMITS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
 
@@ -72,6 +75,11 @@ def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name
     return error
 
 
+def _max_segments(num_rows: int, num_segments: int) -> int:
+    """Beside a prefill there is a segment for the rows that pad it."""
+    return num_rows if num_rows <= _MAX_DECODES else num_segments + 1
+
+
 def _cpu_calls(
     weights: PagedWeights, indptr: Sequence[int], pages: list[list[int]], offsets: tuple[int, int], rows: Rows
 ) -> tuple[LayerCall, LayerCall, LayerCall]:
@@ -95,9 +103,9 @@ def _gpu_calls(
 ) -> tuple[LayerCall, LayerCall, LayerCall]:
     from punica_kernels.gpu import sgmv
 
-    # As the engine's graphs have it: room for as many segments as there are decodes, up to 64 beside a prefill.
+    # As the engine's graphs have it: decodes may all be of different adapters, whether this batch's are or not.
     num_rows = indptr[-1]
-    shape = LoraTableShape(num_rows, max(len(pages), min(num_rows, 64)), max(map(len, pages)))
+    shape = LoraTableShape(num_rows, _max_segments(num_rows, len(pages)), max(map(len, pages)))
     words = np.empty(shape.num_words, np.int32)
     shape.fill(words, indptr, pages)
     table = LoraTable(torch.from_numpy(words).to(weights.device), shape)

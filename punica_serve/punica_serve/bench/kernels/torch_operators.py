@@ -59,13 +59,10 @@ class TorchLora:
         return lambda layer: self._multiply(*gathered[layer])
 
     def _multiply(self, a: Tensor, b: Tensor) -> None:
-        y = self._rows.y[:, None]
-        torch.baddbmm(y, torch.bmm(self._rows.x[:, None], a), b, out=y)
+        self._rows.y[:, None].baddbmm_(torch.bmm(self._rows.x[:, None], a), b)
 
 
 def _stacked(weights: PagedWeights, case: Case, layer: int) -> tuple[Tensor, Tensor]:
-    pages = weights.pages(case)
+    pages = torch.tensor(weights.pages(case), device=weights.device)
     a_pages, b_pages = weights.layer(layer)
-    a = torch.stack([a_pages[own].flatten(0, 2).T for own in pages])
-    b = torch.stack([b_pages[own].flatten(0, 1) for own in pages])
-    return a, b
+    return a_pages[pages].flatten(1, 3).transpose(1, 2), b_pages[pages].flatten(1, 2)

@@ -1,38 +1,37 @@
 """Runs `bench overhead`."""
 
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rich.progress import Progress
 
+from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.bench.overhead import profile, sweep
 from punica_serve.bench.overhead.steady import NUM_PROMPT_TOKENS
 from punica_serve.bench.overhead.sweep import OverheadSettings, spread
-from punica_serve.bench.random_adapters import adapter_bytes, fill_host_cache
+from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import Report, machine
 from punica_serve.bench.subject import Subject
 from punica_serve.config import EngineConfig
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.protocol import AdapterRef
 
 TRACE_NAME = "overhead-trace.json.gz"
 
 
 def run(subject: Subject, settings: OverheadSettings, out: Path, progress: Progress) -> Report:
-    """Three sweeps, then a trace of some steps into ``out``. Raises RequestFailed if any request fails."""
+    """A trace of some steps into ``out``, then three sweeps. Raises RequestFailed if any request fails."""
     engine = Engine(sized(subject, settings), str(subject.device))
+    adapters = cache(partial(_adapters, engine, subject, settings))
+    task = progress.add_task("overhead", total=1 + sweep.num_batches(settings))
     try:
-        making = progress.add_task("adapters", total=sum(settings.num_adapters.values()))
-        adapters = {
-            rank: fill_host_cache(engine, count, rank, subject.dtype, partial(progress.advance, making))
-            for rank, count in settings.num_adapters.items()
-        }
-        task = progress.add_task("overhead", total=sweep.num_batches(settings) + 1)
-        table = sweep.measure(engine, settings, adapters, partial(progress.advance, task))
-        batch = spread(adapters[settings.rank][: settings.batch_size], settings.batch_size)
+        batch = spread(adapters(settings.rank)[: settings.batch_size], settings.batch_size)
         kernels = profile.trace(engine, batch, settings.num_profiled_steps, out / TRACE_NAME)
         progress.advance(task)
+        table = sweep.measure(engine, settings, adapters, partial(progress.advance, task))
     finally:
         engine.close()
     missing = profile.missing_kernels(kernels) if subject.on_gpu else []
@@ -50,8 +49,10 @@ def run(subject: Subject, settings: OverheadSettings, out: Path, progress: Progr
 def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
     """The subject's config with room for every batch and its adapters."""
     pages = {rank: count * -(-rank // LORA_PAGE_RANKS) for rank, count in settings.num_adapters.items()}
-    host_bytes = sum(
-        count * adapter_bytes(subject.model, rank, subject.dtype) for rank, count in settings.num_adapters.items()
+    # Host memory holds those of one rank; the next one's take their place.
+    host_bytes = max(
+        (count + 1) * packed_num_bytes(dict.fromkeys(ALL_MODULES, rank), subject.model, subject.dtype)
+        for rank, count in settings.num_adapters.items()
     )
     return subject.config.model_copy(
         update={
@@ -62,3 +63,8 @@ def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
             "prefill_budget_tokens": NUM_PROMPT_TOKENS,
         }
     )
+
+
+def _adapters(engine: Engine, subject: Subject, settings: OverheadSettings, rank: int) -> list[AdapterRef]:
+    """Makes those of a rank. They are of use until others take their place in host memory."""
+    return fill_host_cache(engine, settings.num_adapters[rank], rank, subject.dtype, on_made=lambda: None)

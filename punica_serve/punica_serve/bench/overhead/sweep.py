@@ -69,8 +69,8 @@ def cells(settings: OverheadSettings) -> list[Cell]:
     most = settings.max_adapters
     return [
         *(Cell("batch", batch, min(batch, most), settings.rank) for batch in settings.batch_sizes),
-        *(Cell("rank", settings.batch_size, settings.batch_size, rank) for rank in settings.ranks),
         *(Cell("adapters", most, count, settings.rank) for count in settings.adapter_counts),
+        *(Cell("rank", settings.batch_size, settings.batch_size, rank) for rank in settings.ranks),
     ]
 
 
@@ -80,20 +80,27 @@ def spread(refs: Sequence[AdapterRef], batch_size: int) -> list[AdapterRef | Non
 
 
 def measure(
-    engine: Engine, settings: OverheadSettings, adapters: dict[int, list[AdapterRef]], advance: Callable[[], None]
+    engine: Engine,
+    settings: OverheadSettings,
+    adapters: Callable[[int], Sequence[AdapterRef]],
+    advance: Callable[[], None],
 ) -> TableData:
-    """``adapters``: by rank, in the engine's host cache. ``advance`` is told of every batch."""
+    """``adapters``: those of a rank, asked for one rank after the other. ``advance`` is told of every batch."""
     base_s: dict[int, float] = {}
-    rows: list[tuple[Value, ...]] = []
-    for cell in cells(settings):
+    lora_s: dict[Cell, float] = {}
+    found = cells(settings)
+    for cell in sorted(found, key=lambda cell: (cell.rank != settings.rank, cell.rank)):
         if cell.batch_size not in base_s:
             base_s[cell.batch_size] = median_step_s(engine, [None] * cell.batch_size, settings.num_steps, advance)
-        batch = spread(adapters[cell.rank][: cell.num_adapters], cell.batch_size)
-        base, lora = base_s[cell.batch_size], median_step_s(engine, batch, settings.num_steps, advance)
-        times = (base * 1e3, lora * 1e3, (lora - base) * 1e3, lora / base - 1)
-        rows.append((cell.sweep, cell.batch_size, cell.num_adapters, cell.rank, *times))
+        batch = spread(adapters(cell.rank)[: cell.num_adapters], cell.batch_size)
+        lora_s[cell] = median_step_s(engine, batch, settings.num_steps, advance)
     title = f"What LoRA adds to a decode step, all projections (median of {settings.num_steps} steps)"
-    return TableData("overhead", title, COLUMNS, rows)
+    return TableData("overhead", title, COLUMNS, [_row(cell, base_s[cell.batch_size], lora_s[cell]) for cell in found])
+
+
+def _row(cell: Cell, base_s: float, lora_s: float) -> tuple[Value, ...]:
+    times = (base_s * 1e3, lora_s * 1e3, (lora_s - base_s) * 1e3, lora_s / base_s - 1)
+    return (cell.sweep, cell.batch_size, cell.num_adapters, cell.rank, *times)
 
 
 def num_batches(settings: OverheadSettings) -> int:

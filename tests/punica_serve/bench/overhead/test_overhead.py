@@ -34,10 +34,10 @@ def test_each_sweep_varies_one_thing() -> None:
     assert cells(SETTINGS) == [
         Cell("batch", 1, 1, 8),
         Cell("batch", 4, 2, 8),
-        Cell("rank", 2, 2, 4),
-        Cell("rank", 2, 2, 8),
         Cell("adapters", 2, 1, 8),
         Cell("adapters", 2, 2, 8),
+        Cell("rank", 2, 2, 4),
+        Cell("rank", 2, 2, 8),
     ]
     assert num_batches(SETTINGS) == 6 + 3
 
