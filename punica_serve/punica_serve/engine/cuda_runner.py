@@ -62,9 +62,11 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(cache.pool.device)
         self._staged = torch.cuda.Event()
         self._draw_rows: dict[Sequence, int] = {}
-        #: After the newest launched step; the loader's fence.
         self.newest_end: torch.cuda.Event | None = None
+        # Lt's choice of kernels is a tenth faster for the narrow projections of few rows (see docs/performance.md).
+        torch.backends.cuda.preferred_blas_library("cublaslt")
         self._programs = _make_programs(model, cache, lora_pool, sampler.draws, shapes)
+        torch.cuda.synchronize(cache.pool.device)  # what they are made of was queued on another stream
         if use_graphs:
             self._capture()
 

@@ -3,19 +3,22 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_serve.adapters.adapter import STORAGE_DTYPES, Adapter, LayerRun, TensorDtype, TensorPlace
+from punica_serve.adapters.adapter import STORAGE_DTYPES, Adapter, TensorDtype, TensorPlace
 from punica_serve.errors import AdapterRejected
 from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import LoraGroup
 
 _TORCH_DTYPES: dict[TensorDtype, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Rows = TypeVar("Rows", Tensor, npt.NDArray[Any])
 
 #: Where the parts of a packed adapter start: what every dtype and every copy engine is content with.
 _ALIGNMENT_BYTES = 256
@@ -67,8 +70,7 @@ def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memor
     packed = packed_views(memory, adapter.ref.ranks, model, dtype)
     if not _covers(adapter, model):
         memory.zero_()
-    for run in adapter.layout.runs:
-        _write_run(packed, run, adapter.file, model)
+    _write_runs(packed, adapter, model, dtype)
     for group, pages in packed.groups.items():
         if not (_is_finite(pages.a) and _is_finite(pages.b)):
             message = f"weights of {', '.join(LORA_GROUPS[group])}, scaled, are too large for {dtype}"
@@ -103,51 +105,65 @@ def _covers(adapter: Adapter, model: ModelConfig) -> bool:
     return num_rows == whole * model.num_hidden_layers
 
 
-def _write_run(packed: PackedAdapter, run: LayerRun, file: npt.NDArray[np.uint8], model: ModelConfig) -> None:
-    """One module's pairs in many layers, in few operations: threads that read adapters share Python with the steps."""
-    group = next(group for group, modules in LORA_GROUPS.items() if run.module in modules)
-    modules = LORA_GROUPS[group]
-    number = modules.index(run.module)
-    start = sum(model.linear_shapes[module][0] for module in modules[:number])
-    layers = slice(run.first_layer, run.first_layer + run.num_layers)
-    columns = slice(start, start + model.linear_shapes[run.module][0])
-    a = _layers_of(run.first.a, run.num_layers, run.a_stride_bytes, file)
-    b = _layers_of(run.first.b, run.num_layers, run.b_stride_bytes, file)
-    _write_rows(packed.groups[group].a[:, layers, number], a)
-    _write_rows(packed.groups[group].b[:, layers, :, columns], b.transpose(1, 2), run.first.scaling)
+def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Through numpy where values stay as they are. Each operation of torch, be it a view, lets go of Python and has to
+    get it back from the step loop; of numpy's only the copies do, one for each run.
+    """
+    raw = {group: (_raw(pages.a), _raw(pages.b)) for group, pages in packed.groups.items()}
+    for run in adapter.layout.runs:
+        group, number, columns = _place_in_group(run.module, model)
+        layers = slice(run.first_layer, run.first_layer + run.num_layers)
+        pages, first, scaling = packed.groups[group], run.first, run.first.scaling
+        a = _layers_of(first.a, run.num_layers, run.a_stride_bytes, adapter.file)
+        b = _layers_of(first.b, run.num_layers, run.b_stride_bytes, adapter.file).swapaxes(1, 2)
+        if _TORCH_DTYPES[first.a.dtype] == dtype:
+            _write_rows(raw[group][0][:, layers, number], a)
+        else:
+            _write_rows(pages.a[:, layers, number], _to_float32(a, first.a.dtype))
+        if _TORCH_DTYPES[first.b.dtype] != dtype:
+            _write_rows(pages.b[:, layers, :, columns], _to_float32(b, first.b.dtype) * scaling)
+            continue
+        _write_rows(raw[group][1][:, layers, :, columns], b)
+        if scaling != 1.0:
+            pages.b[:, layers, :, columns].mul_(scaling)  # half precision, too, in float32, and rounded once
 
 
-def _write_rows(pages: Tensor, rows: Tensor, scaling: float = 1.0) -> None:
-    """rows [layers, r, features], scaled, -> the first r rank rows of pages [pages, layers, 8, features]."""
-    rank = rows.shape[1]
+def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, slice]:
+    """The module's group, its number there, and its columns of the group's B."""
+    group = next(group for group, modules in LORA_GROUPS.items() if module in modules)
+    number = LORA_GROUPS[group].index(module)
+    start = sum(model.linear_shapes[before][0] for before in LORA_GROUPS[group][:number])
+    return group, number, slice(start, start + model.linear_shapes[module][0])
+
+
+def _write_rows(pages: Rows, rows: Rows) -> None:
+    """rows [layers, r, features] -> the first r rank rows of pages [pages, layers, 8, features]."""
+    num_layers, rank, num_features = rows.shape
     num_whole, num_rest = divmod(rank, LORA_PAGE_RANKS)
     if num_whole:
-        whole = rows[:, : rank - num_rest].unflatten(1, (num_whole, LORA_PAGE_RANKS))
-        _write_scaled(pages[:num_whole], whole.transpose(0, 1), scaling)
+        whole = rows[:, : rank - num_rest].reshape(num_layers, num_whole, LORA_PAGE_RANKS, num_features)
+        pages[:num_whole] = whole.swapaxes(0, 1)
     if num_rest:
-        _write_scaled(pages[num_whole, :, :num_rest], rows[:, rank - num_rest :], scaling)
+        pages[num_whole, :, :num_rest] = rows[:, rank - num_rest :]
 
 
-def _write_scaled(place: Tensor, values: Tensor, scaling: float) -> None:
-    if scaling == 1.0:
-        place.copy_(values)
-    elif place.dtype == values.dtype:
-        place.copy_(values).mul_(scaling)  # torch multiplies half precision in float32, and rounds once
-    else:
-        place.copy_(values.float() * scaling)
+def _layers_of(first: TensorPlace, num_layers: int, stride_bytes: int, file: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """[layers, *shape]: a view of the file, aligned or not."""
+    storage, (rows, columns) = STORAGE_DTYPES[first.dtype], first.shape
+    strides = (stride_bytes, columns * storage.itemsize, storage.itemsize)
+    return np.ndarray((num_layers, rows, columns), storage, file.data, first.begin, strides)
 
 
-def _layers_of(first: TensorPlace, num_layers: int, stride_bytes: int, file: npt.NDArray[np.uint8]) -> Tensor:
-    """[layers, *shape]: a view of the file, or a copy where its tensors are not aligned."""
-    dtype, size = _TORCH_DTYPES[first.dtype], STORAGE_DTYPES[first.dtype].itemsize
-    num_bytes = first.end - first.begin + (num_layers - 1) * stride_bytes
-    stretch = torch.from_numpy(file[first.begin : first.begin + num_bytes])
-    if first.begin % size or stride_bytes % size:
-        tensor_bytes = first.end - first.begin
-        tensors = stretch.as_strided((num_layers, tensor_bytes), (stride_bytes, 1)).clone()
-        return tensors.view(dtype).view(num_layers, *first.shape)
-    rows, columns = first.shape
-    return stretch.view(dtype).as_strided((num_layers, rows, columns), (stride_bytes // size, columns, 1))
+def _raw(tensor: Tensor) -> npt.NDArray[Any]:
+    """The same memory as numpy holds it in STORAGE_DTYPES."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def _to_float32(array: npt.NDArray[Any], dtype: TensorDtype) -> Tensor:
+    aligned = torch.from_numpy(np.require(array, requirements="A"))
+    return aligned.view(_TORCH_DTYPES[dtype]).float()
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -14,21 +14,24 @@ from punica_serve.engine.device_memory import gib
 from punica_serve.errors import ConfigError
 
 _SETTING = "engine.host_cache_bytes"
+#: CUDA's driver pins whole huge pages and refuses one that is pinned already, as a neighbour's may be: ours are whole.
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 class HostMemory:
-    """``bytes``: uint8 [num_bytes], page-aligned. Ordinary memory, which the system hands out page by page as used."""
+    """``bytes``: uint8 [num_bytes], aligned to huge pages. Ordinary memory, handed out by the system as it is used."""
 
     def __init__(self, num_bytes: int) -> None:
         try:
-            # An empty stretch can't be mapped.
-            self._mapping = mmap.mmap(-1, max(num_bytes, 1))
+            self._mapping = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE_BYTES)
         except (OSError, ValueError, OverflowError) as error:
             message = f"`{_SETTING}` of {gib(num_bytes)} can't be had: {error}; lower it"
             raise ConfigError(message, param=_SETTING) from error
         with suppress(AttributeError, OSError):  # only some systems know huge pages; they are sooner pinned
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)[:num_bytes]
+        mapped = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        start = -mapped.data_ptr() % _HUGE_PAGE_BYTES
+        self.bytes: Tensor = mapped[start : start + num_bytes]
 
     def close(self) -> None:
         """Gives back what is more than memory. The bytes stay readable as long as anyone holds them."""
