@@ -110,6 +110,7 @@ def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dty
     get it back from the step loop; of numpy's only the copies do, one for each run.
     """
     raw = {group: (_raw(pages.a), _raw(pages.b)) for group, pages in packed.groups.items()}
+    unscaled: dict[LoraGroup, list[tuple[slice, slice, float]]] = {group: [] for group in packed.groups}
     for run in adapter.layout.runs:
         group, number, columns = _place_in_group(run.module, model)
         layers = slice(run.first_layer, run.first_layer + run.num_layers)
@@ -120,12 +121,27 @@ def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dty
             _write_rows(raw[group][0][:, layers, number], a)
         else:
             _write_rows(pages.a[:, layers, number], _to_float32(a, first.a.dtype))
-        if _TORCH_DTYPES[first.b.dtype] != dtype:
+        if _TORCH_DTYPES[first.b.dtype] == dtype:
+            _write_rows(raw[group][1][:, layers, :, columns], b)
+            unscaled[group].append((layers, columns, scaling))
+        else:
             _write_rows(pages.b[:, layers, :, columns], _to_float32(b, first.b.dtype) * scaling)
-            continue
-        _write_rows(raw[group][1][:, layers, :, columns], b)
+            unscaled[group].append((layers, columns, 1.0))
+    for group, parts in unscaled.items():
+        _scale(packed.groups[group].b, parts)
+
+
+def _scale(b: Tensor, parts: list[tuple[slice, slice, float]]) -> None:
+    """Multiplies (layers, columns) of B, which are all that is not zero: at once where all have one scaling.
+
+    Torch multiplies half precision, too, in float32, and rounds once.
+    """
+    scalings = {scaling for _, _, scaling in parts}
+    if len(scalings) == 1:
+        parts = [(slice(None), slice(None), scalings.pop())]
+    for layers, columns, scaling in parts:
         if scaling != 1.0:
-            pages.b[:, layers, :, columns].mul_(scaling)  # half precision, too, in float32, and rounded once
+            b[:, layers, :, columns].mul_(scaling)
 
 
 def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, slice]:

@@ -1,5 +1,6 @@
 """Packed pages against the low-rank update they stand for."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -99,3 +100,27 @@ def test_what_is_not_finite_is_refused(tiny_model: ModelConfig, tmp_path: Path, 
             _pack(adapter, tiny_model, dtype)
         array[3, 5] = kept
     _pack(adapter, tiny_model, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_modules_of_one_group_may_differ_in_scaling(
+    tiny_model: ModelConfig, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Whether the values stay as they are stored, in float32, or not."""
+    write_random_adapter(tmp_path, tiny_model, rank=8, seed=4)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "alpha_pattern": {"k_proj": 24, "1.mlp.up_proj": 4}}))
+    adapter = read_adapter(tmp_path, tiny_model)
+    packed = _pack(adapter, tiny_model, dtype)
+    for (layer, module), scaling in (
+        ((1, "k_proj"), 3.0),
+        ((1, "q_proj"), 1.0),
+        ((0, "up_proj"), 1.0),
+        ((1, "up_proj"), 0.5),
+    ):
+        pair = adapter.pairs[layer, module]
+        assert pair.scaling == scaling
+        group = next(group for group, modules in LORA_GROUPS.items() if module in modules)
+        start = sum(tiny_model.linear_shapes[m][0] for m in LORA_GROUPS[group][: LORA_GROUPS[group].index(module)])
+        b = packed.groups[group].b[0, layer, :, start : start + pair.b.shape[0]]
+        assert torch.equal(b, (torch.from_numpy(pair.b.array) * scaling).T.to(dtype))
