@@ -15,6 +15,7 @@ from rich.progress import Progress
 from punica_serve.bench.driver import step
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
+from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import Population
@@ -77,7 +78,8 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     config = subject.sized(
         batch_size=largest, rank=settings.rank, num_host=num_adapters, num_resident=max(num_adapters, 1)
     ).model_copy(update={"prefill_budget_tokens": max(*settings.prompts, *settings.contexts)})
-    engine = Engine(config, str(subject.device))
+    with told(progress, "engine"):
+        engine = Engine(config, str(subject.device))
     try:
         task = progress.add_task("random adapters", total=num_adapters)
         refs = fill_host_cache(engine, num_adapters, settings.rank, subject.dtype, lambda: progress.advance(task))

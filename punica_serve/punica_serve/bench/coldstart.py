@@ -18,6 +18,7 @@ from rich.progress import Progress
 from punica_serve.bench.driver import bring, step
 from punica_serve.bench.random_adapters import fill_host_cache, write_folders
 from punica_serve.bench.subject import Subject
+from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine, StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -82,7 +83,8 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     )
     measured = Measured(StreamTimes(), StreamTimes())
     with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
-        engine = Engine(config, str(subject.device))
+        with told(progress, "engine"):
+            engine = Engine(config, str(subject.device))
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
             refs = fill_host_cache(engine, num_host, settings.rank, subject.dtype, lambda: progress.advance(task))

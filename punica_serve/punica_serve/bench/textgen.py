@@ -17,7 +17,7 @@ from punica_serve.bench.random_adapters import fill_host_cache, write_folders
 from punica_serve.bench.step_floor import measure_copy_rate
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
-from punica_serve.bench.token_bar import TokenBar
+from punica_serve.bench.token_bar import TokenBar, told
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request
@@ -91,9 +91,11 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         num_resident=max(resident, 4 * settings.batch_size),
     )
     with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
-        engine = Engine(config, str(subject.device))
+        with told(progress, "engine"):
+            engine = Engine(config, str(subject.device))
         try:
-            stock = _make_adapters(engine, subject, counts, settings.rank, Path(folder), progress)
+            with told(progress, f"{sum(counts.values())} adapters"):
+                stock = _make_adapters(engine, subject, counts, settings.rank, Path(folder), progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
         finally:
@@ -161,6 +163,7 @@ def _run_rounds(
             measured = _run_row(engine, row, requests, settings, bar)
             earlier = times[row.name].rounds if row.name in times else ()
             times[row.name] = RowTimes(row, len(requests), len(_adapters_of(requests)), (*earlier, measured))
+            progress.console.print(f"{row.name}: {measured.tokens_per_s:,.0f} tokens/s in {measured.seconds:.1f} s")
         except RequestFailed as error:
             failures.append(f"{row.name}: {error.message}")
         progress.advance(task)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
@@ -70,7 +71,7 @@ _ALL = (
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
 
-#: Not run by an engine of ours.
+#: Not run by an engine of ours, and only where its libraries are installed.
 PEFT_ROW = "transformers_peft"
 
 GPU_ROWS = (
@@ -83,7 +84,6 @@ GPU_ROWS = (
     "static",
     "distinct_300",
     "files",
-    PEFT_ROW,
 )
 
 CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Population))
@@ -92,12 +92,16 @@ CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Popula
 def parse_rows(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
     """Names separated by commas; by default those that suit the device. Raises ConfigError for an unknown one."""
     if names is None:
-        return GPU_ROWS if on_gpu else CPU_ROWS
+        return (*GPU_ROWS, *_peft_rows()) if on_gpu else CPU_ROWS
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in ROWS and name != PEFT_ROW:
             raise ConfigError(f"row {name!r} is unknown; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
     return chosen
+
+
+def _peft_rows() -> tuple[str, ...]:
+    return (PEFT_ROW,) if find_spec("transformers") and find_spec("peft") else ()
 
 
 def requests_of(

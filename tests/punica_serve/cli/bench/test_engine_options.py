@@ -47,3 +47,19 @@ def test_textgen_from_end_to_end(config_file: Path, tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out" / "textgen.json").read_text())
     assert [row["row"] for row in document["tables"]["speeds"]] == ["distinct", "backbone"]
     assert document["settings"]["resident"] is True, "on a CPU, loading would be measured as computing"
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("batching", ["--largest", "2"]),
+        ("coldstart", ["--arrivals", "2", "--gap-ms", "20", "--rounds", "1", "--batch-size", "3", "--from", "files"]),
+    ],
+)
+def test_other_benchmarks_from_end_to_end(command: str, options: list[str], config_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    common = ["--config", str(config_file), "--rank", "4", "--out", str(out)]
+    result = CliRunner().invoke(app, [command, *options, *common])
+    assert result.exit_code == 0, result.output
+    document = json.loads((out / f"{command}.json").read_text())
+    assert all(document["tables"].values()) and (out / f"{command}.png").exists()
