@@ -21,14 +21,13 @@ COLUMNS = (
     Column("us", "layer, µs", ".1f"),
     Column("times_backbone", "x backbone", ".3f"),
 )
-_POPULATIONS = (None, *Population)
 
 
 def measure(bench: Bench) -> TableData:
     """One decode step of every batch size, context length and population, for each model."""
     settings = bench.settings
-    num_cells = len(settings.models) * len(settings.context_lengths) * len(settings.batch_sizes) * len(_POPULATIONS)
-    bench.begin("figure 10", num_cells)
+    num_batches = len(settings.models) * len(settings.context_lengths) * len(settings.batch_sizes)
+    bench.begin("figure 10", num_batches * (1 + len(Population)))
     rows: list[tuple[Value, ...]] = []
     for model in settings.models:
         for context_length in settings.context_lengths:
@@ -55,13 +54,15 @@ def _measure(bench: Bench, model: ModelConfig, context_length: int) -> list[tupl
     )
     rows: list[tuple[Value, ...]] = []
     for batch_size in settings.batch_sizes:
-        backbone_us = 0.0
-        for population in _POPULATIONS:
-            call = layers.forward(layers.decode(adapters_of(population, batch_size)))
-            microseconds = bench.layer_us(call)
-            backbone_us = backbone_us or microseconds
-            name = population.value if population else BACKBONE
-            rows.append((model.name, context_length, batch_size, name, microseconds, microseconds / backbone_us))
+        cell = (model.name, context_length, batch_size)
+        backbone = layers.decode(adapters_of(None, batch_size))
+        backbone_us = bench.layer_us(layers.forward(backbone))
+        rows.append((*cell, BACKBONE, backbone_us, 1.0))
+        for population in Population:
+            step = layers.decode(adapters_of(population, batch_size))
+            layers.check(step, backbone)
+            microseconds = bench.layer_us(layers.forward(step))
+            rows.append((*cell, population.value, microseconds, microseconds / backbone_us))
     return rows
 
 

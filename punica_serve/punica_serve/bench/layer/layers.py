@@ -77,6 +77,14 @@ class Layers:
         """The layers over a step, ready to be timed."""
         return lambda: self.model.forward(step.token_ids, step.positions, step.attention, step.lora)
 
+    def check(self, step: DecodeStep, backbone: DecodeStep) -> None:
+        """Raises ArithmeticError unless a step's outputs are finite and LoRA has changed each of its rows."""
+        own, base = self.forward(step)().clone(), self.forward(backbone)()
+        if not own.isfinite().all():
+            raise ArithmeticError(f"the layers' outputs for {len(own)} rows are not finite")
+        if (own == base).all(1).any():
+            raise ArithmeticError(f"LoRA changed not every one of {len(own)} rows")
+
     def _sequence(self, row: int, adapter: int | None) -> EngineSequence:
         ref = None if adapter is None else _named(self._ref, adapter)
         request = Request(f"{row}", row, (1,) * self.context_length, SamplingParams(), ref)

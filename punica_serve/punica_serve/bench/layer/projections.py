@@ -82,6 +82,7 @@ def _measure(bench: Bench, layers: Layers, batch_size: int, copy_rate: float) ->
     for population in Population:
         adapters = adapters_of(population, batch_size)
         step = layers.decode(adapters)
+        layers.check(step, backbone)
         beside_us = bench.layer_us(_products(layers, step.lora, batch_size)) - gemms_us
         added_us = bench.layer_us(layers.forward(_without_attention(step))) - layer_us
         key = (batch_size, population)

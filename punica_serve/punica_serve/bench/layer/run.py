@@ -29,7 +29,7 @@ def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
         try:
             with torch.inference_mode():
                 table = measure(bench)
-        except RuntimeError as error:
+        except (ArithmeticError, RuntimeError) as error:
             failures.append(f"{measure.__module__}: {error}")
             continue
         tables.append(table)

@@ -51,3 +51,11 @@ def test_a_step_reads_its_whole_context(layers: Layers) -> None:
     assert (out[1:] - out[:-1]).abs().amax(1).min() > 1e-4
     bare = layers.forward(replace(step, attention=NoAttention(step.attention)))()
     assert torch.equal(bare[1:], bare[:-1])
+
+
+@torch.inference_mode()
+def test_lora_that_does_nothing_is_not_timed(layers: Layers) -> None:
+    backbone = layers.decode([None] * 4)
+    layers.check(layers.decode([0, 1, 1, 2]), backbone)
+    with pytest.raises(ArithmeticError, match="LoRA changed not every one of 4 rows"):
+        layers.check(layers.decode([0, None, 1, 1]), backbone)
