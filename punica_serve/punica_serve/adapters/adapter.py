@@ -110,10 +110,13 @@ class AdapterLayout:
     places: dict[tuple[int, str], PairPlace]
     #: The same places, for whoever copies many layers at once.
     runs: tuple[LayerRun, ...]
+    #: The highest of each module.
+    ranks: dict[str, int]
 
     @classmethod
     def of(cls, places: dict[tuple[int, str], PairPlace]) -> "AdapterLayout":
         by_module: dict[str, list[LayerRun]] = {}
+        ranks: dict[str, int] = {}
         for (layer, module), place in sorted(places.items()):
             runs = by_module.setdefault(module, [])
             longer = _continued(runs[-1], layer, place) if runs else None
@@ -121,15 +124,8 @@ class AdapterLayout:
                 runs[-1] = longer
             else:
                 runs.append(LayerRun(module, layer, 1, place, place.a.end - place.a.begin, place.b.end - place.b.begin))
-        return cls(places, tuple(run for runs in by_module.values() for run in runs))
-
-    @property
-    def ranks(self) -> dict[str, int]:
-        """The highest of each module."""
-        ranks: dict[str, int] = {}
-        for (_, module), place in self.places.items():
             ranks[module] = max(place.a.shape[0], ranks.get(module, 0))
-        return ranks
+        return cls(places, tuple(run for runs in by_module.values() for run in runs), ranks)
 
 
 @dataclass(frozen=True, slots=True)
