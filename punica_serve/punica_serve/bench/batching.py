@@ -73,40 +73,59 @@ class Measured:
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """Raises RequestFailed if any request fails."""
-    largest = max(settings.decode_batches)
-    num_adapters = largest if Population.DISTINCT in settings.populations else len(settings.populations)
-    config = subject.sized(
-        batch_size=largest, rank=settings.rank, num_host=num_adapters, num_resident=max(num_adapters, 1)
-    ).model_copy(update={"prefill_budget_tokens": max(*settings.prompts, *settings.contexts)})
-    with told(progress, "engine"):
+    prefills = _measure_prefills(subject, settings, progress)
+    subject.free_memory()
+    return Measured(prefills, _measure_decodes(subject, settings, progress))
+
+
+def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) -> tuple[PrefillTime, ...]:
+    """On an engine whose batch is no larger than needed: a prefill's step has rows for as many decodes."""
+    config = subject.sized(batch_size=max(settings.prefill_batches), rank=settings.rank, num_host=0, num_resident=1)
+    config = config.model_copy(update={"prefill_budget_tokens": max(settings.prompts)})
+    task = progress.add_task("prefill", total=len(settings.prompts))
+    times: list[PrefillTime] = []
+    with told(progress, "engine for prefills"):
         engine = Engine(config, str(subject.device))
     try:
-        task = progress.add_task("random adapters", total=num_adapters)
-        refs = fill_host_cache(engine, num_adapters, settings.rank, subject.dtype, lambda: progress.advance(task))
-        return _measure(_Bench(engine, config.page_size), settings, refs, progress)
+        bench = _Bench(engine, config.page_size)
+        for num_tokens in settings.prompts:
+            times += bench.prefill(num_tokens, settings.prefill_batches)
+            progress.advance(task)
+    finally:
+        engine.close()
+    return tuple(times)
+
+
+def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -> tuple[DecodeTime, ...]:
+    largest = max(settings.decode_batches)
+    config = subject.sized(batch_size=largest, rank=settings.rank, num_host=largest, num_resident=largest)
+    config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts)})
+    with told(progress, "engine for decodes"):
+        engine = Engine(config, str(subject.device))
+    try:
+        task = progress.add_task("random adapters", total=largest)
+        refs = fill_host_cache(engine, largest, settings.rank, subject.dtype, lambda: progress.advance(task))
+        return _decode_cells(_Bench(engine, config.page_size), settings, refs, progress)
     finally:
         engine.close()
 
 
-def _measure(bench: "_Bench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress) -> Measured:
-    adapters: dict[str, Sequence[AdapterRef]] = {"none": ()}
+def _decode_cells(
+    bench: "_Bench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress
+) -> tuple[DecodeTime, ...]:
+    """The base alone at every context, then the populations at the first."""
+    cells: list[tuple[str, int, Sequence[AdapterRef]]] = [("none", context, ()) for context in settings.contexts]
     for population in settings.populations:
-        adapters[population.value] = refs if population is Population.DISTINCT else refs[:1]
-    cells = [("none", context) for context in settings.contexts]
-    cells += [(name, settings.contexts[0]) for name in adapters if name != "none"]
-    task = progress.add_task("batching", total=len(settings.prompts) + len(cells))
-    prefills: list[PrefillTime] = []
-    for num_tokens in settings.prompts:
-        progress.update(task, description=f"prefill of {num_tokens} tokens")
-        prefills += bench.prefill(num_tokens, settings.prefill_batches)
-        progress.advance(task)
-    decodes: list[DecodeTime] = []
-    for name, context in cells:
+        adapters = refs if population is Population.DISTINCT else refs[:1]
+        cells.append((population.value, settings.contexts[0], adapters))
+    task = progress.add_task("decode", total=len(cells))
+    times: list[DecodeTime] = []
+    for name, context, adapters in cells:
         progress.update(task, description=f"decode at {context} tokens, adapters: {name}")
-        times = bench.decode(context, settings.decode_batches, adapters[name])
-        decodes += [DecodeTime(name, context, size, step_s) for size, step_s in times]
+        found = bench.decode(context, settings.decode_batches, adapters)
+        times += [DecodeTime(name, context, size, step_s) for size, step_s in found]
         progress.advance(task)
-    return Measured(tuple(prefills), tuple(decodes))
+    return tuple(times)
 
 
 class _Bench:

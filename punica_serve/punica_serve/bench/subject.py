@@ -1,5 +1,6 @@
 """What a benchmark of the engine runs: a config, on a device, with room for the benchmark's adapters."""
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,12 @@ class Subject:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    def free_memory(self) -> None:
+        """Gives the device back what an engine held that is gone: the next one sizes its KvCache by what is free."""
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
 
     def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
         """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""

@@ -1,12 +1,10 @@
 """What textgen leaves behind: the rows, the goals beside them, ratios within the run, and a picture."""
 
-import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-import torch
 from rich.progress import Progress
 
 from punica_serve.bench.driver import StepTime
@@ -69,9 +67,7 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
     measured = run(subject, settings, progress)
     peft = None
     if PEFT_ROW in settings.rows:
-        gc.collect()
-        if subject.on_gpu:
-            torch.cuda.empty_cache()
+        subject.free_memory()
         try:
             peft = run_peft(subject, measured.workload.lengths, settings.rank)
         except (ImportError, RuntimeError) as error:
