@@ -1,5 +1,6 @@
 """The SGMV operators on one batch: prepared once, as a step prepares them, then called layer by layer."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,16 +26,25 @@ ERROR_LIMITS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
 
 
 class Rows:
-    """x and y of one batch. y is added to, call after call, and stays small."""
+    """x and y of one batch. y is added to, call after call."""
 
     def __init__(self, num_rows: int, h_in: int, h_out: int, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(num_rows)
         self.x = torch.randn(num_rows, h_in, dtype=dtype, device=device, generator=generator)
-        self.y = torch.randn(num_rows, h_out, dtype=dtype, device=device, generator=generator)
+        self.y = torch.empty(num_rows, h_out, dtype=dtype, device=device)
+        self.renew()
+
+    def renew(self) -> None:
+        """Makes y as small again as what one call adds to it: against a large one an error would not show."""
+        self.y.normal_()
 
 
 class Sgmv:
-    """shrink, expand and their pair on one batch."""
+    """shrink, expand and their pair on one batch.
+
+    On a GPU each launch of ``pair`` starts while the one before it ends (programmatic dependent launch), also from one
+    pair to the next; in ``unchained`` only an expand may, after its shrink.
+    """
 
     def __init__(self, weights: PagedWeights, case: Case, rows: Rows) -> None:
         pages = weights.pages(case)
@@ -43,6 +53,11 @@ class Sgmv:
             self.shrink, self.expand, self.pair = _gpu_calls(weights, case.indptr, pages, offsets, rows)
         else:
             self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)
+
+    def unchained(self, layer: int) -> None:
+        """The pair, which waits for what was launched before it."""
+        self.shrink(layer)
+        self.expand(layer)
 
 
 def calls(call: LayerCall, num_layers: int) -> list[Callable[[], object]]:
@@ -61,12 +76,13 @@ def reference(weights: PagedWeights, case: Case, rows: Rows, layer: int) -> Tens
 def relative_error(y: Tensor, expected: Tensor) -> float:
     """|y - expected| / |expected|, in Frobenius' norm; infinite if any number of y is not finite."""
     error = float((y.double() - expected).norm() / expected.norm())
-    return error if np.isfinite(error) else float("inf")
+    return error if math.isfinite(error) else math.inf
 
 
 def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name: str) -> float:
-    """Calls once on the last layer, and returns y's relative error. Raises ArithmeticError if it is too large."""
+    """y's relative error after one call on the last layer, with a new y. Raises ArithmeticError if it is too large."""
     layer = weights.num_layers - 1
+    rows.renew()
     expected = reference(weights, case, rows, layer)
     call(layer)
     error = relative_error(rows.y, expected)
@@ -84,7 +100,7 @@ def _cpu_calls(
     weights: PagedWeights, indptr: Sequence[int], pages: list[list[int]], offsets: tuple[int, int], rows: Rows
 ) -> tuple[LayerCall, LayerCall, LayerCall]:
     index = SegmentIndex.build(indptr, pages)
-    v = torch.zeros(indptr[-1], 1, index.max_pages * LORA_PAGE_RANKS)
+    v = torch.full((indptr[-1], 1, index.max_pages * LORA_PAGE_RANKS), math.nan)
 
     def shrink(layer: int) -> None:
         sgmv_shrink(v, rows.x, weights.layer(layer)[0], index)
@@ -109,8 +125,7 @@ def _gpu_calls(
     words = np.empty(shape.num_words, np.int32)
     shape.fill(words, indptr, pages)
     table = LoraTable(torch.from_numpy(words).to(weights.device), shape)
-    v_numel = sgmv.workspace_numel(shape, num_slices=1)
-    v = torch.empty(v_numel, dtype=torch.float32, device=weights.device)
+    v = torch.full((sgmv.workspace_numel(shape, num_slices=1),), math.nan, device=weights.device)
 
     def shrink(layer: int) -> None:
         sgmv.shrink(v, rows.x, weights.layer(layer)[0], table)

@@ -38,7 +38,7 @@ def test_mixed_and_equal_ranks_hold_the_same_bytes() -> None:
 @pytest.mark.parametrize(("microseconds", "met"), [(3.0, "yes"), (3.1, "no")])
 def test_a_row_says_whether_its_goal_is_met(microseconds: float, met: str) -> None:
     goal = Goal(Case.of(Population.DISTINCT, 1, 16), 3.0, Peer("peer", 6.2))
-    row = Pair(goal, microseconds, 1.5, 1e-3).row
+    row = Pair(goal, microseconds, 4.0, 1.5, 1e-3).row
     record = dict(zip([column.key for column in pair.COLUMNS], row, strict=True))
     assert record["met"] == met and record["times_floor"] == microseconds / 1.5
     assert record["times_faster"] == 6.2 / microseconds
