@@ -66,7 +66,7 @@ def test_a_device_without_room_for_one_request_is_refused(
 @pytest.mark.gpu
 def test_a_gpus_cache_takes_its_share_and_allocating_touches_nothing(tiny_model: ModelConfig) -> None:
     gpu = torch.device("cuda", 0)
-    config = EngineConfig(model=Path("m"), device_memory_share=0.5)
+    config = EngineConfig(model=Path("m"), device_memory_share=0.5, page_size=4096)
     cache = make_kv_cache(config, tiny_model, torch.bfloat16, gpu)
     free, total = torch.cuda.mem_get_info(gpu)
     assert (total - free) / total == pytest.approx(0.5, abs=0.01)
