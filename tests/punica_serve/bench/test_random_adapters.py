@@ -15,12 +15,14 @@ from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
 
 CPU = torch.device("cpu")
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 
 @pytest.mark.parametrize("rank", [4, 8, 20])
-def test_adapters_in_the_host_cache_are_all_different_and_run(tiny_llama: Path, rank: int) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=ON_A_GPU)])
+def test_adapters_in_the_host_cache_are_all_different_and_run(tiny_llama: Path, device: str, rank: int) -> None:
     config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=64, num_lora_pages=16, cpu_threads=1)
-    engine = Engine(config)
+    engine = Engine(config, device)
     made: list[int] = []
     refs = fill_host_cache(engine, 3, rank, torch.float32, lambda: made.append(1))
     assert len(made) == 3

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -130,3 +131,16 @@ def test_a_row_that_fails_ends_no_other(subject: Subject, monkeypatch: pytest.Mo
     measured = run(subject, settings, Progress(disable=True))
     assert [times.row.name for times in measured.rows] == ["backbone"]
     assert len(measured.failures) == 1 and "files: a request of the benchmark failed" in measured.failures[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_steps_on_a_gpu_stand_beside_their_floor(tmp_path: Path) -> None:
+    subject = Subject.of_shape("1b", tmp_path / "1b", "cuda:0")
+    rows = ("distinct", "backbone", "files", "same_adapter_only")
+    report = measure_all(subject, Settings(rows=rows, num_requests=40), Progress(disable=True))
+    assert not report.failures
+    steps = {str(record["row"]): record for record in report.tables[1].records}
+    for row in rows:
+        assert float(steps[row]["over_floor"] or 0) > 0.9, "no step is faster than the bytes that it reads"
+    assert float(steps["distinct"]["floor_ms"] or 0) > float(steps["backbone"]["floor_ms"] or 0)
