@@ -1,0 +1,53 @@
+"""The benchmarks of kernels, layers and steps on a GPU, at sizes that take seconds: that they run, what they see."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.progress import Progress
+
+from punica_serve.bench.kernels import run as kernels
+from punica_serve.bench.kernels.sections import Section
+from punica_serve.bench.kernels.setting import KernelSettings
+from punica_serve.bench.layer import run as layer
+from punica_serve.bench.layer.setting import LayerSettings
+from punica_serve.bench.overhead import run as overhead
+from punica_serve.bench.overhead.sweep import OverheadSettings
+from punica_serve.bench.shapes import SHAPES, write_shape
+from punica_serve.bench.subject import Subject
+from punica_serve.config import EngineConfig
+from punica_serve.model_config import ModelConfig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+SMALL = replace(SHAPES["1b"], hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4)
+MODEL: ModelConfig = replace(SMALL, num_key_value_heads=4, max_position_embeddings=256, name="small")
+
+
+def test_kernels() -> None:
+    settings = KernelSettings(
+        hidden_size=1024, intermediate_size=2048, num_layers=4, batch_sizes=(1, 8), num_replays=2, num_prefill_rows=64
+    )
+    report = kernels.run(settings, tuple(Section), "cuda:0", Progress(disable=True))
+    assert not report.failures and len(report.tables) == len(Section)
+    # Two launches that overlap take little less than two empty ones, and nothing less than its bytes.
+    (pair, *_) = report.tables
+    assert all(float(record["times_floor"] or 0) > 0.6 for record in pair.records)
+
+
+def test_layer() -> None:
+    settings = LayerSettings(
+        (MODEL,), context_lengths=(64,), batch_sizes=(1, 4), projection_batch_sizes=(4,), num_layers=2, num_replays=2
+    )
+    report = layer.run(settings, "cuda:0", Progress(disable=True))
+    assert not report.failures and len(report.tables) == 2
+
+
+def test_a_trace_of_the_engine_shows_the_kernels_by_name(tmp_path: Path) -> None:
+    config = EngineConfig(model=write_shape(MODEL, tmp_path / "model"), load_format="dummy", num_kv_pages=64)
+    settings = OverheadSettings((1, 4), ranks=(8, 128), adapter_counts=(1, 4), batch_size=4, num_steps=4)
+    report = overhead.run(Subject.of(config, "cuda:0"), settings, tmp_path, Progress(disable=True))
+    assert not report.failures
+    names = {str(record["kernel"]) for record in report.tables[1].records}
+    assert {"sgmv_shrink", "sgmv_expand"} <= names
