@@ -168,14 +168,19 @@ def bring(engine: Engine, adapters: Iterable[AdapterRef], deadline_s: float = 60
     Raises RequestFailed if one fails, or if they are not there by the deadline.
     """
     params = SamplingParams(max_tokens=1, ignore_eos=True)
+    requests = [Request(f"bring-{number}", number, (1,), params, ref) for number, ref in enumerate(adapters)]
     started_s = time.monotonic()
-    for number, ref in enumerate(adapters):
-        engine.add(Request(f"bring-{number}", number, (1,), params, ref))
-    while engine.num_requests:
-        if time.monotonic() - started_s > deadline_s:
-            raise RequestFailed(f"the adapters are not on the device after {deadline_s:g} s")
-        if not step(engine).has_run:
-            engine.wait(_WAIT_S)
+    try:
+        for request in requests:
+            engine.add(request)
+        while engine.num_requests:
+            if time.monotonic() - started_s > deadline_s:
+                raise RequestFailed(f"the adapters are not on the device after {deadline_s:g} s")
+            if not step(engine).has_run:
+                engine.wait(_WAIT_S)
+    finally:
+        for request in requests:
+            engine.cancel(request.request_id)
 
 
 def _take(waiting: deque[Request], count: int) -> list[Request]:

@@ -89,3 +89,4 @@ def test_brought_adapters_are_on_the_device(engine: Engine, tiny_model: ModelCon
     assert set(engine.resident_adapters) == {ref.digest for ref in refs}
     with pytest.raises(RequestFailed, match="not on the device after 0 s"):
         bring(engine, refs, deadline_s=0.0)
+    assert engine.num_requests == 0, "or the next ones would wait behind them"
