@@ -104,9 +104,11 @@ def _capture(calls: Sequence[Call], device: torch.device) -> torch.cuda.CUDAGrap
         _warm_up(calls)
         torch.cuda.synchronize(device)
         graph.capture_begin()
-        for call in calls:
-            call()
-        graph.capture_end()
+        try:
+            for call in calls:
+                call()
+        finally:  # else nothing could run on the device any more
+            graph.capture_end()
     return graph
 
 
