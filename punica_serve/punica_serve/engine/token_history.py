@@ -18,28 +18,34 @@ def has_penalty(params: SamplingParams) -> bool:
 class TokenHistories:
     """One row of counts for each request with penalties in the newest step.
 
-    A request that was not in the step before is read from the host again: whatever it had drawn is known by then.
+    A request is read from the host again if it was not in the step before, for then all that it has drawn is known
+    there, or if it draws the same token again, since it was put back to wait while that was in flight.
     """
 
     def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._max_requests = max_requests
         self._device = device
-        self._places: dict[Sequence, int] = {}
+        #: (its row, index of the generated token that it draws next).
+        self._places: dict[Sequence, tuple[int, int]] = {}
         #: [max_requests, vocab] each, made when the first request asks: most never do.
         self._prompts = torch.empty(0, dtype=torch.bool, device=device)
         self._outputs = torch.empty(0, dtype=torch.int32, device=device)
 
     def follow(self, sequences: Series[Sequence]) -> Tensor:
         """Int64 [sequences]: their rows in this step, in order. Those of all others are forgotten."""
-        places = {sequence: self._places[sequence] for sequence in sequences if sequence in self._places}
+        places: dict[Sequence, int] = {}
+        for sequence in sequences:
+            place, position = self._places.get(sequence, (0, -1))
+            if position == sequence.position:
+                places[sequence] = place
         taken = set(places.values())
         free = (place for place in range(self._max_requests) if place not in taken)
         for sequence in sequences:
             if sequence not in places:
                 places[sequence] = next(free)
                 self._write(places[sequence], sequence)
-        self._places = places
+        self._places = {sequence: (place, sequence.position + 1) for sequence, place in places.items()}
         return to_device([places[sequence] for sequence in sequences], torch.int64, self._device)
 
     def penalize(self, logits: Tensor, places: Tensor, params: Series[SamplingParams]) -> None:

@@ -1,8 +1,9 @@
 """Engines over the tiny model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ import torch
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import EngineConfig
+from punica_serve.engine import engine as engine_module
+from punica_serve.engine import step_runner
+from punica_serve.engine.batch import Batch, build_batch
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.planner import StepPlan
+from punica_serve.engine.sampler import Draw
+from punica_serve.engine.sequence import Sequence as EngineSequence
+from punica_serve.engine.step_runner import CpuRunner, DrawnStep
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
@@ -50,3 +58,48 @@ def make_adapter(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFacto
         return read_adapter(folder, tiny_model).ref
 
     return make
+
+
+class _LateStep(DrawnStep):
+    was_read = False
+
+    def draws(self) -> Sequence[Draw | None]:
+        assert not self.was_read
+        self.was_read = True
+        return super().draws()
+
+
+class _LateRunner(CpuRunner):
+    """A CPU that is asked as a GPU is: steps are launched before the host has the tokens of the one before.
+
+    What the newest step has drawn is fed from the runner's own record, and so is noise where it was not finite.
+    """
+
+    runs_ahead = True
+    _drawn: dict[EngineSequence, int] = {}  # noqa: RUF012  replaced, never changed
+    _steps: tuple[_LateStep, ...] = ()
+
+    def launch(self, plan: StepPlan) -> _LateStep:
+        assert all(step.was_read for step in self._steps[:-1]), "two steps ahead"
+        with patch.object(step_runner, "build_batch", self._build_batch):
+            draws = super().launch(plan).draws()
+        self._drawn = {
+            sequence: draw.token_id if draw else 0 for sequence, draw in zip(plan.sampled, draws, strict=True)
+        }
+        self._steps = (*self._steps[-1:], _LateStep(draws))
+        return self._steps[-1]
+
+    def _build_batch(self, plan: StepPlan, device: torch.device) -> Batch:
+        assert plan.prefill is None or not plan.prefill.sequence.num_in_flight
+        batch = build_batch(plan, device)
+        for row, sequence in enumerate(plan.decodes, batch.batch_len.num_prefill_rows):
+            assert sequence.num_in_flight <= 1
+            if sequence.num_in_flight:
+                batch.token_ids[row] = self._drawn[sequence]
+        return batch
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines on a CPU launch each step before they know the tokens of the one before, as on a GPU."""
+    monkeypatch.setattr(engine_module, "CpuRunner", _LateRunner)

@@ -1,7 +1,8 @@
 """Random histories on tiny pools: whatever comes, leaves, starves or fails to load, each stream is as if it were alone.
 
 Requests are added, cancelled at any moment, and added again with what they have generated, as a scheduler does that
-moves them; adapters load slowly, or fail now and then. Books are audited after every step.
+moves them; adapters load slowly, or fail now and then. Books are audited after every step. All of it on a plain CPU, on
+one whose steps are launched before the tokens of the step before are known, and on a GPU, where they always are.
 """
 
 import random
@@ -15,25 +16,43 @@ import pytest
 
 from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.config import EngineConfig
 from punica_serve.engine import adapter_reader
 from punica_serve.engine.engine import Engine, StepOutput
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-NUM_REQUESTS, MAX_TOKENS = 14, 10
+NUM_REQUESTS, MAX_TOKENS = 16, 10
 DEADLINE_S = 30.0
+
+#: What a request may ask for beside its tokens: each a case of its own where the newest token comes late.
+WISHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"stop_token_ids": tuple(range(3, 97, 8))},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"max_tokens": 1},
+    {"stop_token_ids": tuple(range(1, 97, 3)), "min_tokens": 4},
+    {"max_tokens": 2, "logprobs": 2},
+    {"stop_token_ids": tuple(range(0, 97, 5)), "presence_penalty": 1.0, "logprobs": 0},
+)
+
+#: Tokens of each request, and why it ended.
+Answers = dict[str, tuple[list[int], str]]
 
 
 @pytest.fixture(scope="module")
 def requests(make_adapter: Callable[..., AdapterRef]) -> list[Request]:
-    """Of mixed adapters, lengths and temperatures."""
+    """Of mixed adapters, lengths, temperatures and wishes."""
     adapters = [None, *(make_adapter(rank=rank, seed=rank) for rank in (3, 8, 16, 17))]
+    common: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
     return [
         Request(
             f"r{number}",
             number,
             tuple((number * 13 + place * 5) % 96 + 1 for place in range(1 + (number * 7) % 20)),
-            SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=float(number % 2), seed=number),
+            SamplingParams(
+                **{**common, "temperature": float(number % 2), "seed": number, **WISHES[number % len(WISHES)]}
+            ),
             adapters[number % 5],
         )
         for number in range(NUM_REQUESTS)
@@ -41,31 +60,29 @@ def requests(make_adapter: Callable[..., AdapterRef]) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(requests: list[Request], tiny_llama: Any) -> dict[str, list[int]]:
-    from punica_serve.config import EngineConfig
-
-    streams: dict[str, list[int]] = {}
+def undisturbed(requests: list[Request], tiny_llama: Any) -> Answers:
+    """Each request alone, on a CPU."""
+    answers: Answers = {}
     for request in requests:
         engine = Engine(EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=64, num_lora_pages=16))
-        engine.add(request)
-        streams[request.request_id] = []
-        while engine.num_requests:
-            output = engine.step()
-            streams[request.request_id] += [token.token_id for token in output.tokens]
-            if not output.batch_size:
-                engine.wait(0.1)
+        driver = _Driver(engine, [request], seed=0, unrest=0.0)
+        driver.run()
+        answers |= driver.answers
         engine.close()
-    return streams
+    assert {reason for _, reason in answers.values()} == {"stop", "length"}
+    return answers
 
 
 class _Driver:
-    """Plays the scheduler: adds, cancels and adds again at random, and collects the streams."""
+    """Plays the scheduler: adds, cancels and adds again at random, and collects the answers."""
 
-    def __init__(self, engine: Engine, requests: list[Request], seed: int) -> None:
+    def __init__(self, engine: Engine, requests: list[Request], seed: int, unrest: float = 0.1) -> None:
         self._engine = engine
         self._random = random.Random(seed)
+        self._unrest = unrest
         self._requests = {request.request_id: request for request in requests}
-        self.streams: dict[str, list[int]] = {request_id: [] for request_id in self._requests}
+        self._streams: dict[str, list[int]] = {request_id: [] for request_id in self._requests}
+        self.answers: Answers = {}
         self._outside = set(self._requests)
         self._inside: set[str] = set()
 
@@ -77,42 +94,53 @@ class _Driver:
             output = self._engine.step()
             self._engine.check_invariants()
             self._account(output)
-            if not output.batch_size:
+            if not output.has_run:
                 self._engine.wait(0.05)
 
     def _move_some(self) -> None:
         if self._outside and self._random.random() < 0.4:
-            request_id = self._random.choice(sorted(self._outside))
-            so_far = tuple(self.streams[request_id])
-            self._engine.add(msgspec.structs.replace(self._requests[request_id], generated_ids=so_far))
-            self._outside.remove(request_id)
-            self._inside.add(request_id)
-        if self._inside and self._random.random() < 0.1:
+            self._add(self._random.choice(sorted(self._outside)))
+        if self._inside and self._random.random() < self._unrest:
             request_id = self._random.choice(sorted(self._inside))
             self._engine.cancel(request_id)
             self._inside.remove(request_id)
             self._outside.add(request_id)
+            if self._random.random() < 0.5:
+                self._add(request_id)
+
+    def _add(self, request_id: str) -> None:
+        so_far = tuple(self._streams[request_id])
+        self._engine.add(msgspec.structs.replace(self._requests[request_id], generated_ids=so_far))
+        self._outside.remove(request_id)
+        self._inside.add(request_id)
 
     def _account(self, output: StepOutput) -> None:
         for token in output.tokens:
-            assert token.position == len(self.streams[token.request_id])
-            self.streams[token.request_id].append(token.token_id)
-        for request_id, _ in output.finished:
+            assert token.request_id in self._inside
+            assert token.position == len(self._streams[token.request_id])
+            self._streams[token.request_id].append(token.token_id)
+        for request_id, reason in output.finished:
             self._inside.remove(request_id)
+            self.answers[request_id] = (self._streams[request_id], reason)
         for failure in output.failures:
             assert not failure.permanent
             self._inside.difference_update(failure.request_ids)
             self._outside.update(failure.request_ids)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("device", ["cpu", "ahead", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_histories(
     make_engine: Callable[..., Engine],
     requests: list[Request],
-    undisturbed: dict[str, list[int]],
+    undisturbed: Answers,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    device: str,
     seed: int,
 ) -> None:
+    if device == "ahead":
+        request.getfixturevalue("ahead")
     chance, lock = random.Random(seed), threading.Lock()
 
     def moody_disk(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
@@ -125,6 +153,7 @@ def test_random_histories(
 
     monkeypatch.setattr(adapter_reader, "load_adapter", moody_disk)
     engine = make_engine(
+        device="cuda" if device == "cuda" else "cpu",
         num_kv_pages=9 + 3 * (seed % 4),
         num_lora_pages=3 + seed % 3,
         max_batch_size=2 + seed % 5,
@@ -133,5 +162,5 @@ def test_random_histories(
     )
     driver = _Driver(engine, requests, seed)
     driver.run()
-    assert driver.streams == undisturbed
+    assert driver.answers == undisturbed
     assert engine.num_free_kv_pages == engine.num_kv_pages
