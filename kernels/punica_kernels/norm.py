@@ -37,20 +37,21 @@ def add_rms_norm(
     """residual += x + delta in place, then out = rms_norm(residual).
 
     The sum is made in float32 and rounded once, to residual's dtype. out, x, residual: [num_rows, h] of one dtype; out
-    may be x. delta: [num_rows, h] of that dtype or float32; None adds nothing. `chained` as in `rms_norm`. Raises
-    ValueError when the shapes do not fit.
+    may be x, and x may be float32 [parts, num_rows, h] whose sum is meant. delta: [num_rows, h] of that dtype or
+    float32; None adds nothing. `chained` as in `rms_norm`. Raises ValueError when the shapes do not fit.
     """
-    _check(out, x, weight)
-    require_shape("residual", residual, *x.shape)
+    _check(out, x[0] if x.dim() == 3 else x, weight)
+    require_shape("residual", residual, *out.shape)
     if delta is not None:
-        require_shape("delta", delta, *x.shape)
+        require_shape("delta", delta, *out.shape)
     if x.is_cuda:
         from punica_kernels.gpu import norm
 
         require_dense_rows(out=out, x=x, residual=residual, weight=weight, delta=delta)
         norm.add_rms_norm(out, x, residual, weight, eps, delta, chained=chained)
     else:
-        residual.add_(x if delta is None else x.float().add(delta))
+        total = x.sum(0) if x.dim() == 3 else x
+        residual.add_(total if delta is None else total.float().add(delta))
         _rms_norm(out, residual, weight, eps)
 
 

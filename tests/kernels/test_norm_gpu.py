@@ -61,6 +61,15 @@ def test_add_rms_norm_over_x(delta_dtype: torch.dtype | None, dtype: torch.dtype
     check_add_rms_norm((3, 70), dtype, delta_dtype)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_add_rms_norm_of_parts(parts: int) -> None:
+    x, residual = torch.randn(parts, 4, 70, device=DEVICE), normal(4, 70, dtype=torch.float16)
+    weight, out, added = normal(70, dtype=torch.float16), torch.empty_like(residual), residual.clone()
+    add_rms_norm(out, x, added, weight, EPS)
+    torch.testing.assert_close(added.double(), residual.double() + x.double().sum(0), rtol=1e-3, atol=1e-5)
+    check_close(out, expected_norm(added, weight))
+
+
 def test_large_half_precision_values_do_not_overflow() -> None:
     x = torch.full((1, 64), 60000.0, dtype=torch.float16, device=DEVICE)
     rms_norm(x, x, torch.ones(64, dtype=torch.float16, device=DEVICE), EPS)

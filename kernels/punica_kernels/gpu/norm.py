@@ -22,14 +22,14 @@ def add_rms_norm(
     *,
     chained: bool = False,
 ) -> None:
-    """residual += x + delta, then out = rms_norm(residual), one launch."""
+    """residual += x + delta, then out = rms_norm(residual), one launch. x may have parts that are added too."""
     _launch(out, x, residual, delta, weight, eps, chained)
 
 
 def _launch(
     out: Tensor, x: Tensor, residual: Tensor | None, delta: Tensor | None, weight: Tensor, eps: float, chained: bool
 ) -> None:
-    num_rows, width = x.shape
+    num_rows, width = out.shape
     if num_rows == 0:
         return
     overlap = chained and can_overlap(x.device)
@@ -42,11 +42,13 @@ def _launch(
         weight,
         eps,
         out.stride(0),
+        x.stride(-2),
         x.stride(0),
         residual.stride(0) if residual is not None else 0,
         delta.stride(0) if delta is not None else 0,
         WIDTH=width,
         BLOCK=block,
+        PARTS=x.shape[0] if x.dim() == 3 else 1,
         CHAINED=overlap,
         **launch_options(min(16, max(4, block // 512)), overlap=overlap),
     )
@@ -62,10 +64,12 @@ def _rms_norm(
     eps,
     out_stride,
     x_stride,
+    part_stride,
     residual_stride,
     delta_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program per row."""
@@ -77,7 +81,10 @@ def _rms_norm(
         # No kernel writes a norm's weight, so it is on its way already.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    x += row * x_stride + columns
+    values = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        values += tl.load(x + part * part_stride, mask=mask, other=0.0)
     if residual is not None:
         if delta is not None:
             values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)

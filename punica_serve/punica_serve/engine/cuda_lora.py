@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from punica_kernels.gpu.sgmv import expand, shrink
+from punica_kernels.linear import linear
 from punica_kernels.lora_table import LoraTable
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.protocol import LoraGroup
@@ -29,10 +29,11 @@ class CudaLora:
         self._side = side
 
     def project(self, layer: int, group: LoraGroup, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x [rows, in] -> (x @ weight.T, what LoRA adds to it), both [rows, out of all slices]."""
+        """See ``LoraBatch.project``. The products that a norm reads next may come in parts, which it adds."""
         table = self._tables.get(group)
+        in_parts = group in ("o", "down")
         if table is None:
-            return linear(x, weight), None
+            return linear(x, weight, in_parts=in_parts, chained=True), None
         pool = self._pool.groups[group]
         delta = x.new_empty(x.shape[0], weight.shape[0])
         main = torch.cuda.current_stream()
@@ -40,6 +41,6 @@ class CudaLora:
         with torch.cuda.stream(self._side):
             shrink(self._workspace, x, pool.a[:, layer], table)
             expand(delta, self._workspace, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
-        y = linear(x, weight)
+        y = linear(x, weight, in_parts=in_parts, chained=True)
         main.wait_stream(self._side)
         return y, delta

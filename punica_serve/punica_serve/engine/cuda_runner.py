@@ -63,7 +63,7 @@ class CudaRunner:
         self._staged = torch.cuda.Event()
         self._draw_rows: dict[Sequence, int] = {}
         self.newest_end: torch.cuda.Event | None = None
-        # Lt's choice of kernels is a tenth faster for the narrow projections of few rows (see docs/performance.md).
+        # Lt's choice of kernels is up to a tenth faster for narrow projections (docs/performance.md).
         torch.backends.cuda.preferred_blas_library("cublaslt")
         self._programs = _make_programs(model, cache, lora_pool, sampler.draws, shapes)
         torch.cuda.synchronize(cache.pool.device)  # what they are made of was queued on another stream

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from punica_kernels.activation import silu_and_mul
+from punica_kernels.linear import linear
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.model_config import ModelConfig
@@ -40,7 +41,8 @@ class LoraBatch(Protocol):
     def project(self, layer: int, group: LoraGroup, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """x [rows, in] -> (y, delta), each [rows, out], whose sum is x @ weight.T with the LoRA of each row.
 
-        Where it pays, base and LoRA run beside each other, and whoever reads y adds delta; None is no delta.
+        Where it pays, base and LoRA run beside each other, and whoever reads y adds delta; None is no delta. Of o and
+        down, which a norm reads next, y may be parts to be added too, [parts, rows, out].
         """
         ...
 
@@ -62,11 +64,13 @@ class Llama:
         rms_norm(hidden, residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for number, layer in enumerate(weights.layers):
             attended, delta = self._attend(number, layer, hidden, positions, attention, lora)
-            add_rms_norm(hidden, attended, residual, layer.post_attention_norm, config.rms_norm_eps, delta)
+            add_rms_norm(
+                hidden, attended, residual, layer.post_attention_norm, config.rms_norm_eps, delta, chained=delta is None
+            )
             down, delta = self._feed_forward(number, layer, hidden, lora)
             last = number + 1 == len(weights.layers)
             next_norm = weights.norm if last else weights.layers[number + 1].input_norm
-            add_rms_norm(hidden, down, residual, next_norm, config.rms_norm_eps, delta)
+            add_rms_norm(hidden, down, residual, next_norm, config.rms_norm_eps, delta, chained=delta is None)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -80,7 +84,9 @@ class Llama:
         qkv, delta = lora.project(number, "qkv", x, layer.qkv)
         q = qkv.new_empty(x.shape[0], config.num_attention_heads, config.head_dim)
         keys, values = attention.cache(number)
-        rotary_append(q, qkv, positions, self._cos, self._sin, keys, values, attention.slots, delta)
+        # Beside a delta the stream has waited for another one: a kernel can't start before it any more.
+        chained = delta is None
+        rotary_append(q, qkv, positions, self._cos, self._sin, keys, values, attention.slots, delta, chained=chained)
         return lora.project(number, "o", attention.run(number, q), layer.o)
 
     def _feed_forward(
@@ -88,5 +94,5 @@ class Llama:
     ) -> tuple[Tensor, Tensor | None]:
         gate_up, delta = lora.project(number, "gate_up", x, layer.gate_up)
         activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        silu_and_mul(activated, gate_up, delta)
+        silu_and_mul(activated, gate_up, delta, chained=delta is None)
         return lora.project(number, "down", activated, layer.down)

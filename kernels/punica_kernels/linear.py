@@ -1,0 +1,22 @@
+"""The dense projection y = x W^T. Decoding has few rows: then the weights' bytes are all that counts."""
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def linear(x: Tensor, weight: Tensor, *, in_parts: bool = False, chained: bool = False) -> Tensor:
+    """x @ weight.T: [num_rows, out] of x's dtype, or with `in_parts` maybe float32 [parts, num_rows, out], to be added.
+
+    A narrow projection keeps a whole GPU busy only if its inputs are divided too, among programs that each have a part
+    of the sum. Who reads such a result next can add the parts on the way.
+
+    x: [num_rows, in], of dense rows; weight: [out, in], contiguous. `chained`, on CUDA, lets it start while the kernel
+    before it on the stream ends.
+    """
+    if x.is_cuda:
+        from punica_kernels.gpu import linear as gpu
+
+        config = gpu.linear_config(x, weight, in_parts=in_parts)
+        if config is not None:
+            return gpu.linear(x, weight, config, chained=chained)
+    return functional.linear(x, weight)

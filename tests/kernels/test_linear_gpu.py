@@ -1,0 +1,52 @@
+"""The dense projection of few rows in Triton: on a GPU, or in Triton's interpreter where there is none."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu.linear import MAX_ROWS, LinearConfig, linear
+from punica_kernels.linear import linear as public_linear
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def _inputs(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    # Rows of a wider buffer.
+    x = torch.randn(num_rows, num_in + 8, device=DEVICE).to(dtype)[:, :num_in]
+    weight = (torch.randn(num_out, num_in, device=DEVICE) / num_in**0.5).to(dtype)
+    return x, weight, x.double() @ weight.double().T
+
+
+def _check(y: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    total = y.double().sum(0) if y.dim() == 3 else y.double()
+    assert float((total - expected).norm() / expected.norm()) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 5, 16])
+def test_every_part_and_row(num_rows: int, parts: int) -> None:
+    x, weight, expected = _inputs(num_rows, 128, 512, torch.float16)
+    config = LinearConfig(block_rows=16, parts=parts, stages=2)
+    y = linear(x, weight, config, chained=False)
+    assert y.shape == ((parts, num_rows, 128) if parts > 1 else (num_rows, 128))
+    _check(y, expected, torch.float16)
+
+
+def test_a_cpu_takes_torchs() -> None:
+    x, weight = torch.randn(3, 5), torch.randn(7, 5)
+    torch.testing.assert_close(public_linear(x, weight, in_parts=True), x @ weight.T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("num_out", "num_in"), [(4096, 4096), (12288, 4096), (22016, 4096), (4096, 11008), (72, 40)])
+@pytest.mark.parametrize("num_rows", [1, 2, 31, 32, 48, 64, 65, 300])
+def test_model_shapes(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> None:
+    x, weight, expected = _inputs(num_rows, num_out, num_in, dtype)
+    for in_parts in (False, True):
+        for chained in (False, True):
+            y = public_linear(x, weight, in_parts=in_parts, chained=chained)
+            assert in_parts or y.shape == (num_rows, num_out)
+            _check(y, expected, dtype)
+    assert y.dim() == (3 if num_out == 4096 and num_rows <= MAX_ROWS else 2)
