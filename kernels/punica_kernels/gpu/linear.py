@@ -46,13 +46,14 @@ def linear_config(x: Tensor, weight: Tensor, *, in_parts: bool) -> LinearConfig 
 @cache
 def _config(num_rows: int, num_out: int, num_in: int, in_parts: bool, device: torch.device) -> LinearConfig | None:
     block_rows = max(16, triton.next_power_of_2(num_rows))
-    properties = torch.cuda.get_device_properties(device)
-    num_blocks, num_sms = num_out // _BLOCK_OUT, properties.multi_processor_count
+    device_index = torch.cuda.current_device() if device.index is None else device.index
+    properties = triton.runtime.driver.active.utils.get_device_properties(device_index)
+    num_blocks, num_sms = num_out // _BLOCK_OUT, properties["multiprocessor_count"]
     parts = 2 if in_parts and num_blocks < num_sms else 1
     # Narrow projections have one program on a multiprocessor, which must ask for more at a time.
     wanted = 5 if parts > 1 else 4 if num_blocks <= 2 * num_sms else 3
     stage_bytes = (_BLOCK_OUT + block_rows) * _BLOCK_IN * 2
-    stages = min(wanted, (properties.shared_memory_per_block_optin - _SPARE_BYTES) // stage_bytes)
+    stages = min(wanted, (properties["max_shared_mem"] - _SPARE_BYTES) // stage_bytes)
     if num_out % _BLOCK_OUT or num_in % (_BLOCK_IN * parts) or stages < 2:
         return None
     return LinearConfig(block_rows, parts, stages)
