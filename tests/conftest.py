@@ -10,9 +10,17 @@ import pytest
 
 from punica_serve.model_config import ModelConfig, read_model_config
 
-if not os.path.exists("/dev/nvidiactl"):
+HAS_GPU = os.path.exists("/dev/nvidiactl")
+
+if not HAS_GPU:
     # Read when triton is imported: without a GPU its kernels are tested in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not HAS_GPU and item.get_closest_marker("gpu"):
+        pytest.skip("needs an NVIDIA GPU")
 
 
 @pytest.fixture
