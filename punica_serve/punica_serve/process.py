@@ -32,6 +32,9 @@ STOP_TIMEOUT_S = 10.0
 EXIT_USER_MISTAKE = 2
 EXIT_GAVE_UP = 1
 
+#: What a base install, the control plane's, leaves out, and the extra that brings it.
+EXTRA_OF_MODULE = {"torch": "engine", "triton": "engine", "flashinfer": "gpu", "matplotlib": "bench"}
+
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +82,12 @@ def run(
 def configure_logging(name: str, level: LogLevel) -> None:
     """Log records of this process go to stderr, a line each, with the process's name."""
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install, for a user who lacks a module that an extra brings. None: any other module is our mistake."""
+    extra = EXTRA_OF_MODULE.get(error.name or "")
+    return extra and f"{error.name} is not installed; pip install 'punica-serve[{extra}]'"
 
 
 def death_reason(returncode: int) -> str:

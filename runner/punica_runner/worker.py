@@ -21,7 +21,7 @@ from punica_runner.pipes import WorkerPipe
 from punica_runner.step_loop import StepLoop
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
-from punica_serve.process import LogLevel, configure_logging
+from punica_serve.process import LogLevel, configure_logging, missing_extra
 from punica_serve.protocol import GpuInfo, Message, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
 
 if TYPE_CHECKING:
@@ -117,14 +117,7 @@ def _read(pipe: WorkerPipe, inbox: Inbox) -> None:
 
 
 def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoReturn:
-    # Only here, for it takes seconds: signals and the pipe's end are already heeded.
-    try:
-        from punica_serve.engine.engine import Engine
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed, which a worker needs; pip install 'punica-serve[engine]'"
-        raise ConfigError(message) from error
-
-    engine = Engine(options.engine_config, options.device)
+    engine = _make_engine(options.engine_config, options.device)
     gpu_uuid = _gpu_uuid(engine, options.runner_id, options.index)
     inbox.wake = engine.wake
     pipe.send(WorkerReady(_describe(engine, options.engine_config, gpu_uuid, options.device)))
@@ -136,6 +129,20 @@ def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoRetur
         # In this order: a command that comes after the look at the inbox wakes the wait.
         if not has_run and not inbox:
             engine.wait(IDLE_WAIT_S)
+
+
+def _make_engine(config: EngineConfig, device: str) -> "Engine":
+    """Raises ConfigError, too, where an extra is not installed: some are imported only for a certain device."""
+    try:
+        # Only here, for it takes seconds: signals and the pipe's end are already heeded.
+        from punica_serve.engine.engine import Engine
+
+        return Engine(config, device)
+    except ModuleNotFoundError as error:
+        message = missing_extra(error)
+        if message is None:
+            raise
+        raise ConfigError(message) from error
 
 
 def _send(pipe: WorkerPipe, reports: Iterable[Message]) -> None:

@@ -2,8 +2,10 @@
 
 "idle": not at all. "slow-start": takes a minute to load. "broken-step": raises in its first step. "stuck-step": hangs
 in its first step, deaf to signals. "stuck-read": raises in its first step too, while a read of an adapter hangs.
+"without NAME": imports a module that is not installed.
 """
 
+import importlib
 import signal
 import sys
 import threading
@@ -26,6 +28,10 @@ class Engine:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a call into C that does not return
         if device == "stuck-read":
             threading.Thread(target=time.sleep, args=(60,)).start()  # the interpreter's own end waits for it
+        if device.startswith("without "):
+            name = device.removeprefix("without ")
+            sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
+            importlib.import_module(name)
         if device == "slow-start":
             time.sleep(60)
 

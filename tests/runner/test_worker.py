@@ -102,6 +102,26 @@ async def test_an_error_in_a_step_is_told_at_once_with_its_traceback_on_stderr(
     assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch", "engine"), ("triton", "engine"), ("flashinfer", "gpu")], ids=str
+)
+async def test_an_extra_that_is_not_installed_is_told_in_one_line(
+    module: str, extra: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(WorkerDied) as death:
+        async with running(stub(f"without {module}")):
+            pass
+    assert str(death.value) == f"{module} is not installed; pip install 'punica-serve[{extra}]'"
+    assert death.value.is_permanent and capfd.readouterr().err == ""
+
+
+async def test_another_module_that_is_missing_is_our_mistake(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkerDied, match=r"^ModuleNotFoundError: .*colorsys") as death:
+        async with running(stub("without colorsys")):
+            pass
+    assert not death.value.is_permanent and "Traceback" in capfd.readouterr().err
+
+
 class Pipes:
     """A worker's process without a supervisor over it: the test holds the pipes."""
 

@@ -9,10 +9,7 @@ import typer
 
 from punica_serve.cli import bench, config_check, generate, processes, up
 from punica_serve.errors import PunicaError
-from punica_serve.process import EXIT_USER_MISTAKE
-
-#: What a base install, the control plane's, leaves out, and the extra that brings it.
-EXTRA_OF_MODULE = {"torch": "engine", "matplotlib": "bench"}
+from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
 
 app = typer.Typer(
     name="punica-serve",
@@ -41,8 +38,8 @@ def main() -> None:
         print(f"punica-serve: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_MISTAKE)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA_OF_MODULE:
+        message = missing_extra(error)
+        if message is None:
             raise
-        extra = EXTRA_OF_MODULE[error.name]
-        print(f"punica-serve: {error.name} is not installed; pip install 'punica-serve[{extra}]'", file=sys.stderr)
+        print(f"punica-serve: {message}", file=sys.stderr)
         sys.exit(EXIT_USER_MISTAKE)

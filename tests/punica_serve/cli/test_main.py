@@ -1,7 +1,10 @@
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+from punica_serve import cli
 
 LISTED = "import sys; from punica_serve.cli import main; main() if False else None; print(*sys.modules)"
 
@@ -19,3 +22,19 @@ def test_the_command_line_itself_is_light(module: str) -> None:
     modules = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout.split()
     assert "punica_serve.cli.up" in modules
     assert module not in modules
+
+
+@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("flashinfer", "gpu"), ("matplotlib", "bench")])
+def test_an_extra_that_is_not_installed_is_told_in_one_line(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        monkeypatch.setitem(sys.modules, module, None)
+        importlib.import_module(module)
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told == f"punica-serve: {module} is not installed; pip install 'punica-serve[{extra}]'\n"
