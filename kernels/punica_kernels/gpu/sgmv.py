@@ -1,6 +1,6 @@
 """Launches of the SGMV kernels. `punica_kernels.sgmv` checks the arguments and has the shapes.
 
-The workspace v is flat: [splits of h_in, rows, slices, ranks] of the group and table at hand, so that groups that take
+The workspace v is flat: [rows, slices, splits of h_in, ranks] of the group and table at hand, so that groups that take
 turns share one.
 """
 
@@ -43,14 +43,13 @@ def shrink(
         a_pages,
         table.words[table.shape.items_start :],
         table.shape.max_items,
-        table.shape.max_rows,
-        table.shape.max_ranks,
         x.stride(0),
         a_pages.stride(0),
-        a_pages.stride(1),
-        h_in,
+        H_IN=h_in,
+        MAX_RANKS=table.shape.max_ranks,
         SPLIT_K=config.split_k,
         BLOCK_K=config.block_k,
+        PARTS=config.num_warps if config.block_k >= 16 * config.num_warps else 1,
         EVEN_K=h_in == config.splits * config.split_k,
         PDL=overlap,
         CHAINED=overlap and chained,
@@ -83,20 +82,21 @@ def expand(
         v,
         b_pages,
         table.words,
-        table.shape.tile_words,
-        table.shape.max_rows,
-        table.shape.max_ranks,
         y.stride(0),
         b_pages.stride(0),
-        ends[0],
-        ends[1],
-        ends[2],
+        END_0=ends[0],
+        END_1=ends[1],
+        END_2=ends[2],
+        TILE_WORDS=table.shape.tile_words,
         SLICES=num_slices,
+        MAX_RANKS=table.shape.max_ranks,
         SPLITS=config.splits,
         BLOCK_N=config.block_n,
+        TILE_N=config.tile_n,
         EVEN_N=all(width % config.block_n == 0 for width in widths),
         ACCUMULATE=accumulate,
         PDL=overlap,
         CHAINED=overlap and chained,
+        maxnreg=config.max_registers,
         **launch_options(config.num_warps, overlap=overlap),
     )

@@ -33,7 +33,11 @@ class ExpandConfig:
     splits: int
     #: Outputs of a program.
     block_n: int
+    #: Outputs that a program takes at a time for a tile of several rows.
+    tile_n: int
     num_warps: int
+    #: Of a thread. The compiler would take more to no use, and fewer programs would run at a time.
+    max_registers: int
 
 
 def num_splits(shape: LoraTableShape, num_slices: int) -> int:
@@ -50,19 +54,17 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
         splits=splits,
         split_k=_ceil_div(_ceil_div(h_in, block_k), splits) * block_k,
         block_k=block_k,
-        item_programs=shape.max_tiles * min(2, shape.max_tile_items),
-        num_warps=4,
+        item_programs=shape.max_tiles * (2 if shape.max_tile_items > 1 and shape.max_tiles <= 32 else 1),
+        num_warps=max(1, block_k // 128),
     )
 
 
 @cache
 def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> ExpandConfig:
     """The expand of a group of so many projections, of which the widest has so many outputs."""
-    block_n = 256 if shape.max_tiles <= 8 else 512
+    block_n = min(128, max(16, _next_power_of_two(widest_slice)))
     return ExpandConfig(
-        splits=num_splits(shape, num_slices),
-        block_n=min(block_n, max(16, _next_power_of_two(widest_slice))),
-        num_warps=2,
+        splits=num_splits(shape, num_slices), block_n=block_n, tile_n=block_n, num_warps=1, max_registers=168
     )
 
 

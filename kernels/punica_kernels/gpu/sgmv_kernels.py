@@ -19,21 +19,20 @@ ITEM_WORDS = tl.constexpr(lora_table.ITEM_WORDS)
 HEADER_WORDS = tl.constexpr(lora_table.TILE_HEADER_WORDS)
 
 
-@triton.jit(do_not_specialize=["max_items", "max_rows"])
+@triton.jit(do_not_specialize=["max_items"])
 def sgmv_shrink(
     v,
     x,
     a,
     items,
     max_items,
-    max_rows,
-    max_ranks,
     x_stride,
     page_stride,
-    slice_stride,
-    h_in,
+    H_IN: tl.constexpr,
+    MAX_RANKS: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
     EVEN_K: tl.constexpr,
     PDL: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -44,32 +43,45 @@ def sgmv_shrink(
     k_start = tl.program_id(0) * SPLIT_K
     ranks = tl.arange(0, ITEM_RANKS)
     part = tl.program_id(2)
-    a_slice = a + part * slice_stride + (ranks % PAGE_RANKS) * h_in + k_start
+    a_slice = a + part * (PAGE_RANKS * H_IN) + (ranks % PAGE_RANKS) * H_IN + k_start
     x += k_start
-    v_row_stride = tl.num_programs(2) * max_ranks
-    v += tl.program_id(0) * max_rows * v_row_stride + part * max_ranks
+    v_row_stride = tl.num_programs(2) * tl.num_programs(0) * MAX_RANKS
+    v += (part * tl.num_programs(0) + tl.program_id(0)) * MAX_RANKS
     item = tl.program_id(1)
-    rows = tl.load(items + item * ITEM_WORDS + 1)
+    first_row, rows, place, page_0, page_1 = _load_item(items + item * ITEM_WORDS, item < max_items)
     while rows > 0:
-        words = items + item * ITEM_WORDS
-        first_row = tl.load(words).to(tl.int64)
-        page = tl.where(ranks < PAGE_RANKS, tl.load(words + 3), tl.load(words + 4)).to(tl.int64)
+        page = tl.where(ranks < PAGE_RANKS, page_0, page_1).to(tl.int64)
         a_rows = a_slice + page * page_stride
-        v_row = v + tl.load(words + 2) * ITEM_RANKS
+        row = first_row.to(tl.int64)
+        out = v + place * ITEM_RANKS
         if rows == 1:
             total = _shrink_row(
-                x + first_row * x_stride, a_rows, page >= 0, h_in - k_start, SPLIT_K, BLOCK_K, EVEN_K, CHAINED
+                x + row * x_stride, a_rows, page >= 0, H_IN - k_start, SPLIT_K, BLOCK_K, EVEN_K, CHAINED
             )
-            tl.store(v_row + first_row * v_row_stride + ranks, total)
+            tl.store(out + row * v_row_stride + ranks, total)
         else:
             tile = tl.arange(0, TILE_ROWS)
             live = tile < rows
-            x_rows = x + (first_row + tile) * x_stride
-            totals = _shrink_tile(x_rows, live, a_rows, page >= 0, h_in - k_start, SPLIT_K, BLOCK_K, EVEN_K, CHAINED)
-            v_rows = v_row + (first_row + tile) * v_row_stride
+            x_rows = x + (row + tile) * x_stride
+            totals = _shrink_tile(
+                x_rows, live, a_rows, page >= 0, H_IN - k_start, SPLIT_K, BLOCK_K, PARTS, EVEN_K, CHAINED
+            )
+            v_rows = out + (row + tile) * v_row_stride
             tl.store(v_rows[:, None] + ranks[None, :], totals, mask=live[:, None])
         item += tl.num_programs(1)
-        rows = tl.load(items + item * ITEM_WORDS + 1, mask=item < max_items, other=0)
+        first_row, rows, place, page_0, page_1 = _load_item(items + item * ITEM_WORDS, item < max_items)
+
+
+@triton.jit
+def _load_item(words, inside):
+    """(first row, rows, place in the rank order, page, page); no rows past the last item."""
+    return (
+        tl.load(words, mask=inside, other=-1),
+        tl.load(words + 1, mask=inside, other=-1),
+        tl.load(words + 2, mask=inside, other=-1),
+        tl.load(words + 3, mask=inside, other=-1),
+        tl.load(words + 4, mask=inside, other=-1),
+    )
 
 
 @triton.jit
@@ -85,12 +97,13 @@ def _shrink_row(
 ):
     """[ranks]: a row of x times rows of A, of which some are used, in one split."""
     ks = tl.arange(0, BLOCK_K)
-    w = _load_rows(a_rows, used, ks, k_left, EVEN_K)
+    w = tl.load(a_rows[:, None] + ks[None, :], mask=_inside(used[:, None], ks[None, :], k_left, EVEN_K), other=0.0)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
     total = tl.sum(w.to(tl.float32) * _load_row(x_row, ks, k_left, EVEN_K)[None, :], axis=1)
     for k in range(BLOCK_K, SPLIT_K, BLOCK_K):
-        w = _load_rows(a_rows, used, ks + k, k_left, EVEN_K)
+        mask = _inside(used[:, None], ks[None, :] + k, k_left, EVEN_K)
+        w = tl.load(a_rows[:, None] + ks[None, :] + k, mask=mask, other=0.0)
         total += tl.sum(w.to(tl.float32) * _load_row(x_row, ks + k, k_left, EVEN_K)[None, :], axis=1)
     return total
 
@@ -104,27 +117,37 @@ def _shrink_tile(
     k_left,
     SPLIT_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
     EVEN_K: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """[rows, ranks]: the same of a tile of rows, on tensor cores."""
-    ks = tl.arange(0, BLOCK_K)
-    w = _load_rows(a_rows, used, ks, k_left, EVEN_K)
+    """[rows, ranks]: the same of a tile of rows, on tensor cores. Each warp multiplies its own part of a block."""
+    PART_K: tl.constexpr = BLOCK_K // PARTS
+    # [parts, 1, k] and [parts, k, 1]
+    ks = (tl.arange(0, PARTS) * PART_K)[:, None, None] + tl.arange(0, PART_K)[None, None, :]
+    ks_down = (tl.arange(0, PARTS) * PART_K)[:, None, None] + tl.arange(0, PART_K)[None, :, None]
+    x_tile = x_rows[None, :, None] + ks
+    a_tile = a_rows[None, None, :] + ks_down
+    live = live[None, :, None]
+    used = used[None, None, :]
+    w = tl.load(a_tile, mask=_inside(used, ks_down, k_left, EVEN_K), other=0.0)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
-    totals = tl.dot(_load_rows(x_rows, live, ks, k_left, EVEN_K), tl.trans(w), input_precision="ieee")
+    x = tl.load(x_tile, mask=_inside(live, ks, k_left, EVEN_K), other=0.0)
+    totals = tl.dot(x, w, input_precision="ieee")
     for k in range(BLOCK_K, SPLIT_K, BLOCK_K):
-        w = _load_rows(a_rows, used, ks + k, k_left, EVEN_K)
-        x = _load_rows(x_rows, live, ks + k, k_left, EVEN_K)
-        totals = tl.dot(x, tl.trans(w), totals, input_precision="ieee")
-    return totals
+        w = tl.load(a_tile + k, mask=_inside(used, ks_down + k, k_left, EVEN_K), other=0.0)
+        x = tl.load(x_tile + k, mask=_inside(live, ks + k, k_left, EVEN_K), other=0.0)
+        totals = tl.dot(x, w, totals, input_precision="ieee")
+    return tl.sum(totals, axis=0)
 
 
 @triton.jit
-def _load_rows(rows, used, ks, k_left, EVEN_K: tl.constexpr):
+def _inside(used, ks, k_left, EVEN_K: tl.constexpr):
     if EVEN_K:
-        return tl.load(rows[:, None] + ks[None, :], mask=used[:, None], other=0.0)
-    return tl.load(rows[:, None] + ks[None, :], mask=used[:, None] & (ks < k_left)[None, :], other=0.0)
+        return used
+    else:  # Triton wants one branch alone: their shapes differ.
+        return used & (ks < k_left)
 
 
 @triton.jit
@@ -134,23 +157,23 @@ def _load_row(row, ks, k_left, EVEN_K: tl.constexpr):
     return tl.load(row + ks, mask=ks < k_left, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["max_rows"])
+@triton.jit
 def sgmv_expand(
     y,
     v,
     b,
     tiles,
-    tile_words,
-    max_rows,
-    max_ranks,
     y_stride,
     page_stride,
-    end_0,
-    end_1,
-    end_2,
+    END_0: tl.constexpr,
+    END_1: tl.constexpr,
+    END_2: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
     SLICES: tl.constexpr,
+    MAX_RANKS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    TILE_N: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     PDL: tl.constexpr,
@@ -159,83 +182,111 @@ def sgmv_expand(
     """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles."""
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
-    words = tiles + tl.program_id(1) * tile_words
+    words = tiles + tl.program_id(1) * TILE_WORDS
+    first_row = tl.load(words).to(tl.int64)
     rows = tl.load(words + 1)
     num_items = tl.load(words + 2)
-    first_row = tl.load(words).to(tl.int64)
-    part, n_start, n_end = _output_block(end_0, end_1, end_2, BLOCK_N)
+    pages = words + HEADER_WORDS
+    part, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
     ns = n_start + tl.arange(0, BLOCK_N)
     inside = ns < n_end
+    b_start = b + n_start
+    y_start = y + first_row * y_stride + n_start
     b += ns
-    v_row_stride = SLICES * max_ranks
-    v_split_stride = max_rows * v_row_stride
-    v += part * max_ranks + first_row * v_row_stride
     y += first_row * y_stride + ns
-    if num_items > 0:
-        w = _load_b(b, words, page_stride, end_2, inside, EVEN_N)
+    V_ROW: tl.constexpr = SLICES * SPLITS * MAX_RANKS
+    v += part * (SPLITS * MAX_RANKS) + first_row * V_ROW
+    if (num_items == 1) & (rows == 1):
+        w = _load_b(b, pages, 1, page_stride, END_2, inside, EVEN_N)
         if PDL:
             tl.extra.cuda.gdc_wait()
-        if rows == 1:
-            total = tl.sum(w.to(tl.float32) * _sum_row(v, v_split_stride, SPLITS)[:, None], axis=0)
-            for item in range(1, num_items):
-                w = _load_b(b, words + item * ITEM_PAGES, page_stride, end_2, inside, EVEN_N)
-                row = _sum_row(v + item * ITEM_RANKS, v_split_stride, SPLITS)
-                total += tl.sum(w.to(tl.float32) * row[:, None], axis=0)
-            _write(y, total, inside, ACCUMULATE)
-        else:
-            tile = tl.arange(0, TILE_ROWS)
-            live = tile < rows
-            v_rows = v + tile * v_row_stride
-            totals = tl.zeros((TILE_ROWS, BLOCK_N), dtype=tl.float32)
-            totals = _product(_sum_rows(v_rows, live, v_split_stride, SPLITS), w, totals)
-            for item in range(1, num_items):
-                w = _load_b(b, words + item * ITEM_PAGES, page_stride, end_2, inside, EVEN_N)
-                row_sums = _sum_rows(v_rows + item * ITEM_RANKS, live, v_split_stride, SPLITS)
+        total = _row_product(v, w, 1, MAX_RANKS, SPLITS) + _load_y(y, inside, ACCUMULATE)
+        tl.store(y, total.to(y.dtype.element_ty), mask=inside)
+    elif (num_items > 1) & (rows == 1):
+        # Two items at a time, to have both their weights under way.
+        w = _load_b(b, pages, 2, page_stride, END_2, inside, EVEN_N)
+        w_1 = _load_b(b, pages + ITEM_PAGES, 1, page_stride, END_2, inside, EVEN_N)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        total = _load_y(y, inside, ACCUMULATE)
+        total += _row_product(v, w, 2, MAX_RANKS, SPLITS)
+        total += _row_product(v + ITEM_RANKS, w_1, 1, MAX_RANKS, SPLITS)
+        for item in tl.range(2, num_items, 2):
+            left = num_items - item
+            w = _load_b(b, pages + item * ITEM_PAGES, left, page_stride, END_2, inside, EVEN_N)
+            w_1 = _load_b(b, pages + (item + 1) * ITEM_PAGES, left - 1, page_stride, END_2, inside, EVEN_N)
+            total += _row_product(v + item * ITEM_RANKS, w, left, MAX_RANKS, SPLITS)
+            total += _row_product(v + (item + 1) * ITEM_RANKS, w_1, left - 1, MAX_RANKS, SPLITS)
+        tl.store(y, total.to(y.dtype.element_ty), mask=inside)
+    elif num_items > 0:
+        tile = tl.arange(0, TILE_ROWS)
+        live = tile < rows
+        v_rows = v + tile * V_ROW
+        # Fewer outputs at a time than for a row: a tile takes more registers, of which all programs take the most.
+        for start in tl.range(0, BLOCK_N, TILE_N, num_stages=1):
+            columns = start + tl.arange(0, TILE_N)
+            inside_tile = n_start + columns < n_end
+            b_tile = b_start + columns
+            w = _load_b(b_tile, pages, 1, page_stride, END_2, inside_tile, EVEN_N)
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            y_tile = y_start + tile[:, None] * y_stride + columns[None, :]
+            mask = live[:, None] & inside_tile[None, :]
+            before_tile = _load_y(y_tile, mask, ACCUMULATE)
+            totals = tl.zeros((TILE_ROWS, TILE_N), dtype=tl.float32)
+            totals = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLITS), w, totals)
+            for item in tl.range(1, num_items, num_stages=1):
+                w = _load_b(b_tile, pages + item * ITEM_PAGES, 1, page_stride, END_2, inside_tile, EVEN_N)
+                row_sums = _sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS)
                 totals = _product(row_sums, w, totals)
-            _write(y[None, :] + tile[:, None] * y_stride, totals, live[:, None] & inside[None, :], ACCUMULATE)
+            tl.store(y_tile, (totals + before_tile).to(y.dtype.element_ty), mask=mask)
     elif not ACCUMULATE:
         for row in range(rows):
             tl.store(y + row * y_stride, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _output_block(end_0, end_1, end_2, BLOCK_N: tl.constexpr):
+def _output_block(END_0, END_1, END_2, BLOCK_N: tl.constexpr):
     """(slice, first output, end of the slice's outputs) of this program; a slice starts where the last one ends."""
     block = tl.program_id(0)
-    blocks_0 = tl.cdiv(end_0, BLOCK_N)
-    blocks_1 = blocks_0 + tl.cdiv(end_1 - end_0, BLOCK_N)
-    start = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, end_0, end_1))
+    blocks_0 = tl.cdiv(END_0, BLOCK_N)
+    blocks_1 = blocks_0 + tl.cdiv(END_1 - END_0, BLOCK_N)
+    start = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, END_0, END_1))
     first = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, blocks_0, blocks_1))
-    end = tl.where(block < blocks_0, end_0, tl.where(block < blocks_1, end_1, end_2))
+    end = tl.where(block < blocks_0, END_0, tl.where(block < blocks_1, END_1, END_2))
     part = (block >= blocks_0).to(tl.int32) + (block >= blocks_1).to(tl.int32)
     return part, start + (block - first) * BLOCK_N, end
 
 
 @triton.jit
-def _load_b(b, words, page_stride, h_out, inside, EVEN_N: tl.constexpr):
-    """[ranks, outputs] of an item's two pages; zeros where there is no page."""
+def _load_b(b, pages, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
+    """[ranks, outputs] of an item's two pages; zeros, and no bytes read, where there is no page or no item left."""
     ranks = tl.arange(0, ITEM_RANKS)
-    page = tl.where(ranks < PAGE_RANKS, tl.load(words + HEADER_WORDS), tl.load(words + HEADER_WORDS + 1)).to(tl.int64)
-    rows = page * page_stride + (ranks % PAGE_RANKS) * h_out
+    # Read even past the last item, where other words of the table follow, rather than wait for the number of items.
+    page = tl.where(ranks < PAGE_RANKS, tl.load(pages), tl.load(pages + 1)).to(tl.int64)
+    used = ((page >= 0) & (items_left > 0))[:, None]
+    rows = page * page_stride + (ranks % PAGE_RANKS) * H_OUT
     if EVEN_N:
-        return tl.load(b[None, :] + rows[:, None], mask=(page >= 0)[:, None], other=0.0)
-    return tl.load(b[None, :] + rows[:, None], mask=(page >= 0)[:, None] & inside[None, :], other=0.0)
+        return tl.load(b[None, :] + rows[:, None], mask=used, other=0.0)
+    return tl.load(b[None, :] + rows[:, None], mask=used & inside[None, :], other=0.0)
 
 
 @triton.jit
-def _sum_row(v, v_split_stride, SPLITS: tl.constexpr):
-    """[ranks]: a row's partial sums added up."""
+def _row_product(v, w, items_left, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
+    """[outputs]: a row's sums over the splits times an item's weights; zeros where no item is left."""
     splits = tl.arange(0, SPLITS)[:, None]
-    return tl.sum(tl.load(v + splits * v_split_stride + tl.arange(0, ITEM_RANKS)[None, :]), axis=0)
+    parts = v + splits * MAX_RANKS + tl.arange(0, ITEM_RANKS)[None, :]
+    row = tl.sum(tl.load(parts, mask=(splits >= 0) & (items_left > 0), other=0.0), axis=0)
+    return tl.sum(w.to(tl.float32) * row[:, None], axis=0)
 
 
 @triton.jit
-def _sum_rows(v_rows, live, v_split_stride, SPLITS: tl.constexpr):
+def _sum_rows(v_rows, live, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
     """[rows, ranks]: the same of a tile of rows."""
     parts = v_rows[:, None] + tl.arange(0, ITEM_RANKS)[None, :]
     total = tl.load(parts, mask=live[:, None], other=0.0)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + split * v_split_stride, mask=live[:, None], other=0.0)
+        total += tl.load(parts + split * MAX_RANKS, mask=live[:, None], other=0.0)
     return total
 
 
@@ -250,7 +301,7 @@ def _product(v, b, acc):
 
 
 @triton.jit
-def _write(y, values, mask, ACCUMULATE: tl.constexpr):
+def _load_y(y, mask, ACCUMULATE: tl.constexpr):
     if ACCUMULATE:
-        values += tl.load(y, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y, values.to(y.dtype.element_ty), mask=mask)
+        return tl.load(y, mask=mask, other=0.0).to(tl.float32)
+    return tl.zeros(mask.shape, dtype=tl.float32)
