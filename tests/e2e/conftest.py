@@ -20,8 +20,7 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-NUM_WORKERS = 2
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -39,18 +38,19 @@ class Stream:
 class Cluster:
     """A running `punica-serve up`."""
 
-    def __init__(self, up: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, up: subprocess.Popen[bytes], port: int, log: Path, num_workers: int) -> None:
         self.up = up
+        self.num_workers = num_workers
         self.url = f"http://127.0.0.1:{port}"
         self.stream_url = f"ws://127.0.0.1:{port}/v1/generate/stream"
         self.log = log
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, timeout_s: float) -> None:
         def is_ready() -> bool:
             assert self.up.poll() is None, self.log.read_text()
-            return "Punica Serve is ready" in self.log.read_text() and self.num_gpus() == NUM_WORKERS
+            return "Punica Serve is ready" in self.log.read_text() and self.num_gpus() == self.num_workers
 
-        wait_until(is_ready, lambda: self.log.read_text())
+        wait_until(is_ready, lambda: self.log.read_text(), timeout_s)
 
     def num_gpus(self) -> int:
         with contextlib.suppress(httpx.HTTPError):
@@ -113,19 +113,26 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def wait_until(holds: Callable[[], bool], describe: Callable[[], object] = lambda: "") -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
+def wait_until(
+    holds: Callable[[], bool], describe: Callable[[], object] = lambda: "", timeout_s: float = TIMEOUT_S
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, describe()
         time.sleep(POLL_S)
 
 
 @contextmanager
-def started(folder: Path, **engine: Any) -> Iterator[Cluster]:
-    """A cluster on free ports, with these engine settings. On the way out it is stopped, and leaves nothing behind."""
+def started(
+    folder: Path, config_name: str = "demo.yaml", ready_timeout_s: float = TIMEOUT_S, **engine: Any
+) -> Iterator[Cluster]:
+    """A cluster of one of our config files on free ports, with these engine settings.
+
+    On the way out it is stopped, and leaves nothing behind.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    config = yaml.safe_load(DEMO.read_text())
+    config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
     config["adapters"]["broken"] = str(folder / "broken")
     config |= {"scheduler": {"port": 0}, "frontend": {"port": port}}
@@ -133,9 +140,9 @@ def started(folder: Path, **engine: Any) -> Iterator[Cluster]:
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
     with (folder / "log").open("wb") as log:
         up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
-    cluster = Cluster(up, port, folder / "log")
+    cluster = Cluster(up, port, folder / "log", len(config["runner"]["devices"]))
     try:
-        cluster.wait_until_ready()
+        cluster.wait_until_ready(ready_timeout_s)
         yield cluster
     finally:
         left = cluster.processes()
@@ -155,6 +162,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """With 960 tokens of KvCache on each GPU."""
     with started(tmp_path, num_kv_pages=60) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gpu_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """On a GPU, with the engine settings that the test gives. FlashInfer compiles its kernels the first time."""
+    with started(tmp_path, "gpu.yaml", ready_timeout_s=280.0, **request.param) as cluster:
         yield cluster
 
 

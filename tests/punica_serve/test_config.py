@@ -7,20 +7,21 @@ from punica_serve.config import EngineConfig, load_config, parse_config
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, read_model_config
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture
 def model() -> ModelConfig:
-    return read_model_config(load_config(DEMO).engine.model)
+    return read_model_config(load_config(CONFIGS / "demo.yaml").engine.model)
 
 
-def test_the_demo_config_is_valid_and_points_into_the_package() -> None:
-    config = load_config(DEMO)
+@pytest.mark.parametrize(("name", "devices"), [("demo.yaml", ("cpu", "cpu")), ("gpu.yaml", ("cuda:0",))])
+def test_our_configs_are_valid_and_point_into_the_package(name: str, devices: tuple[str, ...]) -> None:
+    config = load_config(CONFIGS / name)
     assert config.engine.served_name == "numbers"
     assert config.engine.model.parts[-2:] == ("demo", "model")
     assert set(config.adapters) == {"roman", "english", "french", "binary", "hex"}
-    assert config.runner.devices == ("cpu", "cpu")
+    assert config.runner.devices == devices
 
 
 def test_folders_are_relative_to_the_file(tmp_path: Path) -> None:
