@@ -207,8 +207,9 @@ class Engine:
         self._work.set()
 
     def close(self) -> None:
-        """Stops the loader's threads and gives pinned memory back. The engine is of no use afterwards."""
+        """Stops the loader's threads, then gives pinned memory back. The engine is of no use afterwards."""
         self._loader.close()
+        self.host_cache.close()
 
     def check_invariants(self) -> None:
         """Audits all books; raises AssertionError on the first that is wrong."""
