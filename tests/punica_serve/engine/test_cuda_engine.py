@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,14 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 MakeEngine = Callable[..., Engine]
 MakeAdapter = Callable[..., AdapterRef]
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+# FlashInfer compiles its kernels the first time.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+#: Of models whose heads are large enough for FlashInfer.
+_FLASHINFER_SHAPE = {"hidden_size": 256, "initializer_range": 0.05}
 
 
-def _requests(refs: Sequence[AdapterRef | None], **params: float) -> list[Request]:
+def _requests(refs: Sequence[AdapterRef | None], **params: Any) -> list[Request]:
     """Prompts of many lengths, so that steps mix prefills, chunks and decodes."""
     return [
         Request(
@@ -79,13 +84,61 @@ def test_graphs_equal_launches_one_by_one_with_flashinfer(
     make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    folder = make_llama(hidden_size=256, initializer_range=0.05, **shape)
+    folder = make_llama(**_FLASHINFER_SHAPE, **shape)
     model = read_model_config(folder)
     folders = [write_random_adapter(tmp_path / f"{rank}", model, rank=rank, seed=rank) for rank in (4, 16, 64)]
     refs = [None, *(read_adapter(adapter, model).ref for adapter in folders)] * 3
     settings = {"model": folder, "device": "cuda", "dtype": "bfloat16", "page_size": 16, "prefill_budget_tokens": 32}
     launched = _run(make_engine(**settings, cuda_graphs=False), _requests(refs))
     assert _run(make_engine(**settings), _requests(refs)) == launched
+
+
+def test_steps_of_one_request(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
+    """No decode has room beside a prefill."""
+    requests = _requests(refs[:5])
+    settings = {"max_batch_size": 1, "prefill_budget_tokens": 16}
+    assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
+
+
+def test_numbers_that_are_not_finite_stay_with_their_request(
+    make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What it leaves in the KvCache and in buffers harms nobody: here with FlashInfer, in `test_run_ahead` without."""
+    folder = make_llama(**_FLASHINFER_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    write_random_adapter(tmp_path / "poison", read_model_config(folder), rank=8, seed=1, scale=1e30)
+    poison = read_adapter(tmp_path / "poison", read_model_config(folder)).ref
+    engine = make_engine(folder, "cuda", dtype="bfloat16", num_kv_pages=64, prefill_budget_tokens=32, max_batch_size=8)
+    good = _requests([None] * 12)
+    for request in (*good[:5], _poisoned(0, poison), _poisoned(1, poison), *good[5:]):
+        engine.add(request)
+    failed: list[str] = []
+    finished: dict[str, str] = {}
+    while engine.num_requests:
+        output = engine.step()
+        failed += [request_id for failure in output.failures for request_id in failure.request_ids]
+        finished |= dict(output.finished)
+        if not output.has_run:
+            engine.wait(10.0)
+    assert sorted(failed) == ["poisoned 0", "poisoned 1"]
+    assert finished == {request.request_id: "length" for request in good}
+
+
+def _poisoned(number: int, poison: AdapterRef) -> Request:
+    prompt = tuple(range(1, 30 + 40 * number))
+    return Request(f"poisoned {number}", number, prompt, SamplingParams(max_tokens=8, ignore_eos=True), poison)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_gpu_of_a_host_will_do(
+    make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path, dtype: str
+) -> None:
+    folder = make_llama(**_FLASHINFER_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    write_random_adapter(tmp_path / "adapter", read_model_config(folder), rank=16, seed=1)
+    requests = _requests([None, read_adapter(tmp_path / "adapter", read_model_config(folder)).ref] * 4)
+    settings = {"model": folder, "dtype": dtype, "prefill_budget_tokens": 32, "max_batch_size": 8}
+    second = _run(make_engine(device="cuda:1", **settings), requests)
+    assert second == _run(make_engine(device="cuda:0", **settings), requests)
 
 
 def test_a_request_that_is_put_back_to_wait_goes_on_where_it_was(

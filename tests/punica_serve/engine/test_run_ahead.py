@@ -1,13 +1,14 @@
 """Steps that are launched before the host knows the tokens of the step before: where a token may get lost or doubled.
 
-On a CPU that is asked as a GPU is (see ``ahead``), and held against a plain one. `test_engine_fuzz.py` mixes all of it
-at random; here each case comes by itself, and is seen to come.
+On a CPU that is asked as a GPU is (see ``ahead``), and on a GPU, held against a plain CPU. `test_engine_fuzz.py` mixes
+all of it at random; here each case comes by itself, and is seen to come.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -68,6 +69,14 @@ class _Told:
         return self
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def make_ahead(make_engine: MakeEngine, request: pytest.FixtureRequest) -> MakeEngine:
+    """Engines whose steps are launched one ahead. Few shapes, which a GPU captures sooner."""
+    if request.param == "cpu":
+        request.getfixturevalue("ahead")
+    return partial(make_engine, device=request.param, **{"prefill_budget_tokens": 64, "max_batch_size": 8})
+
+
 @pytest.fixture
 def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
     """What a plain CPU with plenty of everything says to requests."""
@@ -81,8 +90,8 @@ def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
     return run
 
 
-def test_tokens_come_one_call_after_their_step_was_launched(ahead: None, make_engine: MakeEngine) -> None:
-    engine, told = make_engine(), _Told()
+def test_tokens_come_one_call_after_their_step_was_launched(make_ahead: MakeEngine) -> None:
+    engine, told = make_ahead(), _Told()
     engine.add(_request("a", max_tokens=3))
     assert told.step(engine).tokens == () and told.outputs[0].has_run and told.outputs[0].batch_size == 0
     positions = [[token.position for token in told.step(engine).tokens] for _ in range(4)]
@@ -92,28 +101,26 @@ def test_tokens_come_one_call_after_their_step_was_launched(ahead: None, make_en
 
 
 def test_mixed_requests_get_what_they_get_plainly(
-    ahead: None, make_engine: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
+    make_ahead: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
 ) -> None:
     adapters = [None, *(make_adapter(rank=rank, seed=rank) for rank in (4, 8, 20))]
     requests = [
         _request(f"r{n}", range(1, 2 + 3 * n), adapters[n % 4], n, max_tokens=1 + n, temperature=float(n % 2), seed=n)
         for n in range(10)
     ]
-    told = _Told().run(make_engine(prefill_budget_tokens=8, max_batch_size=4), *requests)
+    told = _Told().run(make_ahead(prefill_budget_tokens=8, max_batch_size=4), *requests)
     expected = plainly(*requests)
     assert (told.streams, told.finished) == (expected.streams, expected.finished)
 
 
-def test_an_end_that_is_seen_a_step_late_is_the_end(
-    ahead: None, make_engine: MakeEngine, plainly: Callable[..., _Told]
-) -> None:
+def test_an_end_that_is_seen_a_step_late_is_the_end(make_ahead: MakeEngine, plainly: Callable[..., _Told]) -> None:
     """The request is in one more step, whose token nobody gets, though its pages are another's by then."""
     free_run = plainly(_request("a", max_tokens=30)).streams["a"]
     requests = [
         _request("a", max_tokens=30, stop_token_ids=(free_run[9],)),
         _request("b", range(1, 30), arrival_ns=1, max_tokens=20),
     ]
-    engine, told = make_engine(num_kv_pages=13), _Told()
+    engine, told = make_ahead(num_kv_pages=13), _Told()
     told.run(engine, *requests)
     assert told.finished == {"a": "stop", "b": "length"}
     assert told.streams["a"] == free_run[: free_run.index(free_run[9]) + 1]
@@ -124,11 +131,11 @@ def test_an_end_that_is_seen_a_step_late_is_the_end(
 
 @pytest.mark.parametrize("gap", [1, 2, 5])
 def test_the_same_request_added_again_while_its_token_is_in_flight(
-    ahead: None, make_engine: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told], gap: int
+    make_ahead: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told], gap: int
 ) -> None:
     request = _request("a", range(1, 12), make_adapter(), max_tokens=10, presence_penalty=0.5)
     other = _request("b", arrival_ns=1, max_tokens=12)
-    engine, told = make_engine(prefill_budget_tokens=16), _Told()
+    engine, told = make_ahead(prefill_budget_tokens=16), _Told()
     engine.add(request)
     engine.add(other)
     while len(told.streams["a"]) < 8:
@@ -143,8 +150,8 @@ def test_the_same_request_added_again_while_its_token_is_in_flight(
     assert told.streams == plainly(request, other).streams
 
 
-def test_a_cancelled_request_is_heard_of_no_more(ahead: None, make_engine: MakeEngine) -> None:
-    engine, told = make_engine(), _Told()
+def test_a_cancelled_request_is_heard_of_no_more(make_ahead: MakeEngine) -> None:
+    engine, told = make_ahead(), _Told()
     engine.add(_request("a"))
     told.step(engine)
     told.step(engine)
@@ -154,26 +161,24 @@ def test_a_cancelled_request_is_heard_of_no_more(ahead: None, make_engine: MakeE
 
 
 def test_a_token_in_flight_of_a_displaced_request_is_drawn_again(
-    ahead: None, make_engine: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
+    make_ahead: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
 ) -> None:
     requests = [
         _request(f"r{n}", range(1, 8), make_adapter(seed=n), n, max_tokens=20, temperature=1.0, seed=n, logprobs=0)
         for n in range(5)
     ]
-    told = _Told().run(make_engine(num_kv_pages=16), *requests)
+    told = _Told().run(make_ahead(num_kv_pages=16), *requests)
     assert told.starved, "sixteen pages are too few for all five at once"
     assert told.streams == plainly(*requests).streams
 
 
-def test_penalties_forget_a_token_that_is_drawn_again(
-    ahead: None, make_engine: MakeEngine, plainly: Callable[..., _Told]
-) -> None:
+def test_penalties_forget_a_token_that_is_drawn_again(make_ahead: MakeEngine, plainly: Callable[..., _Told]) -> None:
     """It starves while all others wait for their last tokens: no step comes between that would forget it."""
     requests = [
         _request("old", range(1, 9), max_tokens=5),
         _request("new", range(1, 6), arrival_ns=1, max_tokens=9, frequency_penalty=2.0, repetition_penalty=2.0),
     ]
-    engine, told = make_engine(num_kv_pages=5, page_size=4), _Told()
+    engine, told = make_ahead(num_kv_pages=5, page_size=4), _Told()
     told.run(engine, *requests)
     assert told.starved == ["new"]
     assert any(output.starved and output.has_run for output in told.outputs)
@@ -181,20 +186,20 @@ def test_penalties_forget_a_token_that_is_drawn_again(
 
 
 def test_numbers_that_are_not_finite_fail_one_request_once(
-    ahead: None, make_engine: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
+    make_ahead: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
 ) -> None:
     """The next step is on its way by then, and feeds the request whatever there is."""
     good = [_request(f"g{n}", range(1, 4 + 5 * n), arrival_ns=n + 1, max_tokens=20) for n in range(3)]
-    engine, told = make_engine(num_kv_pages=40), _Told()
+    engine, told = make_ahead(num_kv_pages=40), _Told()
     told.run(engine, _request("bad", range(1, 30), make_adapter(seed=5, scale=1e30)), *good)
     assert [failure.request_ids for failure in told.failures] == [("bad",)]
     assert told.streams == plainly(*good).streams
     assert _Told().run(engine, *good).streams == told.streams
 
 
-def test_a_step_that_ends_with_nobody_left_is_ended_all_the_same(ahead: None, make_engine: MakeEngine) -> None:
+def test_a_step_that_ends_with_nobody_left_is_ended_all_the_same(make_ahead: MakeEngine) -> None:
     """Else its numbers would be told with the next request's, which comes at some other time."""
-    engine, told = make_engine(), _Told()
+    engine, told = make_ahead(), _Told()
     engine.add(_request("a", max_tokens=20))
     for _ in range(3):
         told.step(engine)
