@@ -1,6 +1,6 @@
 """Engines over the tiny model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from punica_serve.engine.sampler import Draw
 from punica_serve.engine.sequence import Sequence as EngineSequence
 from punica_serve.engine.step_runner import CpuRunner, DrawnStep
 from punica_serve.model_config import ModelConfig
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 MakeEngine = Callable[..., Engine]
 MakeAdapter = Callable[..., AdapterRef]
@@ -58,6 +58,20 @@ def make_adapter(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFacto
         return read_adapter(folder, tiny_model).ref
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bring() -> Callable[[Engine, Iterable[AdapterRef]], None]:
+    """Runs a request of one token on each adapter, so that all are there, for tests that want them in one step."""
+
+    def bring(engine: Engine, refs: Iterable[AdapterRef]) -> None:
+        for number, ref in enumerate(refs):
+            engine.add(Request(f"bring {number}", 0, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref))
+        while engine.num_requests:
+            if not engine.step().has_run:
+                engine.wait(1.0)
+
+    return bring
 
 
 class _LateStep(DrawnStep):

@@ -126,9 +126,10 @@ def _prompt(number: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_mixed_batches_equal_transformers_and_peft(
-    world: _World, make_engine: Callable[..., Engine], device: str
+    world: _World, make_engine: Callable[..., Engine], bring: Callable[..., None], device: str
 ) -> None:
     engine = make_engine(world.folder, device, prefill_budget_tokens=8)
+    bring(engine, world.refs.values())
     names = [None, *VARIANTS, None, *reversed(VARIANTS)]
     for number, name in enumerate(names):
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=97)

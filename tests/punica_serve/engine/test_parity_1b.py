@@ -200,12 +200,13 @@ def _rms(errors: Tensor) -> float:
 
 @pytest.mark.timeout(600)  # FlashInfer compiles its kernels the first time
 def test_log_probabilities_are_as_near_to_float32_as_those_of_transformers_and_peft(
-    world: _World, make_engine: Callable[..., Engine]
+    world: _World, make_engine: Callable[..., Engine], bring: Callable[..., None]
 ) -> None:
     settings = {"max_batch_size": 16, "page_size": 16, "num_kv_pages": 512, "num_lora_pages": 32}
     engine = make_engine(
         world.folder, world.device, dtype="bfloat16", prefill_budget_tokens=PREFILL_BUDGET_TOKENS, **settings
     )
+    bring(engine, world.refs.values())
     answers = _answers(engine, _requests(world))
     exact = [_logprobs(world.exact, answer.adapter, answer) for answer in answers]
     rounded = [_logprobs(world.rounded, answer.adapter, answer) for answer in answers]
