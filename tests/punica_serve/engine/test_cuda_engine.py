@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -89,8 +90,14 @@ def test_graphs_equal_launches_one_by_one_with_flashinfer(
     folders = [write_random_adapter(tmp_path / f"{rank}", model, rank=rank, seed=rank) for rank in (4, 16, 64)]
     refs = [None, *(read_adapter(adapter, model).ref for adapter in folders)] * 3
     settings = {"model": folder, "device": "cuda", "dtype": "bfloat16", "page_size": 16, "prefill_budget_tokens": 32}
-    launched = _run(make_engine(**settings, cuda_graphs=False), _requests(refs))
-    assert _run(make_engine(**settings), _requests(refs)) == launched
+
+    def run(**more: bool) -> dict[str, list[int]]:
+        engine = make_engine(**settings, **more)
+        # In bf16 a token may hang on who shares its step: with all adapters there, the steps are the same.
+        _run(engine, [replace(request, request_id=f"first-{request.request_id}") for request in _requests(refs)])
+        return _run(engine, _requests(refs))
+
+    assert run() == run(cuda_graphs=False)
 
 
 def test_steps_of_one_request(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
