@@ -27,6 +27,9 @@ from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
 from punica_serve.models.llama import Llama
 
 
+_LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
+
+
 class CudaStep:
     """A launched step."""
 
@@ -59,7 +62,8 @@ class CudaRunner:
         self._sampler = sampler
         self._pages_of = pages_of
         self._shapes = shapes
-        self._stream = torch.cuda.Stream(cache.pool.device)
+        # Above the stream of LoRA, which takes what the projections leave.
+        self._stream = torch.cuda.Stream(cache.pool.device, priority=_HIGH_PRIORITY)
         self._staged = torch.cuda.Event()
         self._draw_rows: dict[Sequence, int] = {}
         self.newest_end: torch.cuda.Event | None = None
@@ -102,7 +106,7 @@ def _make_programs(
     model: Llama, cache: KvCache, lora_pool: LoraPool, draws: Tensor, shapes: StepShapes
 ) -> dict[tuple[StepShape, bool], StepProgram]:
     device = cache.pool.device
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {shape: _table_shape(shape) for shape in shapes.all}
     workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
     programs: dict[tuple[StepShape, bool], StepProgram] = {}
