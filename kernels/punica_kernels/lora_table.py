@@ -4,7 +4,8 @@ A CUDA graph replays the same launches whatever the data says, so a table's size
 `LoraTableShape`; a step's segments are written into it on the host and copied to the device. It holds two lists:
 
 - tiles, for the expand: runs of at most `TILE_ROWS` rows of one segment with their adapter's pages, highest ranks
-  first. A tile without pages marks rows without LoRA. Every row below max_rows is in exactly one tile.
+  first. A tile without pages marks rows without LoRA. Every row below max_rows is in one tile; where there is
+  room, several entries share a tile's columns.
 - items, for the shrink: one for each tile and each two of its pages (16 rank rows), so that the work of a step with
   mixed ranks falls into equal parts.
 
@@ -13,6 +14,7 @@ Unused entries are -1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -29,12 +31,15 @@ ITEM_PAGES = 2
 ITEM_RANKS = ITEM_PAGES * PAGE_RANKS
 #: Most pages of an adapter in one group: rank 128.
 MAX_RANK_PAGES = 16
-#: Words of a tile before its pages: first row, rows, items, unused.
-TILE_HEADER_WORDS = 4
+#: Words of a tile before its pages: first row, rows, items, first block of columns, step to its next one.
+TILE_HEADER_WORDS = 5
+#: Most programs that share the columns of a tile of several rows, in a step of fewer tiles than there is room for.
+MAX_COLUMN_PARTS = 2
 #: Words of an item: first row, rows, its place in the rank order, page, page.
 ITEM_WORDS = 8
 
 Words = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,39 +102,9 @@ class LoraTableShape:
         """
         if words.shape != (self.num_words,):
             raise ValueError(f"words must be [{self.num_words}], got {list(words.shape)}")
-        counts = np.fromiter(map(len, pages), np.int64, len(pages))
-        bounds = np.asarray(indptr, np.int64)
-        self._check(bounds, counts)
-        matrix = np.full((len(pages) + 1, self.max_tile_items * ITEM_PAGES), -1, np.int32)
-        matrix[:-1][np.arange(matrix.shape[1]) < counts[:, None]] = np.fromiter(chain.from_iterable(pages), np.int32)
-        self._write(words, np.append(bounds, self.max_rows), np.append(counts, 0), matrix)
-
-    def _check(self, bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
-        if len(bounds) != len(counts) + 1 or bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any():
-            raise ValueError(
-                f"indptr must rise from 0, one more than the {len(counts)} segments, got {bounds.tolist()}"
-            )
-        if len(counts) > self.max_segments or bounds[-1] > self.max_rows:
-            raise ValueError(f"{len(counts)} segments of {bounds[-1]} rows do not fit {self}")
-        if counts.max(initial=0) > self.max_rank_pages:
-            raise ValueError(f"an adapter of {counts.max()} pages does not fit {self}")
-
-    def _write(self, words: Words, bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], pages: Words) -> None:
-        segment, nth = _enumerate(-(-np.diff(bounds) // TILE_ROWS))
-        order = np.argsort(-counts[segment], kind="stable")
-        segment, nth = segment[order], nth[order]
-        num_items = -(-counts[segment] // ITEM_PAGES)
-        words.fill(-1)
-        tiles = words[: self.items_start].reshape(self.max_tiles, self.tile_words)[: len(segment)]
-        tiles[:, 0] = bounds[segment] + nth * TILE_ROWS
-        tiles[:, 1] = np.minimum(bounds[segment + 1] - tiles[:, 0], TILE_ROWS)
-        tiles[:, 2] = num_items
-        tiles[:, TILE_HEADER_WORDS:] = pages[segment]
-        tile, nth = _enumerate(num_items)
-        items = words[self.items_start :].reshape(self.max_items, ITEM_WORDS)[: len(tile)]
-        items[:, :2] = tiles[tile, :2]
-        items[:, 2] = nth
-        items[:, 3 : 3 + ITEM_PAGES] = tiles[:, TILE_HEADER_WORDS:].reshape(len(tiles), -1, ITEM_PAGES)[tile, nth]
+        layout = _lay_out(self, tuple(indptr), tuple(map(len, pages)))
+        words[:] = layout.words
+        words[layout.page_words] = np.fromiter(chain.from_iterable(pages), np.int32)[layout.pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +116,72 @@ class LoraTable:
     shape: LoraTableShape
 
 
-def _enumerate(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A table but for its page numbers."""
+
+    words: Words
+    #: Where page numbers belong, and which of the adapters' pages, one after another, belongs there.
+    page_words: Indices
+    pages: Indices
+
+
+# A group's steps, and a step's groups, mostly differ in page numbers alone.
+@lru_cache(maxsize=64)
+def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[int, ...]) -> _Layout:
+    """The table of segments whose adapters have so many pages."""
+    counts = np.asarray(num_pages, np.int64)
+    bounds = np.asarray(indptr, np.int64)
+    _check_segments(shape, bounds, counts)
+    # Rows past the last segment are one without LoRA.
+    bounds, counts = np.append(bounds, shape.max_rows), np.append(counts, 0)
+    slots = np.arange(shape.max_tile_items * ITEM_PAGES)
+    pages = np.where(slots < counts[:, None], (np.cumsum(counts) - counts)[:, None] + slots, -1)
+    segment, nth = _enumerate(-(-np.diff(bounds) // TILE_ROWS))
+    order = np.argsort(-counts[segment], kind="stable")
+    segment, nth = segment[order], nth[order]
+    first_row = bounds[segment] + nth * TILE_ROWS
+    rows = np.minimum(bounds[segment + 1] - first_row, TILE_ROWS)
+    num_items = -(-counts[segment] // ITEM_PAGES)
+    words, page_of_word = np.full((2, shape.num_words), -1)
+    tile, part, num_parts = _split_columns((rows > 1) & (num_items > 0), shape.max_tiles)
+    header = np.stack([first_row[tile], rows[tile], num_items[tile], part, num_parts], axis=1)
+    _tiles(shape, words)[: len(tile), :TILE_HEADER_WORDS] = header
+    _tiles(shape, page_of_word)[: len(tile), TILE_HEADER_WORDS:] = pages[segment[tile]]
+    tile, nth = _enumerate(num_items)
+    _items(shape, words)[: len(tile), :3] = np.stack([first_row[tile], rows[tile], nth], axis=1)
+    item_pages = pages.reshape(len(counts), -1, ITEM_PAGES)[segment[tile], nth]
+    _items(shape, page_of_word)[: len(tile), 3 : 3 + ITEM_PAGES] = item_pages
+    page_words = np.flatnonzero(page_of_word >= 0)
+    return _Layout(words.astype(np.int32), page_words, page_of_word[page_words])
+
+
+def _check_segments(shape: LoraTableShape, bounds: Indices, counts: Indices) -> None:
+    if len(bounds) != len(counts) + 1 or bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any():
+        raise ValueError(f"indptr must rise from 0, one more than the {len(counts)} segments, got {bounds.tolist()}")
+    if len(counts) > shape.max_segments or bounds[-1] > shape.max_rows:
+        raise ValueError(f"{len(counts)} segments of {bounds[-1]} rows do not fit {shape}")
+    if counts.max(initial=0) > shape.max_rank_pages:
+        raise ValueError(f"an adapter of {counts.max()} pages does not fit {shape}")
+
+
+def _tiles(shape: LoraTableShape, words: Indices) -> Indices:
+    return words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words)
+
+
+def _items(shape: LoraTableShape, words: Indices) -> Indices:
+    return words[shape.items_start :].reshape(shape.max_items, ITEM_WORDS)
+
+
+def _split_columns(wide: npt.NDArray[np.bool_], max_tiles: int) -> tuple[Indices, Indices, Indices]:
+    """(tile, part, parts) of each entry: `wide` tiles are shared by as many programs as there is room for."""
+    room = (max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
+    num_parts = np.where(wide, min(room, MAX_COLUMN_PARTS), 1)
+    tile, part = _enumerate(num_parts)
+    return tile, part, num_parts[tile]
+
+
+def _enumerate(counts: Indices) -> tuple[Indices, Indices]:
     """For owners with so many members each: every member's owner, and its number among the owner's."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -19,11 +19,17 @@ def fill(shape: LoraTableShape, indptr: list[int], pages: list[list[int]]) -> Wo
     return words
 
 
+def entries(shape: LoraTableShape, words: Words) -> list[list[int]]:
+    """The words of the tiles in use."""
+    return [row for row in words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words).tolist() if row[1] > 0]
+
+
 def tiles(shape: LoraTableShape, words: Words) -> list[tuple[int, int, int, list[int]]]:
-    """(first row, rows, items, pages) of the tiles in use."""
-    rows = words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words).tolist()
+    """(first row, rows, items, pages) of the tiles in use, once each."""
     return [
-        (row[0], row[1], row[2], [page for page in row[TILE_HEADER_WORDS:] if page >= 0]) for row in rows if row[1] > 0
+        (row[0], row[1], row[2], [page for page in row[TILE_HEADER_WORDS:] if page >= 0])
+        for row in entries(shape, words)
+        if row[3] == 0
     ]
 
 
@@ -45,6 +51,23 @@ def test_long_segments_are_cut_into_tiles() -> None:
     words = fill(shape, [0, 35, 40], [[3, 1], []])
     assert tiles(shape, words) == [(0, 16, 1, [3, 1]), (16, 16, 1, [3, 1]), (32, 3, 1, [3, 1]), (35, 5, 0, [])]
     assert [item[:2] for item in items(shape, words)] == [[0, 16], [16, 16], [32, 3]]
+
+
+@pytest.mark.parametrize(("num_rows", "parts"), [(4, 2), (2, 2), (1, 1)])
+def test_tiles_of_several_rows_share_columns_as_far_as_there_is_room(num_rows: int, parts: int) -> None:
+    shape = LoraTableShape(max_rows=16, max_segments=16, max_rank_pages=2)
+    indptr = list(range(0, 17, num_rows))
+    found = entries(shape, fill(shape, indptr, [[segment] for segment in range(len(indptr) - 1)]))
+    expected = [[first, num_rows, 1, part, parts] for first in indptr[:-1] for part in range(parts)]
+    assert [row[:TILE_HEADER_WORDS] for row in found] == expected
+
+
+def test_rows_without_lora_share_nothing() -> None:
+    shape = LoraTableShape(max_rows=16, max_segments=16, max_rank_pages=2)
+    assert [row[:TILE_HEADER_WORDS] for row in entries(shape, fill(shape, [0, 8], [[]]))] == [
+        [0, 8, 0, 0, 1],
+        [8, 8, 0, 0, 1],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(30))

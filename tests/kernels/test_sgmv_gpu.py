@@ -68,13 +68,14 @@ def make_case(
 ) -> Case:
     """Adapters of `ranks` (0 = no LoRA) with pages scattered over one layer of pools of two layers."""
     rng = torch.Generator().manual_seed(seed)
+    device_rng = torch.Generator(DEVICE).manual_seed(seed)
     pages_needed = [-(-rank // PAGE_RANKS) for rank in ranks]
     num_pages, h_out = sum(pages_needed) + 3, sum(slice_widths)
     free = torch.randperm(num_pages, generator=rng).tolist()
     pages = [[free.pop() for _ in range(needed)] for needed in pages_needed]
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng).to(dtype).to(DEVICE)
+        return torch.randn(*shape, generator=device_rng, device=DEVICE).to(dtype)
 
     a_pages = normal(num_pages, 2, len(slice_widths), PAGE_RANKS, h_in)[:, 1]
     b_pages = normal(num_pages, 2, PAGE_RANKS, h_out)[:, 1] / max(1, max(ranks)) ** 0.5 / h_in**0.5
@@ -85,7 +86,7 @@ def make_case(
     if free:
         a_pages[free], b_pages[free] = torch.nan, torch.nan
     indptr = list(accumulate(segment_rows, initial=0))
-    shape = LoraTableShape(indptr[-1] + SPARE_ROWS, len(pages) + 1, max(1, *pages_needed, 2))
+    shape = LoraTableShape(indptr[-1] + SPARE_ROWS, len(pages) + 1, max(2, *pages_needed))
     words = np.empty(shape.num_words, np.int32)
     shape.fill(words, indptr, pages)
     table = LoraTable(torch.from_numpy(words).to(DEVICE), shape)

@@ -54,6 +54,9 @@ def sgmv_shrink(
         a_rows = a_slice + page * page_stride
         row = first_row.to(tl.int64)
         out = v + place * ITEM_RANKS
+        # Asked for now, to be there when the program would otherwise end.
+        item += tl.num_programs(1)
+        next_item = _load_item(items + item * ITEM_WORDS, item < max_items)
         if rows == 1:
             total = _shrink_row(
                 x + row * x_stride, a_rows, page >= 0, H_IN - k_start, SPLIT_K, BLOCK_K, EVEN_K, CHAINED
@@ -68,8 +71,7 @@ def sgmv_shrink(
             )
             v_rows = out + (row + tile) * v_row_stride
             tl.store(v_rows[:, None] + ranks[None, :], totals, mask=live[:, None])
-        item += tl.num_programs(1)
-        first_row, rows, place, page_0, page_1 = _load_item(items + item * ITEM_WORDS, item < max_items)
+        first_row, rows, place, page_0, page_1 = next_item
 
 
 @triton.jit
@@ -182,67 +184,152 @@ def sgmv_expand(
     """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles."""
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
+    part, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
+    ns = tl.arange(0, BLOCK_N)
+    inside = n_start + ns < n_end
+    b += n_start
+    V_ROW: tl.constexpr = SLICES * SPLITS * MAX_RANKS
     words = tiles + tl.program_id(1) * TILE_WORDS
     first_row = tl.load(words).to(tl.int64)
     rows = tl.load(words + 1)
     num_items = tl.load(words + 2)
+    # All words at once: each wait for one that another's use hangs on would add to every program's time.
+    first_block = tl.load(words + 3)
+    block_step = tl.load(words + 4)
     pages = words + HEADER_WORDS
-    part, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
-    ns = n_start + tl.arange(0, BLOCK_N)
-    inside = ns < n_end
-    b_start = b + n_start
-    y_start = y + first_row * y_stride + n_start
-    b += ns
-    y += first_row * y_stride + ns
-    V_ROW: tl.constexpr = SLICES * SPLITS * MAX_RANKS
+    page_0 = tl.load(pages)
+    page_1 = tl.load(pages + 1)
+    y += first_row * y_stride + n_start
     v += part * (SPLITS * MAX_RANKS) + first_row * V_ROW
-    if (num_items == 1) & (rows == 1):
-        w = _load_b(b, pages, 1, page_stride, END_2, inside, EVEN_N)
+    if num_items == 0:
+        if not ACCUMULATE:
+            for row in range(rows):
+                tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
+    elif rows > 1:
+        # Narrower than a row's block, else a tile would take more registers, and all programs have the most of any.
+        for block in tl.range(first_block, BLOCK_N // TILE_N, block_step, num_stages=1):
+            columns = block * TILE_N + tl.arange(0, TILE_N)
+            _expand_tile(
+                y + columns,
+                v,
+                b + columns,
+                page_0,
+                page_1,
+                pages,
+                rows,
+                num_items,
+                n_start + columns < n_end,
+                y_stride,
+                page_stride,
+                END_2,
+                V_ROW,
+                MAX_RANKS,
+                SPLITS,
+                EVEN_N,
+                ACCUMULATE,
+                PDL,
+            )
+    elif num_items == 1:
+        w = _load_b(b + ns, page_0, page_1, 1, page_stride, END_2, inside, EVEN_N)
         if PDL:
             tl.extra.cuda.gdc_wait()
-        total = _row_product(v, w, 1, MAX_RANKS, SPLITS) + _load_y(y, inside, ACCUMULATE)
-        tl.store(y, total.to(y.dtype.element_ty), mask=inside)
-    elif (num_items > 1) & (rows == 1):
-        # Two items at a time, to have both their weights under way.
-        w = _load_b(b, pages, 2, page_stride, END_2, inside, EVEN_N)
-        w_1 = _load_b(b, pages + ITEM_PAGES, 1, page_stride, END_2, inside, EVEN_N)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        total = _load_y(y, inside, ACCUMULATE)
-        total += _row_product(v, w, 2, MAX_RANKS, SPLITS)
-        total += _row_product(v + ITEM_RANKS, w_1, 1, MAX_RANKS, SPLITS)
-        for item in tl.range(2, num_items, 2):
-            left = num_items - item
-            w = _load_b(b, pages + item * ITEM_PAGES, left, page_stride, END_2, inside, EVEN_N)
-            w_1 = _load_b(b, pages + (item + 1) * ITEM_PAGES, left - 1, page_stride, END_2, inside, EVEN_N)
-            total += _row_product(v + item * ITEM_RANKS, w, left, MAX_RANKS, SPLITS)
-            total += _row_product(v + (item + 1) * ITEM_RANKS, w_1, left - 1, MAX_RANKS, SPLITS)
-        tl.store(y, total.to(y.dtype.element_ty), mask=inside)
-    elif num_items > 0:
-        tile = tl.arange(0, TILE_ROWS)
-        live = tile < rows
-        v_rows = v + tile * V_ROW
-        # Fewer outputs at a time than for a row: a tile takes more registers, of which all programs take the most.
-        for start in tl.range(0, BLOCK_N, TILE_N, num_stages=1):
-            columns = start + tl.arange(0, TILE_N)
-            inside_tile = n_start + columns < n_end
-            b_tile = b_start + columns
-            w = _load_b(b_tile, pages, 1, page_stride, END_2, inside_tile, EVEN_N)
-            if PDL:
-                tl.extra.cuda.gdc_wait()
-            y_tile = y_start + tile[:, None] * y_stride + columns[None, :]
-            mask = live[:, None] & inside_tile[None, :]
-            before_tile = _load_y(y_tile, mask, ACCUMULATE)
-            totals = tl.zeros((TILE_ROWS, TILE_N), dtype=tl.float32)
-            totals = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLITS), w, totals)
-            for item in tl.range(1, num_items, num_stages=1):
-                w = _load_b(b_tile, pages + item * ITEM_PAGES, 1, page_stride, END_2, inside_tile, EVEN_N)
-                row_sums = _sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS)
-                totals = _product(row_sums, w, totals)
-            tl.store(y_tile, (totals + before_tile).to(y.dtype.element_ty), mask=mask)
-    elif not ACCUMULATE:
-        for row in range(rows):
-            tl.store(y + row * y_stride, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
+        total = _row_product(v, w, 1, MAX_RANKS, SPLITS) + _load_y(y + ns, inside, ACCUMULATE)
+        tl.store(y + ns, total.to(y.dtype.element_ty), mask=inside)
+    elif num_items > 1:
+        _expand_row(
+            y + ns,
+            v,
+            b + ns,
+            page_0,
+            page_1,
+            pages,
+            num_items,
+            inside,
+            page_stride,
+            END_2,
+            MAX_RANKS,
+            SPLITS,
+            EVEN_N,
+            ACCUMULATE,
+            PDL,
+        )
+
+
+@triton.jit
+def _expand_row(
+    y_row,
+    v_row,
+    b,
+    page_0,
+    page_1,
+    pages,
+    num_items,
+    inside,
+    page_stride,
+    H_OUT: tl.constexpr,
+    MAX_RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A row of several items: two at a time, to have both their weights under way."""
+    w_0 = _load_b(b, page_0, page_1, 2, page_stride, H_OUT, inside, EVEN_N)
+    w_1 = _load_item_b(b, pages + ITEM_PAGES, 1, page_stride, H_OUT, inside, EVEN_N)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    total = _load_y(y_row, inside, ACCUMULATE)
+    total += _row_product(v_row, w_0, 2, MAX_RANKS, SPLITS)
+    total += _row_product(v_row + ITEM_RANKS, w_1, 1, MAX_RANKS, SPLITS)
+    for item in tl.range(2, num_items, 2):
+        left = num_items - item
+        pages_left = pages + item * ITEM_PAGES
+        w_0 = _load_item_b(b, pages_left, left, page_stride, H_OUT, inside, EVEN_N)
+        w_1 = _load_item_b(b, pages_left + ITEM_PAGES, left - 1, page_stride, H_OUT, inside, EVEN_N)
+        total += _row_product(v_row + item * ITEM_RANKS, w_0, left, MAX_RANKS, SPLITS)
+        total += _row_product(v_row + (item + 1) * ITEM_RANKS, w_1, left - 1, MAX_RANKS, SPLITS)
+    tl.store(y_row, total.to(y_row.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _expand_tile(
+    y_row,
+    v_row,
+    b,
+    page_0,
+    page_1,
+    pages,
+    rows,
+    num_items,
+    inside,
+    y_stride,
+    page_stride,
+    H_OUT: tl.constexpr,
+    V_ROW: tl.constexpr,
+    MAX_RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A tile of rows, on tensor cores."""
+    tile = tl.arange(0, TILE_ROWS)
+    live = tile < rows
+    y_rows = y_row[None, :] + tile[:, None] * y_stride
+    v_rows = v_row + tile * V_ROW
+    mask = live[:, None] & inside[None, :]
+    w = _load_b(b, page_0, page_1, 1, page_stride, H_OUT, inside, EVEN_N)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    before = _load_y(y_rows, mask, ACCUMULATE)
+    totals = tl.zeros(mask.shape, dtype=tl.float32)
+    totals = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLITS), w, totals)
+    # One stage: the compiler's own pipelining takes more registers than it saves time.
+    for item in tl.range(1, num_items, num_stages=1):
+        w = _load_item_b(b, pages + item * ITEM_PAGES, 1, page_stride, H_OUT, inside, EVEN_N)
+        row_sums = _sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS)
+        totals = _product(row_sums, w, totals)
+    tl.store(y_rows, (totals + before).to(y_row.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -259,16 +346,21 @@ def _output_block(END_0, END_1, END_2, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _load_b(b, pages, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
+def _load_b(b, page_0, page_1, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
     """[ranks, outputs] of an item's two pages; zeros, and no bytes read, where there is no page or no item left."""
     ranks = tl.arange(0, ITEM_RANKS)
-    # Read even past the last item, where other words of the table follow, rather than wait for the number of items.
-    page = tl.where(ranks < PAGE_RANKS, tl.load(pages), tl.load(pages + 1)).to(tl.int64)
+    page = tl.where(ranks < PAGE_RANKS, page_0, page_1).to(tl.int64)
     used = ((page >= 0) & (items_left > 0))[:, None]
     rows = page * page_stride + (ranks % PAGE_RANKS) * H_OUT
     if EVEN_N:
         return tl.load(b[None, :] + rows[:, None], mask=used, other=0.0)
     return tl.load(b[None, :] + rows[:, None], mask=used & inside[None, :], other=0.0)
+
+
+@triton.jit
+def _load_item_b(b, pages, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
+    # Words past a tile's last item are other words of the table: their values do not matter.
+    return _load_b(b, tl.load(pages), tl.load(pages + 1), items_left, page_stride, H_OUT, inside, EVEN_N)
 
 
 @triton.jit
