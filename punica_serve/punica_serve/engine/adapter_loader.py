@@ -106,6 +106,11 @@ class AdapterLoader:
         """Pages of an adapter that is ready."""
         return self._entries[digest].pages
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether an adapter is on its way from host memory to the device."""
+        return any(entry.stage is _Stage.COPYING for entry in self._entries.values())
+
     def is_ready(self, digest: str) -> bool:
         entry = self._entries.get(digest)
         return entry is not None and entry.stage is _Stage.RESIDENT

@@ -26,7 +26,6 @@ from punica_serve.engine.step_shape import StepShape, StepShapes
 from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
 from punica_serve.models.llama import Llama
 
-
 _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
 
 

@@ -5,6 +5,7 @@ one is planned and launched while the device runs the one before, and then that 
 that are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
+import math
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -33,6 +34,12 @@ from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
 
 #: How many waiting requests are looked at for adapters that could be read from disk meanwhile.
 _NUM_PREFETCHED = 32
+
+#: How long before the device falls idle the next step is launched at the latest: what a launch takes, and some more.
+_LAUNCH_LEAD_S = 0.002
+
+#: The growth of what counts as a short step, from one step to the next.
+_SLOWLY = 1.02
 
 #: Why a request ended by itself.
 EndReason = Literal["stop", "length"]
@@ -123,6 +130,8 @@ class Engine:
         self._runner = self._make_runner(config)
         self._in_flight: _InFlight | None = None
         self._last_end_s = 0.0
+        #: Of late. A step is taken to be no shorter than this; at first nothing is known.
+        self._shortest_step_s = math.inf
         self._check = RequestCheck(
             self.model_config.vocab_size, min(self.max_context, self._cache.capacity_tokens), self._lora_pool
         )
@@ -188,6 +197,7 @@ class Engine:
         failures = self._drop_failed_loads()
         self._admit()
         self._prefetch()
+        failures += self._await_copies()
         plan, displaced = self._planner.plan(self._is_ready)
         self._let_go(displaced)
         launched = self._launch(plan) if plan else None
@@ -217,6 +227,22 @@ class Engine:
         self._loader.check_invariants()
         known = {id(sequence) for sequence in (*self._planner.waiting, *self._planner.running)}
         assert known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown"
+
+    def _await_copies(self) -> tuple[Failure, ...]:
+        """Holds the launch back while adapters are being copied and the device is busy anyway.
+
+        A copy from pinned memory takes less than a step, so its request is in the same step as if it had been there.
+        """
+        failures: tuple[Failure, ...] = ()
+        while self._in_flight is not None and self._loader.is_copying:
+            started_s = max(self._in_flight.launched_s, self._last_end_s)
+            left_s = started_s + self._shortest_step_s - _LAUNCH_LEAD_S - time.perf_counter()
+            if not 0 < left_s < math.inf:
+                break
+            self._work.wait(left_s)
+            self._work.clear()
+            failures += self._drop_failed_loads()
+        return failures
 
     def _launch(self, plan: StepPlan) -> _InFlight:
         """From here on the sequences count what the step writes and draws, whether it has run yet or not."""
@@ -252,6 +278,9 @@ class Engine:
                 finished.append((sequence.request_id, reason))
                 self._drop(sequence)
         started_s, self._last_end_s = max(ended.launched_s, self._last_end_s), time.perf_counter()
+        duration_s = self._last_end_s - started_s
+        # Forgets slowly: what counts is how long the device is busy at the very least.
+        self._shortest_step_s = min(duration_s, self._shortest_step_s * _SLOWLY)
         return StepOutput(
             tokens=tuple(tokens),
             finished=tuple(finished),
@@ -260,7 +289,7 @@ class Engine:
             batch_size=len(plan.sequences),
             num_prefill_tokens=plan.prefill.num_tokens if plan.prefill else 0,
             num_adapters=plan.num_adapters,
-            duration_s=self._last_end_s - started_s,
+            duration_s=duration_s,
         )
 
     def _end_reason(self, sequence: Sequence, token_id: int) -> EndReason | None:
