@@ -16,7 +16,8 @@ import pytest
 
 from punica_serve.engine import engine as engine_module
 from punica_serve.engine.engine import Engine, Failure, StepOutput
-from punica_serve.engine.step_runner import CpuRunner
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.step_runner import CpuRunner, DrawnStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 DEADLINE_S = 20.0
@@ -88,6 +89,34 @@ def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
         return _Told().run(engine, *requests)
 
     return run
+
+
+def test_an_adapter_that_is_copied_within_a_step_costs_none(
+    make_engine: MakeEngine, make_adapter: MakeAdapter, ahead: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is busy for 100 ms a step: what has arrived by its end is in the next one."""
+    engine = make_engine(num_lora_pages=1)
+    cold, other = make_adapter(seed=3), make_adapter(seed=4)
+    draws, write = DrawnStep.draws, LoraPool.write
+
+    def draw_slowly(step: DrawnStep) -> Any:
+        time.sleep(0.1)
+        return draws(step)
+
+    def write_slowly(*arguments: Any, **more: Any) -> None:
+        time.sleep(0.02)
+        write(*arguments, **more)
+
+    monkeypatch.setattr(DrawnStep, "draws", draw_slowly)
+    monkeypatch.setattr(LoraPool, "write", write_slowly)
+    for adapter in (cold, other):  # the second takes the first one's page: that is in host memory now
+        _Told().run(engine, _request("first", adapter=adapter, max_tokens=1))
+    engine.add(_request("running", max_tokens=20))
+    for _ in range(4):
+        engine.step()
+    engine.add(_request("late", adapter=cold, max_tokens=1))
+    engine.step()
+    assert ("late", "length") in engine.step().finished
 
 
 def test_tokens_come_one_call_after_their_step_was_launched(make_ahead: MakeEngine) -> None:
