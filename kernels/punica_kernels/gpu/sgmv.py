@@ -11,7 +11,8 @@ from torch import Tensor
 
 from punica_kernels.gpu.launch import can_overlap, launch_options
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
-from punica_kernels.gpu.sgmv_kernels import sgmv_expand, sgmv_shrink
+from punica_kernels.gpu.sgmv_expand import sgmv_expand
+from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 
 
