@@ -1,7 +1,7 @@
 """SGMV's expand in Triton. `punica_kernels.lora_table` has the layout of its table, `punica_kernels.sgmv` the maths.
 
-It is launched while the shrink runs (programmatic dependent launch), has its weights under way before it waits, and then
-adds up the shrink's partial sums. Its programs are one warp each, so that a column's products meet without leaving it.
+It is launched while the shrink runs (programmatic dependent launch), has its weights under way before it waits, and
+then adds up the partial sums. Its programs are one warp each, so that a column's products meet without leaving it.
 """
 
 import triton
