@@ -133,7 +133,7 @@ def test_a_graph_replays_other_lengths_and_repeats_itself(
         make_case(lengths, heads, kv_heads, head_dim, dtype, page_size=16)
         for lengths in (torch.randint(1, high, (32,)).tolist() for high in (2, 1501, 300, 1501))
     ]
-    shape = DecodeTableShape(32, num_programs(heads, kv_heads, DEVICE), 32 * 100, 16)
+    shape = DecodeTableShape(32, num_programs(kv_heads, DEVICE), 32 * 100, 16)
     workspace = make_workspace(shape.num_programs, heads, kv_heads, head_dim, DEVICE)
     # The largest pool holds any case.
     pool = max((case.keys._base for case in cases if case.keys._base is not None), key=len).clone()

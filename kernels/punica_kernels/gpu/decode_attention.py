@@ -28,8 +28,8 @@ ITEM_WORDS = tl.constexpr(decode_table.ITEM_WORDS)
 #: Below every score, yet finite: a lane without tokens must not compute inf - inf.
 LOWEST = tl.constexpr(-1e38)
 
-#: Programs on one multiprocessor, by query heads per kv head: as many as its registers hold at once.
-PROGRAMS_PER_SM = {1: 5, 2: 4, 3: 3}
+#: Programs on one multiprocessor: as many as its registers hold.
+PROGRAMS_PER_SM = 5
 #: Tokens of a tile that a thread has a part of: more are more bytes under way, and more registers.
 TILE_STEPS = 8
 _NUM_WARPS = 4
@@ -49,12 +49,9 @@ class DecodeWorkspace:
     finished: Tensor
 
 
-def num_programs(heads: int, kv_heads: int, device: torch.device) -> int:
-    """Programs of a table for each kv head that fill the device once. ValueError: the kernel is not for such groups."""
-    if (group := heads // kv_heads) not in PROGRAMS_PER_SM:
-        raise ValueError(f"{heads} heads must be {sorted(PROGRAMS_PER_SM)} times the {kv_heads} kv heads")
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, PROGRAMS_PER_SM[group] * num_sms // kv_heads)
+def num_programs(kv_heads: int, device: torch.device) -> int:
+    """Programs of a table for each kv head that fill the device once."""
+    return max(1, PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count // kv_heads)
 
 
 def make_workspace(

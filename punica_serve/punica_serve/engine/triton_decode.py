@@ -15,7 +15,7 @@ class TritonDecodeWorkspace:
 
     def __init__(self, cache: KvCache, model: ModelConfig) -> None:
         device, heads, kv_heads = cache.pool.device, model.num_attention_heads, model.num_key_value_heads
-        self.num_programs = num_programs(heads, kv_heads, device)
+        self.num_programs = num_programs(kv_heads, device)
         self.kernels = make_workspace(self.num_programs, heads, kv_heads, model.head_dim, device)
 
 

@@ -1,4 +1,4 @@
-"""The engine's decodes by our own kernel, in Triton's interpreter; `test_cuda_attention` has the GPU's."""
+"""The engine's decodes through our own kernel's tables, in Triton's interpreter; `test_cuda_attention` has the GPU's."""
 
 import pytest
 import torch
