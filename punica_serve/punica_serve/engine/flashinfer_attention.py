@@ -1,8 +1,5 @@
 """Paged attention by FlashInfer, for bf16 and fp16 on NVIDIA GPUs: prefill and decode, each on its own rows.
 
-Where few query heads share a kv head, decodes are our own kernel's: FlashInfer has one block walk through a whole
-request there, and the longest request of a step holds up the others.
-
 One object serves one step shape: tables at fixed addresses, launches of fixed size, so that ``run`` can be captured in
 a CUDA graph and ``plan`` repeated before each replay. Nothing here makes the host wait for the device.
 
@@ -23,7 +20,6 @@ from punica_serve.engine.pinned_words import PinnedWords
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.step_pages import Int32s, PageRuns, lay_out_pages
 from punica_serve.engine.step_shape import StepShape
-from punica_serve.engine.triton_decode import TritonDecode, TritonDecodeWorkspace
 from punica_serve.model_config import ModelConfig
 
 _FLOAT_BYTES = 128 << 20
@@ -32,7 +28,7 @@ _INT_BYTES = 1 << 20
 _MAX_TILE_ROWS = 128
 #: Blocks that FlashInfer splits a prefill into, for each multiprocessor.
 _BLOCKS_PER_SM = 2
-#: Query heads per kv head from which tensor cores decode faster.
+#: Query heads per key head from which tensor cores decode faster; the other kernels know 1, 2 and 3 of the smaller.
 _TENSOR_CORE_GROUP = 4
 
 
@@ -47,9 +43,6 @@ class FlashInferWorkspace:
         #: Which block takes what; one for each kernel, since both are planned before the first runs.
         self.prefill_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
         self.decode_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
-        has_own_decode = heads // model.num_key_value_heads < _TENSOR_CORE_GROUP
-        #: Of our own kernel, where it decodes.
-        self.decode = TritonDecodeWorkspace(cache, model) if has_own_decode else None
         #: [rows, heads, head_dim] of the newest layer.
         self.out = torch.zeros(max_rows, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
 
@@ -66,7 +59,7 @@ class FlashInferAttention:
         self.slots = self._slots.device
         self._num_prefill_rows = 0
         self._prefill = _Prefill(cache, model, shape.num_prefill_rows, workspace) if shape.num_prefill_rows else None
-        self._decode = _make_decode(cache, model, shape.num_decode_rows, workspace)
+        self._decode = _Decode(cache, model, shape.num_decode_rows, workspace) if shape.num_decode_rows else None
         # FlashInfer holds later plans of a prefill to the rows of the first one.
         self.plan(StepPlan(None, ()))
 
@@ -99,7 +92,7 @@ class FlashInferAttention:
             self._prefill.wrapper.run(q[own], keys_and_values, out=self._out[own])
         if self._decode:
             own = slice(self._shape.num_prefill_rows, None)
-            self._decode.run(layer, q[own], self._out[own])
+            self._decode.wrapper.run(q[own], keys_and_values, out=self._out[own])
         return self._out.flatten(1)
 
 
@@ -153,46 +146,32 @@ class _Prefill:
         )
 
 
-def _make_decode(
-    cache: KvCache, model: ModelConfig, num_rows: int, workspace: FlashInferWorkspace
-) -> "TritonDecode | _Decode | None":
-    if not num_rows:
-        return None
-    if workspace.decode:
-        return TritonDecode(cache, model, num_rows, workspace.decode)
-    return _Decode(cache, model, num_rows, workspace)
-
-
 class _Decode:
     """All decodes of a step: one row, one request."""
 
     def __init__(self, cache: KvCache, model: ModelConfig, num_requests: int, workspace: FlashInferWorkspace) -> None:
-        self._cache = cache
         self._settings = _settings(cache, model, "head_dim")
         self._tables = tables = _Tables(cache, num_requests, cache.pages.num_pages + num_requests)
-        self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
             use_cuda_graph=True,
-            use_tensor_cores=True,
+            use_tensor_cores=model.num_attention_heads // model.num_key_value_heads >= _TENSOR_CORE_GROUP,
             paged_kv_indptr_buffer=tables.indptr.device,
             paged_kv_indices_buffer=tables.indices.device,
             paged_kv_last_page_len_buffer=tables.last_page_lengths.device,
             backend="fa2",
         )
-        self._wrapper.reset_workspace_buffer(workspace.floats, workspace.decode_ints)
+        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.decode_ints)
 
     def plan(self, runs: PageRuns) -> None:
         indices = self._tables.send(runs)
-        self._wrapper.plan(
+        self.wrapper.plan(
             self._tables.indptr.host,
             indices,
             self._tables.last_page_lengths.host,
             seq_lens=self._tables.lengths.host,
             **self._settings,
         )
-
-    def run(self, layer: int, q: Tensor, out: Tensor) -> None:
-        self._wrapper.run(q, self._cache.layer(layer), out=out)
 
 
 def _settings(cache: KvCache, model: ModelConfig, head_dim_name: str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kv_heads", [8, 4, 2, 1])
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
 @pytest.mark.parametrize(
     ("shape", "chunk", "num_decodes"),
     [
@@ -172,7 +172,7 @@ def test_rows_attend_to_their_own_past(
 
 
 @pytest.mark.parametrize("kind", GPU_KINDS)
-@pytest.mark.parametrize("kv_heads", [8, 4, 2])
+@pytest.mark.parametrize("kv_heads", [8, 2])
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_heads: int) -> None:
     desk, shape = _Desk(kv_heads, *kind), StepShape(64, 8)
     attention, q = desk.attention(shape), desk.q(shape)
