@@ -28,8 +28,8 @@ def _make_flashinfer(
     from punica_serve.engine.flashinfer_attention import FlashInferAttention, FlashInferWorkspace
 
     max_rows = max(shape.num_rows for shape in shapes)
-    max_prefill_rows = max(shape.num_prefill_rows for shape in shapes)
-    workspace = FlashInferWorkspace(cache, model, max_rows=max_rows, max_prefill_rows=max_prefill_rows)
+    max_decodes = max(shape.num_decode_rows for shape in shapes)
+    workspace = FlashInferWorkspace(cache, model, max_rows=max_rows, max_decodes=max_decodes)
     return {shape: FlashInferAttention(cache, model, shape, workspace) for shape in shapes}
 
 

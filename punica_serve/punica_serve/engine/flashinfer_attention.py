@@ -1,4 +1,7 @@
-"""Paged attention by FlashInfer, for bf16 and fp16 on NVIDIA GPUs: prefill and decode, each on its own rows.
+"""Paged attention for bf16 and fp16 on NVIDIA GPUs: decodes by FlashInfer, a prefill's rows by our own kernel.
+
+In a CUDA graph FlashInfer's prefill always splits contexts and merges the parts, which costs a short prompt more than
+its attention (27 us a layer where ours takes 8: docs/performance.md); there is at most one prefill in a step.
 
 One object serves one step shape: tables at fixed addresses, launches of fixed size, so that ``run`` can be captured in
 a CUDA graph and ``plan`` repeated before each replay. Nothing here makes the host wait for the device.
@@ -9,24 +12,23 @@ tail of a page, NaN included, stays out of the sums.
 
 from typing import Any
 
-import numpy as np
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
-from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.pinned_words import PinnedWords
 from punica_serve.engine.planner import StepPlan
-from punica_serve.engine.step_pages import Int32s, PageRuns, lay_out_pages
+from punica_serve.engine.step_pages import PageRuns, lay_out_pages
 from punica_serve.engine.step_shape import StepShape
+from punica_serve.engine.triton_attention import RequestTables
 from punica_serve.model_config import ModelConfig
 
 _FLOAT_BYTES = 128 << 20
 _INT_BYTES = 1 << 20
-#: Rows of queries that one block of a prefill takes at most.
-_MAX_TILE_ROWS = 128
-#: Blocks that FlashInfer splits a prefill into, for each multiprocessor.
+#: Rows of queries that one block takes, on tensor cores.
+_SMALL_TILE_ROWS, _TILE_ROWS = 16, 64
+#: Blocks that FlashInfer splits contexts into, for each multiprocessor.
 _BLOCKS_PER_SM = 2
 #: Query heads per key head from which tensor cores decode faster; the other kernels know 1, 2 and 3 of the smaller.
 _TENSOR_CORE_GROUP = 4
@@ -35,14 +37,13 @@ _TENSOR_CORE_GROUP = 4
 class FlashInferWorkspace:
     """Memory that the shapes of one engine share. They run one after the other, on one stream."""
 
-    def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_prefill_rows: int) -> None:
+    def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_decodes: int) -> None:
         pool, heads = cache.pool, model.num_attention_heads
-        num_bytes = max(_FLOAT_BYTES, _split_bytes(model, pool.device, max_prefill_rows))
+        num_bytes = max(_FLOAT_BYTES, _split_bytes(model, pool.device, max_decodes))
         #: Partial results of contexts that are split over blocks. FlashInfer wants zeros at first.
         self.floats = torch.zeros(num_bytes, dtype=torch.uint8, device=pool.device)
-        #: Which block takes what; one for each kernel, since both are planned before the first runs.
-        self.prefill_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
-        self.decode_ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
+        #: Which block takes what.
+        self.ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
         #: [rows, heads, head_dim] of the newest layer.
         self.out = torch.zeros(max_rows, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
 
@@ -57,10 +58,8 @@ class FlashInferAttention:
         self._slots = PinnedWords(shape.num_rows, cache.pool.device)
         #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
         self.slots = self._slots.device
-        self._num_prefill_rows = 0
-        self._prefill = _Prefill(cache, model, shape.num_prefill_rows, workspace) if shape.num_prefill_rows else None
+        self._prefill = RequestTables(cache, model, 1, shape.num_prefill_rows)
         self._decode = _Decode(cache, model, shape.num_decode_rows, workspace) if shape.num_decode_rows else None
-        # FlashInfer holds later plans of a prefill to the rows of the first one.
         self.plan(StepPlan(None, ()))
 
     def plan(self, step: StepPlan) -> None:
@@ -70,10 +69,9 @@ class FlashInferAttention:
         """
         cache = self._cache
         pages = lay_out_pages(step, self._shape, page_size=cache.page_size, null_page=cache.null_page)
-        self._num_prefill_rows = pages.num_prefill_rows
         self._slots.send(pages.slots)
-        if self._prefill and pages.prefill:
-            self._prefill.plan(pages.num_prefill_rows, pages.prefill)
+        if pages.prefill:
+            self._prefill.send(pages.prefill, [0, pages.num_prefill_rows])
         if self._decode and pages.decodes:
             self._decode.plan(pages.decodes)
 
@@ -87,12 +85,11 @@ class FlashInferAttention:
         The result is valid until the next ``run`` of any shape. Rows that pad hold numbers of no meaning.
         """
         keys_and_values = self._cache.layer(layer)
-        if self._prefill:
-            own = slice(self._num_prefill_rows)
-            self._prefill.wrapper.run(q[own], keys_and_values, out=self._out[own])
+        num_prefill = self._shape.num_prefill_rows
+        if num_prefill:
+            self._prefill.attend(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
         if self._decode:
-            own = slice(self._shape.num_prefill_rows, None)
-            self._decode.wrapper.run(q[own], keys_and_values, out=self._out[own])
+            self._decode.wrapper.run(q[num_prefill:], keys_and_values, out=self._out[num_prefill:])
         return self._out.flatten(1)
 
 
@@ -115,42 +112,19 @@ class _Tables:
         return self.indices.device[: len(runs.indices)]
 
 
-class _Prefill:
-    """The one prefill of a step."""
-
-    def __init__(self, cache: KvCache, model: ModelConfig, num_rows: int, workspace: FlashInferWorkspace) -> None:
-        self._settings = _settings(cache, model, "head_dim_qk") | {"causal": True}
-        self._row_indptr = PinnedWords(2, cache.pool.device)
-        self._tables = tables = _Tables(cache, 1, max(cache.pages.num_pages, cache.pages_for(num_rows)))
-        self.wrapper = BatchPrefillWithPagedKVCacheWrapper(
-            workspace.floats,
-            use_cuda_graph=True,
-            qo_indptr_buf=self._row_indptr.device,
-            paged_kv_indptr_buf=tables.indptr.device,
-            paged_kv_indices_buf=tables.indices.device,
-            paged_kv_last_page_len_buf=tables.last_page_lengths.device,
-            backend="fa2",
-        )
-        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.prefill_ints)
-
-    def plan(self, num_rows: int, runs: PageRuns) -> None:
-        indices = self._tables.send(runs)
-        self._row_indptr.write(_row_indptr(num_rows))
-        self.wrapper.plan(
-            self._row_indptr.host,
-            self._tables.indptr.host,
-            indices,
-            self._tables.last_page_lengths.host,
-            seq_lens=self._tables.lengths.host,
-            **self._settings,
-        )
-
-
 class _Decode:
     """All decodes of a step: one row, one request."""
 
     def __init__(self, cache: KvCache, model: ModelConfig, num_requests: int, workspace: FlashInferWorkspace) -> None:
-        self._settings = _settings(cache, model, "head_dim")
+        self._settings: dict[str, Any] = {
+            "num_qo_heads": model.num_attention_heads,
+            "num_kv_heads": model.num_key_value_heads,
+            "head_dim": model.head_dim,
+            "page_size": cache.page_size,
+            "q_data_type": cache.pool.dtype,
+            "kv_data_type": cache.pool.dtype,
+            "non_blocking": True,
+        }
         self._tables = tables = _Tables(cache, num_requests, cache.pages.num_pages + num_requests)
         self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
@@ -161,7 +135,7 @@ class _Decode:
             paged_kv_last_page_len_buffer=tables.last_page_lengths.device,
             backend="fa2",
         )
-        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.decode_ints)
+        self.wrapper.reset_workspace_buffer(workspace.floats, workspace.ints)
 
     def plan(self, runs: PageRuns) -> None:
         indices = self._tables.send(runs)
@@ -174,26 +148,10 @@ class _Decode:
         )
 
 
-def _settings(cache: KvCache, model: ModelConfig, head_dim_name: str) -> dict[str, Any]:
-    """What both kernels' plans take by name."""
-    return {
-        "num_qo_heads": model.num_attention_heads,
-        "num_kv_heads": model.num_key_value_heads,
-        head_dim_name: model.head_dim,
-        "page_size": cache.page_size,
-        "q_data_type": cache.pool.dtype,
-        "kv_data_type": cache.pool.dtype,
-        "non_blocking": True,
-    }
-
-
-def _row_indptr(num_rows: int) -> Int32s:
-    return np.array([0, num_rows], dtype=np.int32)
-
-
-def _split_bytes(model: ModelConfig, device: torch.device, max_prefill_rows: int) -> int:
-    """What a prefill's partial results may take, in float32, with their scales."""
+def _split_bytes(model: ModelConfig, device: torch.device, max_decodes: int) -> int:
+    """What partial results may take, in float32, with their scales."""
     group = model.num_attention_heads // model.num_key_value_heads
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    tiles = max(_BLOCKS_PER_SM * num_sms // model.num_key_value_heads, -(-max_prefill_rows * group // _MAX_TILE_ROWS))
-    return model.num_attention_heads * (tiles + 1) * _MAX_TILE_ROWS * (model.head_dim + 1) * torch.float32.itemsize
+    tile_rows = _SMALL_TILE_ROWS if group <= _SMALL_TILE_ROWS else _TILE_ROWS
+    num_tiles = max(_BLOCKS_PER_SM * num_sms // model.num_key_value_heads, 2 * max_decodes * -(-group // tile_rows))
+    return model.num_attention_heads * (num_tiles + 1) * tile_rows * (model.head_dim + 1) * torch.float32.itemsize
