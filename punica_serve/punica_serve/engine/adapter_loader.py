@@ -176,9 +176,9 @@ class AdapterLoader:
                     del self._entries[digest]
                     if entry.was_acquired:
                         failures.append(_failure(entry.ref, error))
-                    continue
-            if entry.stage is _Stage.STAGED:
-                self._place(entry)
+        # Only then: what has just come and nobody uses any more may have to leave for those that wait.
+        for entry in [entry for entry in self._entries.values() if entry.stage is _Stage.STAGED]:
+            self._place(entry)
         return failures
 
     def close(self) -> None:

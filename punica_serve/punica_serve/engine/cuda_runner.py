@@ -70,8 +70,7 @@ class CudaRunner:
         torch.backends.cuda.preferred_blas_library("cublaslt")
         self._programs = _make_programs(model, cache, lora_pool, sampler.draws, shapes)
         torch.cuda.synchronize(cache.pool.device)  # what they are made of was queued on another stream
-        if use_graphs:
-            self._capture()
+        self._warm_up(use_graphs=use_graphs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> CudaStep:
@@ -91,14 +90,18 @@ class CudaRunner:
         return CudaStep(pending, end)
 
     @torch.inference_mode()
-    def _capture(self) -> None:
-        """One graph after the other, over one memory pool: they never run at the same time."""
+    def _warm_up(self, *, use_graphs: bool) -> None:
+        """Compiles all kernels, and captures graphs over one memory pool: they never run together."""
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan(None, ())
         with torch.cuda.stream(self._stream):
             for program in self._programs.values():
                 program.stage(nothing, {}, self._pages_of)
-                program.capture(pool)
+                if use_graphs:
+                    program.capture(pool)
+                # No two copies of inputs may be under way, and the sampler's launches depend on the number of rows.
+                self._sampler.warm_up(program.run())
+                torch.cuda.synchronize(self._stream.device)
 
 
 def _make_programs(

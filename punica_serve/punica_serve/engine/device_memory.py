@@ -15,11 +15,20 @@ def reserving(what: str, num_bytes: int, device: torch.device, *, fix: str, para
     """Around an allocation: raises ConfigError about ``param`` with both sizes and the ``fix`` where it fails."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # torch's out of memory is a RuntimeError, and on a CPU a plain one
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0] if str(error) else "out of memory"
         free = f", {gib(free_bytes(device))} are free" if device.type == "cuda" else ""
         message = f"{what} does not fit {device}: it takes {gib(num_bytes)}{free}; {fix} ({reason})"
         raise ConfigError(message, param=param) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch's own is a RuntimeError, and on a CPU a plain one, whose text alone tells."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "allocat" in str(error) or "Storage size" in str(error)
 
 
 def gib(num_bytes: int) -> str:

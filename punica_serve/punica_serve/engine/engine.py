@@ -17,6 +17,7 @@ import torch
 
 from punica_serve.config import EngineConfig
 from punica_serve.engine.adapter_loader import AdapterLoader
+from punica_serve.engine.device_memory import free_bytes, gib
 from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.kv_cache import make_kv_cache
 from punica_serve.engine.lora_pool import make_lora_pool
@@ -127,7 +128,11 @@ class Engine:
             max_batch_size=config.max_batch_size,
             device=self.device,
         )
-        self._runner = self._make_runner(config)
+        try:
+            self._runner = self._make_runner(config)
+        except BaseException:
+            self._close_loader()
+            raise
         self._in_flight: _InFlight | None = None
         self._last_end_s = 0.0
         #: Of late. A step is taken to be no shorter than this; at first nothing is known.
@@ -144,7 +149,16 @@ class Engine:
         from punica_serve.engine.cuda_runner import CudaRunner
 
         shapes = StepShapes(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
-        return CudaRunner(*parts, shapes, use_graphs=config.cuda_graphs)
+        try:
+            return CudaRunner(*parts, shapes, use_graphs=config.cuda_graphs)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"steps of {config.max_batch_size} requests and {config.prefill_budget_tokens} prompt tokens do not fit"
+                f" {self.device} beside its KvCache, of which {gib(free_bytes(self.device))} are left; lower"
+                " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
+                f" ({str(error).splitlines()[0]})",
+                param="engine.device_memory_share",
+            ) from error
 
     @property
     def num_kv_pages(self) -> int:
@@ -217,7 +231,14 @@ class Engine:
         self._work.set()
 
     def close(self) -> None:
-        """Stops the loader's threads, then gives pinned memory back. The engine is of no use afterwards."""
+        """Ends what is under way, and gives pinned memory back. The engine is of no use afterwards."""
+        if self._in_flight is not None:
+            self._in_flight.step.draws()
+            self._in_flight = None
+        self._close_loader()
+
+    def _close_loader(self) -> None:
+        """The loader's threads first: they write what the host cache has pinned."""
         self._loader.close()
         self.host_cache.close()
 
@@ -358,6 +379,8 @@ def _not_finite(sequence: Sequence) -> Failure:
 def _open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -82,14 +82,16 @@ class LoraPool:
             for target, source in self._pieces(pages, adapter):
                 target.copy_(source)
             return
+        # Blocking: the thread sleeps, where it would otherwise spin on a core that the steps need.
+        written = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._stream):
             for event in after:
                 self._stream.wait_event(event)
-            for target, source in self._pieces(pages, adapter):
-                target.copy_(source, non_blocking=True)
-            # Blocking: the thread sleeps, where it would otherwise spin on a core that the steps need.
-            written = torch.cuda.Event(blocking=True)
-            written.record()
+            try:
+                for target, source in self._pieces(pages, adapter):
+                    target.copy_(source, non_blocking=True)
+            finally:  # whatever went wrong, nobody may reuse the source of a copy that is queued
+                written.record()
         written.synchronize()
 
     def synchronize(self) -> None:

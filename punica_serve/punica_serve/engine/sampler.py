@@ -78,6 +78,16 @@ class Sampler:
             self._histories.count(places, tokens[numbers])
         return PendingDraws(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
 
+    def warm_up(self, logits: Tensor) -> None:
+        """Compiles what any request may ask for, so that nobody waits for it later. Logits of any numbers will do."""
+        for likely in (logits, logits.float()):
+            zeros = self._zeros[: len(likely)]
+            first = Filters(self._int64([0]), self._int64([1]), self._float32([0.5]), self._float32([0.0]))
+            for filters in (None, first):
+                for masked in (False, True):
+                    sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
+        token_logprobs(logits.float(), self._zeros[: len(logits)], 1)
+
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""
         return token_id in sequence.sampling.end_ids(self._eos_token_ids)

@@ -46,10 +46,12 @@ class StepProgram:
 
         The first pass compiles kernels and sets libraries up, which a capture must not.
         """
-        self._forward()
+        self.run()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        stream = torch.cuda.current_stream()
+        # What other threads do with the device, another engine's for one, is no part of the graph and may go on.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._logits = self._forward()
         self._graph = graph
 

@@ -28,25 +28,30 @@ class StepShape:
         return (self.num_prefill_rows > 0) + self.num_decode_rows
 
 
+# Beside a prefill, few sizes: it costs more than they do.
+_BESIDE_PREFILL = (31, 127)
+
+
 class StepShapes:
-    """The shapes of one engine. A prefill runs beside as many decodes as there may be: most often there are."""
+    """The shapes of one engine."""
 
     def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
         self._decode_rows = _up_to(max_batch_size, _DECODE_ROWS)
         self._prefill_rows = _up_to(prefill_budget_tokens, _PREFILL_ROWS)
-        self._beside_prefill = max_batch_size - 1
+        self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)
 
     @property
     def all(self) -> tuple[StepShape, ...]:
         """The largest first, so that later graphs find memory that earlier ones have left."""
-        mixed = [StepShape(rows, self._beside_prefill) for rows in reversed(self._prefill_rows)]
+        mixed = [StepShape(p, d) for p in reversed(self._prefill_rows) for d in reversed(self._beside_prefill)]
         return (*mixed, *(StepShape(0, rows) for rows in reversed(self._decode_rows)))
 
     def fit(self, plan: StepPlan) -> StepShape:
         """The smallest shape that holds a step."""
         if plan.prefill is None:
             return StepShape(0, _next(self._decode_rows, len(plan.decodes)))
-        return StepShape(_next(self._prefill_rows, plan.prefill.num_tokens), self._beside_prefill)
+        prefill_rows = _next(self._prefill_rows, plan.prefill.num_tokens)
+        return StepShape(prefill_rows, _next(self._beside_prefill, len(plan.decodes)))
 
 
 def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ def test_the_smallest_shape_is_taken() -> None:
     assert shapes.fit(_plan(0, 32)) == StepShape(0, 32)
     assert shapes.fit(_plan(512, 1)) == StepShape(512, 31)
     assert shapes.fit(_plan(65, 0)) == StepShape(96, 31)
+    large = StepShapes(max_batch_size=256, prefill_budget_tokens=512)
+    assert [large.fit(_plan(16, decodes)).num_decode_rows for decodes in (0, 32, 200)] == [31, 127, 255]
 
 
 def test_a_shape_counts_its_rows() -> None:
