@@ -9,6 +9,7 @@ import torch
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.bench.shapes import shape_of, write_shape
 from punica_serve.config import EngineConfig
+from punica_serve.engine.device_memory import open_device
 from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.lora_layout import LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig, read_model_config
@@ -24,8 +25,8 @@ class Subject:
 
     @classmethod
     def of(cls, config: EngineConfig, device: str) -> "Subject":
-        """Raises ModelRejected if the config's model can't be served."""
-        return cls(config, torch.device(device), read_model_config(config.model))
+        """Raises ConfigError if the device can't be used, and ModelRejected if the config's model can't be served."""
+        return cls(config, open_device(device), read_model_config(config.model))
 
     @classmethod
     def of_shape(cls, name: str, folder: Path, device: str) -> "Subject":

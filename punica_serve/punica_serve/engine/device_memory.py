@@ -1,4 +1,4 @@
-"""What a device's memory is asked for at the start, and what is said when it does not have it."""
+"""A device at the start: whether it can be used, what its memory is asked for, and what is said if it can't be had."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,19 @@ import torch
 from punica_serve.errors import ConfigError
 
 _GIB = 1 << 30
+
+
+def open_device(name: str) -> torch.device:
+    """cpu or cuda:N, once a byte of it could be had. Raises ConfigError."""
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} can't be used: {reason}", param="runner.devices") from error
+    return device
 
 
 @contextmanager

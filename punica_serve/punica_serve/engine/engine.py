@@ -17,7 +17,7 @@ import torch
 
 from punica_serve.config import EngineConfig
 from punica_serve.engine.adapter_loader import AdapterLoader
-from punica_serve.engine.device_memory import free_bytes, gib
+from punica_serve.engine.device_memory import free_bytes, gib, open_device
 from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.kv_cache import make_kv_cache
 from punica_serve.engine.lora_pool import make_lora_pool
@@ -104,7 +104,7 @@ class Engine:
     def __init__(self, config: EngineConfig, device: str = "cpu") -> None:
         if config.cpu_threads is not None:
             torch.set_num_threads(config.cpu_threads)
-        self.device = _open_device(device)
+        self.device = open_device(device)
         self.model_config = read_model_config(config.model)
         dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
         self.max_context = config.context_of(self.model_config)
@@ -374,15 +374,3 @@ def _not_finite(sequence: Sequence) -> Failure:
     message = f"the model's output is not finite at position {sequence.position}; the weights are too large"
     error = RequestFailed(message, param="lora_id" if sequence.adapter else None)
     return Failure((sequence.request_id,), permanent=True, error=error)
-
-
-def _open_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} can't be used: {reason}", param="runner.devices") from error
-    return device

@@ -1,10 +1,17 @@
 import pytest
 import torch
 
-from punica_serve.engine.device_memory import gib, reserving
+from punica_serve.engine.device_memory import gib, open_device, reserving
 from punica_serve.errors import ConfigError
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["foo", "meta", "cuda:99"])
+def test_a_device_that_can_not_be_used_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^device '{name}' (can't be used: .|is neither cpu nor cuda:N)"):
+        open_device(name)
+    assert open_device("cpu") == CPU
 
 
 def test_sizes_read_as_people_read_them() -> None:

@@ -14,6 +14,7 @@ from punica_serve.bench.kernels import blog, comparison, fused, layout, pair, ra
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import Bench, KernelSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
+from punica_serve.engine.device_memory import open_device
 
 #: One table and what draws it.
 Measured = tuple[TableData, Draw]
@@ -21,7 +22,7 @@ Measured = tuple[TableData, Draw]
 
 def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, progress: Progress) -> Report:
     """Measures the sections one after another; one that fails is named in the report, and the others go on."""
-    on = torch.device(device)
+    on = open_device(device)
     if on.type == "cuda":
         torch.cuda.set_device(on)
     measured: dict[Section, Measured] = {}

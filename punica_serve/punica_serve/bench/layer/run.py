@@ -10,11 +10,12 @@ from rich.progress import Progress
 from punica_serve.bench.layer import figure10, projections
 from punica_serve.bench.layer.setting import Bench, LayerSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
+from punica_serve.engine.device_memory import open_device
 
 
 def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
     """The goals of the seven projections, then figure 10; one that fails is named in the report."""
-    on = torch.device(device)
+    on = open_device(device)
     if on.type == "cuda":
         torch.cuda.set_device(on)
     bench = Bench(settings, on, progress)

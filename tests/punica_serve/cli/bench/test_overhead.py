@@ -21,11 +21,20 @@ def test_options_become_settings_and_a_failure_an_exit_code(tmp_path: Path, monk
         return Report("overhead", {}, {}, [], failures=["the trace holds no kernel called sgmv_shrink"])
 
     monkeypatch.setattr(overhead_run, "run", run)
-    args = ["overhead", "--shape=llama-2-7b", "--out", str(tmp_path), "--batch=4", "--ranks=64", "--steps=5"]
+    args = [
+        "overhead",
+        "--shape=llama-2-7b",
+        "--device=cpu",
+        "--out",
+        str(tmp_path),
+        "--batch=4",
+        "--ranks=64",
+        "--steps=5",
+    ]
     result = CliRunner().invoke(app, args)
     # What failed is said, and the rest is left behind.
     assert result.exit_code == 1 and "FAILED the trace holds no kernel called sgmv_shrink" in result.output
     assert (tmp_path / "overhead.json").is_file()
     ((subject, settings, out),) = seen
-    assert subject.model.hidden_size == 4096 and subject.device.type == "cuda" and out == tmp_path
+    assert subject.model.hidden_size == 4096 and subject.device.type == "cpu" and out == tmp_path
     assert settings == OverheadSettings(batch_sizes=(4,), ranks=(64,), num_steps=5)
