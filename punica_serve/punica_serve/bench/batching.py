@@ -1,7 +1,7 @@
 """What a bigger batch costs and brings: prefill and decode latency against batch size (Punica, figure 1).
 
-Prefill: many prompts wait, and the time at which the n-th has its first token is the latency of n prompts. Decode: the
-largest batch is filled, measured, and then made smaller and smaller by cancelling requests.
+Prefill: many prompts wait, and the time at which the n-th has its first token is the latency of n prompts. Decode: each
+batch is filled anew, with prompts so long that its timed steps have the context that is asked for on average.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.driver import step
+from punica_serve.bench.driver import bring, step
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
@@ -23,6 +23,8 @@ from punica_serve.workload import Population
 _PROMPT_SEED = 1
 #: Of each batch size: not timed, timed.
 _SETTLING_STEPS, _TIMED_STEPS = 4, 16
+#: Steps from the last prefill to the middle of the timed ones: prompts are shorter than the context by so much.
+_LEAD_STEPS = _SETTLING_STEPS + _TIMED_STEPS // 2
 #: The first prefills of a length make what is made once.
 _PREFILL_ROUNDS = 2
 
@@ -61,6 +63,8 @@ class DecodeTime:
     num_context_tokens: int
     batch_size: int
     step_s: float
+    #: What each of its requests had in the KvCache, on average over requests and timed steps.
+    mean_context_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def _decode_cells(
     for name, context, adapters in cells:
         progress.update(task, description=f"decode at {context} tokens, adapters: {name}")
         found = bench.decode(context, settings.decode_batches, adapters)
-        times += [DecodeTime(name, context, size, step_s) for size, step_s in found]
+        times += [DecodeTime(name, context, *measured) for measured in found]
         progress.advance(task)
     return tuple(times)
 
@@ -145,22 +149,13 @@ class _Bench:
             ends_s = self._first_tokens_s(num_tokens, max(batches))
         return [PrefillTime(num_tokens, count, ends_s[count - 1]) for count in batches]
 
-    def decode(self, context: int, batches: Sequence[int], adapters: Sequence[AdapterRef]) -> list[tuple[int, float]]:
-        """(batch size, median seconds of its steps), the largest first; batches that don't fit are left out."""
-        num_steps = len(batches) * (_SETTLING_STEPS + _TIMED_STEPS)
-        most = self._most_requests(context + num_steps)
-        sizes = sorted((size for size in batches if size <= most), reverse=True)
-        if not sizes or context + num_steps > self._engine.max_context:
-            return []
-        running = self._start_batch(sizes[0], context, num_steps, adapters)
-        times = []
-        for size in sizes:
-            while len(running) > size:
-                self._engine.cancel(running.pop())
-            times.append((size, self._step_s(size)))
-        for request_id in running:
-            self._engine.cancel(request_id)
-        return times
+    def decode(
+        self, context: int, batches: Sequence[int], adapters: Sequence[AdapterRef]
+    ) -> list[tuple[int, float, float]]:
+        """(batch size, median seconds of its steps, mean context), the largest first; what doesn't fit is left out."""
+        bring(self._engine, adapters)
+        sizes = [size for size in sorted(batches, reverse=True) if self._has_room_for(size, context)]
+        return [(size, *self._measure_batch(size, context, adapters)) for size in sizes]
 
     def _first_tokens_s(self, num_tokens: int, count: int) -> list[float]:
         """When each of ``count`` prompts has its first token, from the moment at which all are there."""
@@ -174,19 +169,30 @@ class _Bench:
             ends_s += [time.perf_counter() - started_s] * num_ended
         return ends_s
 
-    def _most_requests(self, num_tokens: int) -> int:
-        """How many requests of so many tokens the KvCache holds."""
-        pages_each = -(-num_tokens // self._page_size)
-        return self._engine.num_kv_pages // pages_each
+    def _has_room_for(self, size: int, context: int) -> bool:
+        longest = _longest(size, context)
+        pages_each = -(-longest // self._page_size)
+        return longest <= self._engine.max_context and size * pages_each <= self._engine.num_kv_pages
 
-    def _start_batch(self, size: int, context: int, num_steps: int, adapters: Sequence[AdapterRef]) -> list[str]:
-        """Adds requests and steps until all of them decode, each then with about ``context`` tokens."""
+    def _measure_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> tuple[float, float]:
+        """Median seconds of a step, and the mean context, of a batch of its own that is gone afterwards."""
+        prompts = self._start_batch(size, context, adapters)
+        try:
+            return self._time_steps(prompts)
+        finally:
+            for request_id in prompts:
+                self._engine.cancel(request_id)
+            # What is still on the device ends before the next batch is filled.
+            while step(self._engine).has_run:
+                pass
+
+    def _start_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> dict[str, int]:
+        """Adds requests and steps until all of them decode. Returns the prompt tokens of each."""
         # Those that are prefilled first decode while the others are prefilled.
-        prompts = [max(1, context - (size - 1 - number)) for number in range(size)]
+        prompts = [max(1, context - _LEAD_STEPS - (size - 1 - number)) for number in range(size)]
         refs = [adapters[number % len(adapters)] if adapters else None for number in range(size)]
-        requests = [
-            self._request(prompt, context - prompt + num_steps, ref) for prompt, ref in zip(prompts, refs, strict=True)
-        ]
+        longest = _longest(size, context)
+        requests = [self._request(prompt, longest - prompt, ref) for prompt, ref in zip(prompts, refs, strict=True)]
         for request in requests:
             self._engine.add(request)
         started: set[str] = set()
@@ -195,22 +201,32 @@ class _Bench:
             started.update(token.request_id for token in output.tokens)
             if not output.has_run:
                 self._engine.wait(1.0)
-        return [request.request_id for request in requests]
+        return {request.request_id: len(request.prompt_ids) for request in requests}
 
-    def _step_s(self, size: int) -> float:
-        """Median time from one step's tokens to the next one's."""
+    def _time_steps(self, prompts: dict[str, int]) -> tuple[float, float]:
+        """Median time from one step's tokens to the next one's, and the mean context of a row in these steps."""
         times: list[float] = []
+        contexts: list[int] = []
         last_s = time.perf_counter()
         for number in range(_SETTLING_STEPS + _TIMED_STEPS):
             output = step(self._engine)
             now_s = time.perf_counter()
-            if number >= _SETTLING_STEPS and output.batch_size == size:
+            if number >= _SETTLING_STEPS and output.batch_size == len(prompts):
                 times.append(now_s - last_s)
+                contexts += [prompts[token.request_id] + token.position for token in output.tokens]
             last_s = now_s
-        return statistics.median(times)
+        return statistics.median(times), statistics.mean(contexts)
 
     def _request(self, num_prompt_tokens: int, num_output_tokens: int, ref: AdapterRef | None) -> Request:
         self._num_requests += 1
         prompt = self._tokens.integers(self._engine.model_config.vocab_size, size=num_prompt_tokens)
         params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
         return Request(f"{self._num_requests}", self._num_requests, tuple(prompt.tolist()), params, ref)
+
+
+def _longest(size: int, context: int) -> int:
+    """Tokens of the longest request of a batch when its last step is timed, and a few more.
+
+    In a batch larger than the context the first requests are longer than it, since they wait for the others' prefills.
+    """
+    return max(context, size + _LEAD_STEPS) + _TIMED_STEPS

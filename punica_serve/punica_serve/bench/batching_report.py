@@ -44,6 +44,7 @@ _PREFILL_COLUMNS = (
 _DECODE_COLUMNS = (
     Column("adapters", "adapters"),
     Column("num_context_tokens", "context", ",d"),
+    Column("mean_context_tokens", "measured", ",.1f"),
     Column("batch_size", "batch", ",d"),
     Column("step_ms", "step ms", ".2f"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
@@ -51,7 +52,11 @@ _DECODE_COLUMNS = (
 )
 _VLLM_COLUMN = Column("vllm_step_ms", "vLLM step ms", ".1f")
 
-_VLLM_NOTE = "vLLM: 0.25.1, measured on one H200: prompts of 128 tokens, answers of 192, at most 32 different adapters"
+_VLLM_NOTE = (
+    "vLLM: 0.25.1, measured on one H200: prompts of 128 tokens, answers of 192 (contexts of"
+    " some 224 on average), at most 32 different adapters"
+)
+_CONTEXT_NOTE = "measured: tokens of a request in the KvCache, mean over the batch and its timed steps"
 
 
 def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
@@ -114,12 +119,13 @@ def _decode_table(settings: Settings, decodes: Sequence[DecodeTime], *, with_vll
     for curve in _curves(decodes).values():
         for time in curve:
             per_s = time.batch_size / time.step_s
-            row = (time.adapters, time.num_context_tokens, time.batch_size, time.step_s * 1e3, per_s, 1e3 / per_s)
+            batch = (time.adapters, time.num_context_tokens, time.mean_context_tokens, time.batch_size)
+            row = (*batch, time.step_s * 1e3, per_s, 1e3 / per_s)
             rows.append((*row, _vllm_step_ms(time)) if with_vllm else row)
     title = f"Decode steps, adapters of rank {settings.rank}"
     if with_vllm:
-        return TableData("decode", title, (*_DECODE_COLUMNS, _VLLM_COLUMN), rows, (_VLLM_NOTE,))
-    return TableData("decode", title, _DECODE_COLUMNS, rows)
+        return TableData("decode", title, (*_DECODE_COLUMNS, _VLLM_COLUMN), rows, (_CONTEXT_NOTE, _VLLM_NOTE))
+    return TableData("decode", title, _DECODE_COLUMNS, rows, (_CONTEXT_NOTE,))
 
 
 def _vllm_step_ms(time: DecodeTime) -> float | None:

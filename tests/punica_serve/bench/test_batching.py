@@ -1,6 +1,7 @@
 """Latency against batch size on a tiny model, and the knee of given curves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from punica_serve.bench.subject import Subject
 from punica_serve.config import EngineConfig
 from punica_serve.workload import Population
 
-SETTINGS = Settings(prompts=(4, 1000), prefill_batches=(1, 3), contexts=(8, 40), decode_batches=(1, 2, 4), rank=4)
+SETTINGS = Settings(prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4)
 
 
 @pytest.fixture(scope="module")
 def subject(tiny_llama: Path) -> Subject:
-    # Pages for four requests of 68 tokens, but for three of 100.
+    # Pages for four requests of 24 + 16 tokens, but for three of 80 + 16.
     config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=23, num_lora_pages=1, cpu_threads=1)
     return Subject.of(config, "cpu")
 
@@ -40,11 +41,23 @@ def test_every_batch_that_fits_is_decoded(measured: Measured) -> None:
         assert time.step_s > 0
         cells.setdefault((time.adapters, time.num_context_tokens), []).append(time.batch_size)
     assert cells == {
-        ("none", 8): [4, 2, 1],
-        ("none", 40): [2, 1],
-        ("identical", 8): [4, 2, 1],
-        ("distinct", 8): [4, 2, 1],
+        ("none", 24): [4, 2, 1],
+        ("none", 80): [2, 1],
+        ("identical", 24): [4, 2, 1],
+        ("distinct", 24): [4, 2, 1],
     }
+
+
+def test_every_batch_is_measured_at_the_context_that_is_asked_for(measured: Measured) -> None:
+    for time in measured.decodes:
+        assert time.mean_context_tokens == pytest.approx(time.num_context_tokens, abs=1), time
+
+
+def test_a_batch_larger_than_its_context_still_decodes(subject: Subject) -> None:
+    """Its first requests are past the context before the last one is prefilled, and the table says so."""
+    settings = replace(SETTINGS, contexts=(2,), decode_batches=(6,), populations=())
+    (time,) = run(subject, settings, Progress(disable=True)).decodes
+    assert time.batch_size == 6 and time.mean_context_tokens == pytest.approx(1 + 12.5 + 2.5)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +71,14 @@ def test_every_batch_that_fits_is_decoded(measured: Measured) -> None:
     ],
 )
 def test_the_knee_is_the_last_batch_worth_doubling(step_ms: dict[int, float], expected: int | None) -> None:
-    assert knee([DecodeTime("none", 512, size, ms / 1e3) for size, ms in step_ms.items()]) == expected
+    assert knee([DecodeTime("none", 512, size, ms / 1e3, 512.0) for size, ms in step_ms.items()]) == expected
 
 
 def test_it_leaves_tables_json_and_a_picture(
     subject: Subject, measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(make_report(subject, SETTINGS, measured), tmp_path, Console(width=200))
-    assert "adapters distinct, context 8" in capsys.readouterr().out
+    assert "adapters distinct, context 24" in capsys.readouterr().out
     document = json.loads((tmp_path / "batching.json").read_text())
     assert document["settings"]["populations"] == [Population.IDENTICAL, Population.DISTINCT]
     first = document["tables"]["decode"][0]
