@@ -188,8 +188,9 @@ class _Bench:
 
     def _start_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> dict[str, int]:
         """Adds requests and steps until all of them decode. Returns the prompt tokens of each."""
-        # Those that are prefilled first decode while the others are prefilled.
-        prompts = [max(1, context - _LEAD_STEPS - (size - 1 - number)) for number in range(size)]
+        # Those that are prefilled first decode while the others are prefilled, one in a step; a prompt of one token
+        # would be a decode, and not wait for its turn.
+        prompts = [max(2, context - _LEAD_STEPS - (size - 1 - number)) for number in range(size)]
         refs = [adapters[number % len(adapters)] if adapters else None for number in range(size)]
         longest = _longest(size, context)
         requests = [self._request(prompt, longest - prompt, ref) for prompt, ref in zip(prompts, refs, strict=True)]
