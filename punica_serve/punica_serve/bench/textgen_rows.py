@@ -60,16 +60,21 @@ _ALL = (
     Row("skewed", Population.SKEWED),
     Row("identical", Population.IDENTICAL),
     Row("backbone", None),
-    # The row to compare files with: few requests end with a longer tail of small batches.
     Row("distinct_300", Population.DISTINCT, max_requests=300),
     Row("files", Population.DISTINCT, source="files", max_requests=300),
     # Free switching: fifty adapters fit the device.
+    Row("distinct_50", Population.DISTINCT, max_requests=50, resident=True),
     Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=50, resident=True),
+    Row("distinct_320", Population.DISTINCT, max_requests=320),
     Row("static", Population.DISTINCT, "static", max_requests=320),
     *(Row(f"{p.value}_alone", p, "alone", max_requests=4, resident=True) for p in Population),
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+
+#: Row -> the one to compare it with: the same requests in the engine's own way, their adapters in the same place but
+#: for files. Fewer requests end with a longer tail of small batches, so that rows of different lengths don't compare.
+COUNTERPARTS = {"files": "distinct_300", "same_adapter_only": "distinct_50", "static": "distinct_320"}
 
 #: Not run by an engine of ours, and only where its libraries are installed.
 PEFT_ROW = "transformers_peft"
@@ -80,24 +85,33 @@ GPU_ROWS = (
     "skewed",
     "identical",
     "backbone",
-    "same_adapter_only",
     "static",
-    "distinct_300",
     "files",
+    # Last, since it leaves the first adapters on the device.
+    "same_adapter_only",
 )
 
 CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Population))
 
 
 def parse_rows(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
-    """Names separated by commas; by default those that suit the device. Raises ConfigError for an unknown one."""
+    """Names separated by commas; by default those that suit the device. Each with its counterpart.
+
+    Raises ConfigError for an unknown one.
+    """
     if names is None:
-        return (*GPU_ROWS, *_peft_rows()) if on_gpu else CPU_ROWS
+        return _with_counterparts((*GPU_ROWS, *_peft_rows()) if on_gpu else CPU_ROWS)
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in ROWS and name != PEFT_ROW:
             raise ConfigError(f"row {name!r} is unknown; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
-    return chosen
+    return _with_counterparts(chosen)
+
+
+def _with_counterparts(names: Sequence[str]) -> tuple[str, ...]:
+    """A row's counterpart is run before it."""
+    pairs = ((COUNTERPARTS[name], name) if name in COUNTERPARTS else (name,) for name in names)
+    return tuple(dict.fromkeys(name for pair in pairs for name in pair))
 
 
 def _peft_rows() -> tuple[str, ...]:

@@ -16,16 +16,16 @@ from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
 from punica_serve.bench.step_floor import StepBytes
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.textgen import Settings, run
+from punica_serve.bench.textgen import Measured, Settings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
-from punica_serve.bench.textgen_rows import GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
+from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.workload import RequestLength, shipped_workload
 
 SETTINGS = Settings(
-    rows=("distinct", "uniform", "identical", "backbone", "distinct_alone", "files", "same_adapter_only", "static"),
+    rows=parse_rows("distinct,uniform,identical,backbone,distinct_alone,files,same_adapter_only,static", on_gpu=False),
     num_requests=8,
     rank=4,
     batch_size=4,
@@ -48,9 +48,9 @@ def report(subject: Subject) -> Report:
 def test_every_row_runs_its_requests_by_its_policy(report: Report) -> None:
     speeds = {str(record["row"]): record for record in report.tables[0].records}
     assert tuple(speeds) == (*(row for row in SETTINGS.rows if row != "files"), "files"), "files come last"
-    assert [record["num_requests"] for record in speeds.values()] == [8, 8, 8, 8, 4, 8, 8, 8]
+    assert [record["num_requests"] for record in speeds.values()] == [8, 8, 8, 8, 4, 8, 8, 8, 8, 8, 8]
     # The first eight of a thousand requests hold eight of Uniform's 32 adapters.
-    assert [record["num_adapters"] for record in speeds.values()] == [8, 8, 1, 0, 4, 8, 8, 8]
+    assert [record["num_adapters"] for record in speeds.values()] == [8, 8, 1, 0, 4, 8, 8, 8, 8, 8, 8]
     assert speeds["files"]["tokens_per_s_lowest"] == speeds["files"]["tokens_per_s_highest"], "read once, cold once"
     for record in speeds.values():
         assert 0 < float(record["tokens_per_s_lowest"] or 0) <= float(record["tokens_per_s_highest"] or 0)
@@ -62,7 +62,14 @@ def test_ratios_compare_within_the_run(report: Report) -> None:
     speed = {str(record["row"]): float(record["tokens_per_s"] or 0) for record in report.tables[0].records}
     assert report.facts["batched / alone, distinct"] == speed["distinct"] / speed["distinct_alone"]
     assert report.facts["distinct / identical"] == speed["distinct"] / speed["identical"]
-    assert report.facts["distinct / same_adapter_only"] == speed["distinct"] / speed["same_adapter_only"]
+    for own, row in (("distinct_50", "same_adapter_only"), ("distinct_320", "static"), ("distinct_300", "files")):
+        assert report.facts[f"{own} / {row}, the same requests"] == speed[own] / speed[row]
+
+
+def test_counterparts_have_the_same_requests_with_adapters_in_the_same_place() -> None:
+    for row, own in COUNTERPARTS.items():
+        assert ROWS[own].max_requests == ROWS[row].max_requests and ROWS[own].population is ROWS[row].population
+        assert ROWS[own].resident is ROWS[row].resident and ROWS[own].policy == "queued"
 
 
 def test_steps_are_told_apart(report: Report) -> None:
@@ -77,14 +84,16 @@ def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
     measured = run(subject, replace(SETTINGS, num_rounds=1), Progress(disable=True))
     at_goal = replace(subject, model=replace(subject.model, name=GOAL_SHAPE))
     steps = textgen_report._step_table(
-        StepBytes.of(subject.model, subject.dtype, 4), replace(measured, copy_bytes_per_s=1e9)
+        StepBytes.of(subject.model, subject.dtype, 4), replace(measured, copy_bytes_per_s=1e9), None
     )
-    speeds = textgen_report._speed_table("", SETTINGS, measured, None)
+    speeds = textgen_report._speed_table("", measured, None)
     goals = textgen_report._goals(textgen_report._by_row(speeds, "tokens_per_s"), steps)
-    assert sum(goal.measured is not None for goal in goals) == 6
+    assert sum(goal.measured is not None for goal in goals) == 7
     assert goals[0].is_met is False and goals[5].measured is not None and goals[5].measured > 1
-    with_vllm = textgen_report._with_vllm(speeds).records
-    assert [record["vllm_tokens_per_s"] for record in with_vllm][:4] == [1318, 1883, 3041, 4407]
+    vllm = {record["row"]: record["vllm_tokens_per_s"] for record in textgen_report._with_vllm(speeds).records}
+    assert [vllm[row] for row in ("uniform", "identical", "backbone", "files")] == [1883, 3041, 4407, 659]
+    # Those of distinct adapters are of 300 requests, and stand nowhere else.
+    assert vllm["distinct_300"] == 1318 and vllm["distinct"] is vllm["distinct_50"] is vllm["distinct_320"] is None
     assert len(make_report(at_goal, SETTINGS, measured, None).tables) == 2, "not on a CPU"
 
 
@@ -94,7 +103,7 @@ def test_it_leaves_tables_json_and_a_picture(
     leave(report, tmp_path, Console(width=120))
     assert "distinct / identical" in capsys.readouterr().out
     document = json.loads((tmp_path / "textgen.json").read_text())
-    assert len(document["tables"]["speeds"]) == 8 and document["settings"]["rank"] == 4
+    assert len(document["tables"]["speeds"]) == 11 and document["settings"]["rank"] == 4
     assert (tmp_path / "textgen.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -102,13 +111,25 @@ def test_transformers_and_peft_answer_with_exact_lengths(subject: Subject) -> No
     settings = Settings(rows=(PEFT_ROW, "backbone"), num_requests=2, rank=4, length=RequestLength(3, 5))
     report = measure_all(subject, settings, Progress(disable=True))
     assert [record["row"] for record in report.tables[0].records] == ["backbone", PEFT_ROW]
-    assert report.tables[0].records[1]["num_requests"] == 2
+    speed = report.tables[0].records[1]
+    assert speed["num_requests"] == 2
+    step_ms = report.tables[1].records[1]["decode_ms_median"]
+    assert step_ms == pytest.approx(float(speed["seconds"] or 0) / (2 * 5) * 1e3)
+    notes = " ".join((*report.tables[0].notes, *report.tables[1].notes))
+    assert "not batched" in notes and "same_adapter_only" not in notes
+
+
+def test_rows_that_were_not_measured_have_no_notes(subject: Subject) -> None:
+    measured = Measured((), None, shipped_workload(1), failures=("static: failed",))
+    report = make_report(subject, SETTINGS, measured, None)
+    assert not any(table.notes for table in report.tables)
 
 
 def test_rows_are_chosen_by_name() -> None:
-    assert parse_rows(None, on_gpu=True) == (*GPU_ROWS, PEFT_ROW)
+    by_default = parse_rows(None, on_gpu=True)
+    assert {*by_default} == {*GPU_ROWS, *COUNTERPARTS.values(), PEFT_ROW}
     assert set(parse_rows(None, on_gpu=False)) <= set(ROWS) and set(GPU_ROWS) <= set(ROWS)
-    assert parse_rows("static, distinct,static", on_gpu=False) == ("static", "distinct")
+    assert parse_rows("static, distinct,static", on_gpu=False) == ("distinct_320", "static", "distinct")
     with pytest.raises(ConfigError, match=r"row 'zipf' is unknown; there are distinct, uniform"):
         parse_rows("zipf", on_gpu=True)
 
@@ -137,7 +158,7 @@ def test_a_row_that_fails_ends_no_other(subject: Subject, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_steps_on_a_gpu_stand_beside_their_floor(tmp_path: Path) -> None:
     subject = Subject.of_shape("1b", tmp_path / "1b", "cuda:0")
-    rows = ("distinct", "backbone", "files", "same_adapter_only")
+    rows = parse_rows("distinct,backbone,files,same_adapter_only", on_gpu=True)
     report = measure_all(subject, Settings(rows=rows, num_requests=40), Progress(disable=True))
     assert not report.failures
     steps = {str(record["row"]): record for record in report.tables[1].records}
