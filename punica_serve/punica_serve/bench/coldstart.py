@@ -1,8 +1,8 @@
 """What a request for an adapter that is not on the device waits, and what the others notice of it.
 
 All slots of the batch but one decode, on adapters of their own. One after the other requests arrive, each for an
-adapter that only host memory, or only the disk, holds. Then the same stream again, whose adapters are all on the device
-by now. Both take turns over the rounds.
+adapter that only host memory, or only the disk, holds. Beside it a stream on adapters that are all on the device. Which
+of the two comes first alternates over the rounds.
 """
 
 import tempfile
@@ -44,7 +44,8 @@ class Settings:
     num_prompt_tokens: int = 128
     #: Of a request of the stream; it ends before the next arrives.
     num_output_tokens: int = 8
-    num_rounds: int = 3
+    #: Each of one cold and one warm stream. In an even number each kind is first as often as the other.
+    num_rounds: int = 4
     rank: int = 16
     batch_size: int = 32
     #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
@@ -71,7 +72,8 @@ class Measured:
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """Raises RequestFailed if a request fails, or if the warm ones end before the stream does."""
-    num_warm = settings.batch_size - 1
+    # Those of the requests that decode all the time, and of the warm stream.
+    num_warm = settings.batch_size - 1 + settings.num_arrivals
     num_cold = _PILOT_ARRIVALS + settings.num_rounds * settings.num_arrivals
     num_host = num_warm + (num_cold if settings.source == "host" else 0)
     # Host memory holds what comes from files too: an adapter passes through it on its way to the device.
@@ -107,19 +109,28 @@ def _run_rounds(
     measured: Measured,
     progress: Progress,
 ) -> None:
-    """Each round brings adapters that no round before it has seen, and then runs on them again."""
+    """Each round's cold stream brings adapters that none before it has seen; the warm one is always the same."""
     task = progress.add_task("streams", total=2 * settings.num_rounds)
-    _run_stream(engine, warm, cold[:_PILOT_ARRIVALS], settings, StreamTimes(), run="pilot")
+    beside, resident = warm[: settings.batch_size - 1], warm[settings.batch_size - 1 :]
+    bring(engine, resident)
+    _run_stream(engine, beside, cold[:_PILOT_ARRIVALS], settings, StreamTimes(), run="pilot")
     for number in range(settings.num_rounds):
         first = _PILOT_ARRIVALS + number * settings.num_arrivals
-        adapters = cold[first : first + settings.num_arrivals]
-        if not {ref.digest for ref in adapters}.isdisjoint(engine.resident_adapters):
-            raise RequestFailed("an adapter of the cold stream is on the device already")
-        _run_stream(engine, warm, adapters, settings, measured.cold, run=f"cold-{number}")
-        progress.advance(task)
-        bring(engine, adapters)
-        _run_stream(engine, warm, adapters, settings, measured.warm, run=f"warm-{number}")
-        progress.advance(task)
+        for is_cold in (True, False) if number % 2 == 0 else (False, True):
+            adapters = cold[first : first + settings.num_arrivals] if is_cold else resident
+            _check_place(engine, adapters, is_cold=is_cold)
+            times = measured.cold if is_cold else measured.warm
+            _run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")
+            progress.advance(task)
+
+
+def _check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: bool) -> None:
+    """Raises RequestFailed unless all of a warm stream's adapters are on the device, or none of a cold one's."""
+    digests, on_device = {ref.digest for ref in adapters}, set(engine.resident_adapters)
+    if is_cold and digests & on_device:
+        raise RequestFailed("an adapter of the cold stream is on the device already")
+    if not is_cold and digests - on_device:
+        raise RequestFailed("an adapter of the warm stream is not on the device")
 
 
 def _run_stream(

@@ -65,6 +65,25 @@ def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, m
         run(subject, SETTINGS, Progress(disable=True))
 
 
+def test_every_other_round_begins_warm(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    run_stream = coldstart._run_stream
+
+    def note_and_run(*rest: Any, run: str) -> None:
+        runs.append(run)
+        run_stream(*rest, run=run)
+
+    monkeypatch.setattr(coldstart, "_run_stream", note_and_run)
+    run(subject, SETTINGS, Progress(disable=True))
+    assert runs == ["pilot", "cold-0", "warm-0", "warm-1", "cold-1"]
+
+
+def test_an_adapter_that_is_not_there_is_not_called_warm(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coldstart, "bring", lambda *_: None)
+    with pytest.raises(RequestFailed, match="of the warm stream is not on the device"):
+        run(subject, SETTINGS, Progress(disable=True))
+
+
 def test_warm_requests_must_outlast_the_stream(subject: Subject) -> None:
     with pytest.raises(RequestFailed, match="a warm request ended before the stream"):
         run(subject, replace(SETTINGS, gap_s=5.0), Progress(disable=True))

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from punica_serve.bench.report import Report
 
 
+_GAP_HELP = (
+    "From one arrival to the next. One has a place in the batch at a time: those that come while another runs, some ten"
+    " steps, wait for its end in both streams, and then for their adapter."
+)
+
+
 class _Source(StrEnum):
     HOST = "host"
     FILES = "files"
@@ -32,8 +38,10 @@ def command(
     device: EngineDeviceOption = None,
     source: Annotated[_Source, typer.Option("--from", help="Where cold adapters are.")] = _Source.HOST,
     arrivals: Annotated[int, typer.Option(min=1, help="Requests of the stream, in each round.")] = 32,
-    gap_ms: Annotated[float, typer.Option(min=1, help="From one arrival to the next.")] = 100.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of one cold and one warm stream.")] = 3,
+    gap_ms: Annotated[float, typer.Option(min=1, help=_GAP_HELP)] = 100.0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of a cold and a warm stream, the warm first in every other.")
+    ] = 4,
     rank: RankOption = 16,
     batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step; all but one decode all the time.")] = 32,
     folder: Annotated[

@@ -24,6 +24,12 @@ _CPU_REQUESTS = 96
 _CPU_ROUNDS = 5
 _CPU_LENGTH = (32, 64)
 
+_REQUESTS_HELP = (
+    "Requests of the workload; 1000, on a CPU 96. Each may have an adapter of its own in host memory, at rank 16 80 MB"
+    " for llama-2-7b and 125 MB for llama-2-13b: `--shape llama-2-13b --requests 400` takes 50 GB in place of 125,"
+    " and the row `files` writes the first 300 to disk, 38 GB."
+)
+
 
 def command(
     config: EngineConfigOption = None,
@@ -32,9 +38,7 @@ def command(
     rows: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
     ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Requests of the workload; 1000, on a CPU 96.")
-    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, max=1000, help=_REQUESTS_HELP)] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is the median. 1, on a CPU 5.")] = None,
     length: Annotated[
         tuple[int, int] | None,
