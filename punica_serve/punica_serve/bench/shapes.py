@@ -63,10 +63,3 @@ def write_shape(model: ModelConfig, folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def num_parameters(model: ModelConfig) -> int:
-    """Weights of the whole model, norms and embeddings included."""
-    layer = sum(out * inputs for out, inputs in model.linear_shapes.values()) + 2 * model.hidden_size
-    tables = 1 if model.tie_word_embeddings else 2
-    return model.num_hidden_layers * layer + model.hidden_size + tables * model.vocab_size * model.hidden_size

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.progress import Progress
 
+from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
 from punica_serve.bench.random_adapters import fill_host_cache, write_folders
-from punica_serve.bench.step_floor import measure_copy_rate
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
 from punica_serve.bench.token_bar import TokenBar, told
@@ -77,7 +78,7 @@ _Stock = Mapping[str, Sequence[AdapterRef]]
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """Runs the rows that need an engine. A row in which a request fails is no measurement, and ends no other."""
-    copy_rate = measure_copy_rate(subject.device)
+    copy_rate = _copy_rate(subject)
     rows = [ROWS[name] for name in settings.rows if name in ROWS]
     workload = _workload(subject, settings)
     counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
@@ -101,6 +102,16 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         finally:
             engine.close()
     return Measured(times, copy_rate, workload, failures)
+
+
+def _copy_rate(subject: Subject) -> float | None:
+    """Bytes read and written per second by copies on a GPU; None elsewhere, where caches decide."""
+    if not subject.on_gpu:
+        return None
+    torch.cuda.set_device(subject.device)
+    rate = copy_bytes_per_s(subject.device)
+    subject.free_memory()
+    return rate
 
 
 def _workload(subject: Subject, settings: Settings) -> Workload:

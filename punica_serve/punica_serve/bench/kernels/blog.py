@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.curves import label_batches
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.setting import Bench
+from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.kernels.torch_operators import TorchLora
 from punica_serve.bench.report import Column, TableData, Value, numbers
 
@@ -38,7 +38,7 @@ def random_case(num_rows: int) -> Case:
     return Case("random", lengths, (RANK,) * len(lengths))
 
 
-def measure(bench: Bench) -> TableData:
+def measure(bench: KernelBench) -> TableData:
     """Checks every cell against float64, then times it."""
     batch_sizes = [batch for batch in bench.settings.batch_sizes if batch <= MAX_BATCH]
     bench.begin("add_lora", len(batch_sizes) * 4)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.curves import draw_panels
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.setting import POPULATIONS, Bench
+from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.kernels.torch_operators import TorchLora
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.report import Column, TableData, Value
@@ -26,7 +26,7 @@ COLUMNS = (
 _NUM_OPERATORS = 5
 
 
-def measure(bench: Bench) -> TableData:
+def measure(bench: KernelBench) -> TableData:
     """Checks every operator against float64 but the gather, which multiplies nothing, then times it."""
     cells = [(population, batch) for population in POPULATIONS for batch in bench.settings.batch_sizes]
     bench.begin("figure 8", len(cells) * _NUM_OPERATORS)
@@ -37,7 +37,7 @@ def measure(bench: Bench) -> TableData:
     return TableData("figure8", title, COLUMNS, rows)
 
 
-def _measure(bench: Bench, weights: PagedWeights, case: Case) -> list[tuple[Value, ...]]:
+def _measure(bench: KernelBench, weights: PagedWeights, case: Case) -> list[tuple[Value, ...]]:
     rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
     sgmv = Sgmv(weights, case, rows)
     checked(sgmv.pair, weights, case, rows, "sgmv")

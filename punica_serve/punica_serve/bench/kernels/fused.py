@@ -14,7 +14,7 @@ from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.bench.kernels import unfused
 from punica_serve.bench.kernels.operators import relative_error
-from punica_serve.bench.kernels.setting import Bench
+from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import Column, TableData, Value, numbers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Operator:
     plain: Callable[[], Tensor]
 
 
-def measure(bench: Bench, row_counts: tuple[int, ...]) -> TableData:
+def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
     """Compares both ways, then times them. Inputs are hot in the cache, as where they were just written."""
     operators = {num_rows: make_operators(bench, num_rows) for num_rows in row_counts}
     bench.begin("fused", 2 * sum(map(len, operators.values())))
@@ -57,7 +57,7 @@ def measure(bench: Bench, row_counts: tuple[int, ...]) -> TableData:
     )
 
 
-def make_operators(bench: Bench, num_rows: int) -> list[Operator]:
+def make_operators(bench: KernelBench, num_rows: int) -> list[Operator]:
     """Norm, norm with residual, activation, rotary with append, on random rows."""
 
     def make(*shape: int) -> Tensor:
@@ -121,7 +121,7 @@ def _rotary(qkv: Tensor, cache: Tensor) -> Operator:
     return Operator("rotary_append", fused, plain)
 
 
-def _measure(bench: Bench, operator: Operator, num_rows: int) -> tuple[Value, ...]:
+def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Value, ...]:
     error = relative_error(operator.fused(), operator.plain().double())
     if error > ERROR_LIMIT:
         raise ArithmeticError(f"{operator.name} of {num_rows} rows differs from torch by {error:.2e}")

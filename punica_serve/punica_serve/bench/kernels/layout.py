@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, get_args
 
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.setting import Bench
+from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.kernels.weights import Layout
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.workload import Population
@@ -22,7 +22,7 @@ COLUMNS = (
 )
 
 
-def measure(bench: Bench, batch_sizes: tuple[int, ...]) -> TableData:
+def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
     """Distinct and Identical at ranks 16 and 64."""
     populations = (Population.DISTINCT, Population.IDENTICAL)
     cases = [Case.of(pop, batch, rank) for pop in populations for rank in (16, 64) for batch in batch_sizes]
@@ -43,7 +43,7 @@ def measure(bench: Bench, batch_sizes: tuple[int, ...]) -> TableData:
     )
 
 
-def _times(bench: Bench, layout: Layout, cases: list[Case]) -> list[float]:
+def _times(bench: KernelBench, layout: Layout, cases: list[Case]) -> list[float]:
     num_pages = max(bench.pages_for(case.num_adapters, case.ranks[0]) for case in cases)
     weights = bench.weights(num_pages, layout=layout)
     times = []

@@ -7,7 +7,7 @@ from punica_serve.bench.kernels import peers
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
 from punica_serve.bench.kernels.peers import Peer
-from punica_serve.bench.kernels.setting import POPULATIONS, Bench
+from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.workload import Population
@@ -88,7 +88,7 @@ def rank_mixes(num_rows: int) -> tuple[Case, Case]:
     return Case("mixed ranks", ones, tuple(mixed)), Case("equal ranks", ones, tuple(equal))
 
 
-def measure(bench: Bench, batch_sizes: tuple[int, ...]) -> TableData:
+def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
     """Checks every cell against float64, then times it."""
     settings = bench.settings
     rows = goals(batch_sizes, settings.num_prefill_rows, with_peers=settings.hidden_size == peers.HIDDEN_SIZE)
@@ -114,7 +114,7 @@ def measure(bench: Bench, batch_sizes: tuple[int, ...]) -> TableData:
     )
 
 
-def _measure(bench: Bench, weights: PagedWeights, goal: Goal) -> Pair:
+def _measure(bench: KernelBench, weights: PagedWeights, goal: Goal) -> Pair:
     case = goal.case
     rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
     sgmv = Sgmv(weights, case, rows)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.curves import draw_panels
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.setting import POPULATIONS, Bench
+from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.report import Column, TableData
 
@@ -21,7 +21,7 @@ COLUMNS = (
 )
 
 
-def measure(bench: Bench) -> TableData:
+def measure(bench: KernelBench) -> TableData:
     """Checks every cell against float64, then times it."""
     settings = bench.settings
     cases = [
@@ -38,7 +38,7 @@ def measure(bench: Bench) -> TableData:
     return TableData("figure9", title, COLUMNS, rows)
 
 
-def _time(bench: Bench, weights: PagedWeights, case: Case) -> float:
+def _time(bench: KernelBench, weights: PagedWeights, case: Case) -> float:
     rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
     sgmv = Sgmv(weights, case, rows)
     checked(sgmv.pair, weights, case, rows, "sgmv")

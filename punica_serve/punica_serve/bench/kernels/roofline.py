@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from punica_kernels.bench.timing import matmul_flop_per_s
 from punica_serve.bench.kernels.case import Case, paper_bytes, paper_flop
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.setting import POPULATIONS, Bench
+from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.report import Column, TableData, numbers
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 
-def measure(bench: Bench) -> tuple[TableData, dict[str, float]]:
+def measure(bench: KernelBench) -> tuple[TableData, dict[str, float]]:
     """The points, and the roof: bytes per second of a copy and FLOP per second of a large product, both measured."""
     cells = [(population, batch) for population in POPULATIONS for batch in bench.settings.batch_sizes]
     bench.begin("figure 7", len(cells))

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.kernels import blog, comparison, fused, layout, pair, ranks, roofline
 from punica_serve.bench.kernels.sections import Section
-from punica_serve.bench.kernels.setting import Bench, KernelSettings
+from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
 from punica_serve.engine.device_memory import open_device
 
@@ -23,12 +23,10 @@ Measured = tuple[TableData, Draw]
 def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, progress: Progress) -> Report:
     """Measures the sections one after another; one that fails is named in the report, and the others go on."""
     on = open_device(device)
-    if on.type == "cuda":
-        torch.cuda.set_device(on)
     measured: dict[Section, Measured] = {}
     failures: list[str] = []
     with torch.inference_mode():
-        bench = Bench(settings, on, progress)
+        bench = KernelBench(settings, on, progress)
         for section in (section for section in Section if section in sections):
             try:
                 measured[section] = _MEASURE[section](bench)
@@ -45,42 +43,42 @@ def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, pr
     )
 
 
-def _pair(bench: Bench) -> Measured:
+def _pair(bench: KernelBench) -> Measured:
     table = pair.measure(bench, _batches(bench, 1, 8, 32, 64))
     return table, partial(pair.draw, table)
 
 
-def _roofline(bench: Bench) -> Measured:
+def _roofline(bench: KernelBench) -> Measured:
     table, roof = roofline.measure(bench)
     return table, partial(roofline.draw, table, roof)
 
 
-def _comparison(bench: Bench) -> Measured:
+def _comparison(bench: KernelBench) -> Measured:
     table = comparison.measure(bench)
     return table, partial(comparison.draw, table)
 
 
-def _ranks(bench: Bench) -> Measured:
+def _ranks(bench: KernelBench) -> Measured:
     table = ranks.measure(bench)
     return table, partial(ranks.draw, table)
 
 
-def _add_lora(bench: Bench) -> Measured:
+def _add_lora(bench: KernelBench) -> Measured:
     table = blog.measure(bench)
     return table, partial(blog.draw, table)
 
 
-def _fused(bench: Bench) -> Measured:
+def _fused(bench: KernelBench) -> Measured:
     table = fused.measure(bench, (bench.settings.max_batch_size // 2, bench.settings.num_prefill_rows))
     return table, partial(fused.draw, table)
 
 
-def _layouts(bench: Bench) -> Measured:
+def _layouts(bench: KernelBench) -> Measured:
     table = layout.measure(bench, _batches(bench, 1, 32, 64))
     return table, partial(layout.draw, table)
 
 
-_MEASURE: dict[Section, Callable[[Bench], Measured]] = {
+_MEASURE: dict[Section, Callable[[KernelBench], Measured]] = {
     Section.PAIR: _pair,
     Section.ROOFLINE: _roofline,
     Section.COMPARISON: _comparison,
@@ -91,6 +89,6 @@ _MEASURE: dict[Section, Callable[[Bench], Measured]] = {
 }
 
 
-def _batches(bench: Bench, *sizes: int) -> tuple[int, ...]:
+def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:
     """The sizes up to the largest that was asked for."""
     return tuple(size for size in sizes if size <= bench.settings.max_batch_size)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
-from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us, graph_us
+from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us
+from punica_serve.bench.cells import Bench
 from punica_serve.bench.kernels.operators import LayerCall, calls
 from punica_serve.bench.kernels.sections import BATCH_SIZES
 from punica_serve.bench.kernels.weights import PagedWeights
@@ -38,17 +39,14 @@ class KernelSettings:
         return max(self.batch_sizes)
 
 
-class Bench:
-    """The machine under measurement."""
+class KernelBench(Bench):
+    """A device, its roofs, and the shape of the operators."""
 
     def __init__(self, settings: KernelSettings, device: torch.device, progress: Progress) -> None:
+        super().__init__(device, settings.dtype, settings.num_replays, progress)
         self.settings = settings
-        self.device = device
-        self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.copy_bytes_per_s = copy_bytes_per_s(device, 1 << 30 if device.type == "cuda" else 1 << 24)
         self.empty_us = empty_kernel_us(device)
-        self._progress = progress
-        self._task: TaskID | None = None
 
     def weights(self, num_pages: int, **changes: object) -> PagedWeights:
         """Weights hidden_size -> r -> hidden_size, unless changed."""
@@ -59,13 +57,6 @@ class Bench:
     def pages_for(self, num_adapters: int, rank: int) -> int:
         return num_adapters * rank // LORA_PAGE_RANKS
 
-    def begin(self, section: str, num_cells: int) -> None:
-        """A progress bar of its own for each section."""
-        self._task = self._progress.add_task(section, total=num_cells)
-
     def time_us(self, call: LayerCall) -> float:
-        """Microseconds of one call, and one step of the progress bar."""
-        microseconds = graph_us(calls(call, self.settings.num_layers), self.device, self.settings.num_replays)
-        if self._task is not None:
-            self._progress.advance(self._task)
-        return microseconds
+        """Microseconds of one call on one layer's weights, and one step of the progress bar."""
+        return self.measure_us(calls(call, self.settings.num_layers))

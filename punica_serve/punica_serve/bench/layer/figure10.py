@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.bench.kernels.curves import label_batches
 from punica_serve.bench.layer.layers import Layers
-from punica_serve.bench.layer.setting import Bench, adapters_of
+from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.model_config import ModelConfig
 from punica_serve.workload import Population
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 
-def measure(bench: Bench) -> TableData:
+def measure(bench: LayerBench) -> TableData:
     """One decode step of every batch size, context length and population, for each model."""
     settings = bench.settings
     num_batches = len(settings.models) * len(settings.context_lengths) * len(settings.batch_sizes)
@@ -41,7 +41,7 @@ def measure(bench: Bench) -> TableData:
     )
 
 
-def _measure(bench: Bench, model: ModelConfig, context_length: int) -> list[tuple[Value, ...]]:
+def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list[tuple[Value, ...]]:
     settings = bench.settings
     layers = Layers(
         model,

@@ -14,7 +14,7 @@ from torch import Tensor
 from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.bench.kernels.peers import LAYER, LAYER_GOALS, SOURCE
 from punica_serve.bench.layer.layers import DecodeStep, Layers, NoAttention
-from punica_serve.bench.layer.setting import Bench, adapters_of
+from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.bench.shapes import SHAPES
 from punica_serve.model_config import ModelConfig
@@ -43,7 +43,7 @@ COLUMNS = (
 _CONTEXT_LENGTH = 16
 
 
-def measure(bench: Bench) -> TableData:
+def measure(bench: LayerBench) -> TableData:
     """The first model of the settings."""
     settings = bench.settings
     model = settings.models[0]
@@ -73,7 +73,7 @@ def adapter_bytes_of_layer(model: ModelConfig, rank: int, itemsize: int) -> int:
     return sum(rank * (out + into) for out, into in model.linear_shapes.values()) * itemsize
 
 
-def _measure(bench: Bench, layers: Layers, batch_size: int, copy_rate: float) -> list[tuple[Value, ...]]:
+def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: float) -> list[tuple[Value, ...]]:
     backbone = layers.decode(adapters_of(None, batch_size))
     gemms_us = bench.layer_us(_products(layers, backbone.lora, batch_size))
     layer_us = bench.layer_us(layers.forward(_without_attention(backbone)))

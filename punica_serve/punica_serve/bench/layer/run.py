@@ -8,7 +8,7 @@ import torch
 from rich.progress import Progress
 
 from punica_serve.bench.layer import figure10, projections
-from punica_serve.bench.layer.setting import Bench, LayerSettings
+from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
 from punica_serve.engine.device_memory import open_device
 
@@ -16,13 +16,11 @@ from punica_serve.engine.device_memory import open_device
 def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
     """The goals of the seven projections, then figure 10; one that fails is named in the report."""
     on = open_device(device)
-    if on.type == "cuda":
-        torch.cuda.set_device(on)
-    bench = Bench(settings, on, progress)
+    bench = LayerBench(settings, on, progress)
     tables: list[TableData] = []
     figures: dict[str, Draw] = {}
     failures: list[str] = []
-    sections: tuple[tuple[Callable[[Bench], TableData], Callable[..., None]], ...] = (
+    sections: tuple[tuple[Callable[[LayerBench], TableData], Callable[..., None]], ...] = (
         (projections.measure, projections.draw),
         (figure10.measure, figure10.draw),
     )

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
-from punica_kernels.bench.timing import graph_us
+from punica_serve.bench.cells import Bench
 from punica_serve.model_config import ModelConfig, ModelDtype
 from punica_serve.workload import Population, counts
 
@@ -27,26 +27,16 @@ class LayerSettings:
     dtype: ModelDtype = "bfloat16"
 
 
-class Bench:
-    """The machine under measurement."""
+class LayerBench(Bench):
+    """A device, and the layers to run on it."""
 
     def __init__(self, settings: LayerSettings, device: torch.device, progress: Progress) -> None:
+        super().__init__(device, settings.dtype, settings.num_replays, progress)
         self.settings = settings
-        self.device = device
-        self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self._progress = progress
-        self._task: TaskID | None = None
-
-    def begin(self, section: str, num_cells: int) -> None:
-        """A progress bar of its own for each section."""
-        self._task = self._progress.add_task(section, total=num_cells)
 
     def layer_us(self, call: Callable[[], object]) -> float:
         """Microseconds of one of the layers that the call runs through, and one step of the progress bar."""
-        microseconds = graph_us([call], self.device, self.settings.num_replays) / self.settings.num_layers
-        if self._task is not None:
-            self._progress.advance(self._task)
-        return microseconds
+        return self.measure_us([call]) / self.settings.num_layers
 
 
 def adapters_of(population: Population | None, batch_size: int) -> list[int | None]:

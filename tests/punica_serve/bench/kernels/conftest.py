@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from punica_serve.bench.kernels.setting import Bench, KernelSettings
+from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 
 SETTINGS = KernelSettings(
     dtype="float32",
@@ -26,6 +26,6 @@ def settings() -> KernelSettings:
 
 
 @pytest.fixture
-def bench(settings: KernelSettings) -> Iterator[Bench]:
+def bench(settings: KernelSettings) -> Iterator[KernelBench]:
     with torch.inference_mode():
-        yield Bench(settings, torch.device("cpu"), Progress(disable=True))
+        yield KernelBench(settings, torch.device("cpu"), Progress(disable=True))

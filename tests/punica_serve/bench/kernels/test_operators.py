@@ -7,7 +7,7 @@ import torch
 
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, _gpu_calls, checked, reference, relative_error
-from punica_serve.bench.kernels.setting import Bench
+from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.kernels.torch_operators import TorchLora
 from punica_serve.bench.kernels.weights import Layout, PagedWeights
 
@@ -19,13 +19,13 @@ def _rows(weights: PagedWeights, case: Case = CASE) -> Rows:
 
 
 @pytest.mark.parametrize("layout", get_args(Layout))
-def test_sgmv_is_right_on_every_layout(bench: Bench, layout: Layout) -> None:
+def test_sgmv_is_right_on_every_layout(bench: KernelBench, layout: Layout) -> None:
     weights = bench.weights(8, layout=layout)
     rows = _rows(weights)
     assert checked(Sgmv(weights, CASE, rows).pair, weights, CASE, rows, "sgmv") < 1e-6
 
 
-def test_adapters_of_different_ranks_share_no_page(bench: Bench) -> None:
+def test_adapters_of_different_ranks_share_no_page(bench: KernelBench) -> None:
     case = Case("ranks", (1, 2, 1), (8, 24, 16))
     weights = bench.weights(6)
     pages = [page for own in weights.pages(case) for page in own]
@@ -37,13 +37,13 @@ def test_adapters_of_different_ranks_share_no_page(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["loop", "gather-bmm", "bmm"])
-def test_torch_computes_the_same(bench: Bench, name: str) -> None:
+def test_torch_computes_the_same(bench: KernelBench, name: str) -> None:
     weights = bench.weights(6)
     rows = _rows(weights)
     assert checked(TorchLora(weights, CASE, rows).operators[name](), weights, CASE, rows, name) < 1e-6
 
 
-def test_shrink_then_expand_is_the_pair(bench: Bench) -> None:
+def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
     weights = bench.weights(6)
     rows = _rows(weights)
     expected = reference(weights, CASE, rows, 1)
@@ -53,7 +53,7 @@ def test_shrink_then_expand_is_the_pair(bench: Bench) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 @pytest.mark.parametrize("chained", [False, True])
-def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: Bench, chained: bool) -> None:
+def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, chained: bool) -> None:
     """On the CPU's tensors, in Triton's interpreter."""
     pytest.importorskip("triton")
     case = Case("ranks", (1, 2, 1), (8, 24, 16))
@@ -64,7 +64,7 @@ def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: Bench, chained: bo
     assert checked(call, weights, case, rows, "sgmv") < 1e-6
 
 
-def test_an_operator_that_is_wrong_is_an_error(bench: Bench) -> None:
+def test_an_operator_that_is_wrong_is_an_error(bench: KernelBench) -> None:
     weights = bench.weights(6)
     rows = _rows(weights)
     with pytest.raises(ArithmeticError, match=r"nothing on mixed, 6 rows, rank 16: error"):

@@ -6,7 +6,7 @@ from punica_serve.bench.kernels import pair
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.pair import Goal, Pair, goals, rank_mixes
 from punica_serve.bench.kernels.peers import Peer
-from punica_serve.bench.kernels.setting import Bench
+from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.workload import Population
 
 
@@ -44,7 +44,7 @@ def test_a_row_says_whether_its_goal_is_met(microseconds: float, met: str) -> No
     assert record["times_faster"] == 6.2 / microseconds
 
 
-def test_it_measures_every_cell(bench: Bench) -> None:
+def test_it_measures_every_cell(bench: KernelBench) -> None:
     table = pair.measure(bench, (1, 4))
     # Rank 16 and 64 at one row and at four of four populations, rank 8 at four; a mixed step; two mixes of ranks.
     assert len(table.rows) == 2 * (1 + 4) + 4 + 1 + 2

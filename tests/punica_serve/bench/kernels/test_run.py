@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from punica_serve.bench.kernels import blog, layout, ranks, run
 from punica_serve.bench.kernels.blog import random_case
 from punica_serve.bench.kernels.sections import Section
-from punica_serve.bench.kernels.setting import Bench, KernelSettings
+from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.cli import bench as bench_command
 
 
@@ -46,7 +46,7 @@ def test_the_command_leaves_a_table_json_and_a_picture_of_each_section(tmp_path:
 def test_a_section_that_fails_is_named_and_the_others_are_kept(
     settings: KernelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(bench: Bench) -> None:
+    def fail(bench: KernelBench) -> None:
         raise ArithmeticError("sgmv on distinct: error inf")
 
     monkeypatch.setitem(run._MEASURE, Section.RANKS, fail)
@@ -55,12 +55,12 @@ def test_a_section_that_fails_is_named_and_the_others_are_kept(
     assert [table.name for table in report.tables] == ["add_lora"] and list(report.figures) == ["add-lora"]
 
 
-def test_figure_9_measures_every_rank(bench: Bench) -> None:
+def test_figure_9_measures_every_rank(bench: KernelBench) -> None:
     records = ranks.measure(bench).records
     assert len(records) == 4 * 2 * 2 and {record["rank"] for record in records} == {8, 16}
 
 
-def test_layouts_are_compared_on_the_same_cases(bench: Bench) -> None:
+def test_layouts_are_compared_on_the_same_cases(bench: KernelBench) -> None:
     (record, *_) = layout.measure(bench, (4,)).records
     assert record["ratio"] == pytest.approx(float(record["scattered"] or 0) / float(record["contiguous"] or 1))
 

@@ -8,7 +8,7 @@ from rich.progress import Progress
 from punica_serve.bench.layer import figure10
 from punica_serve.bench.layer.projections import adapter_bytes_of_layer
 from punica_serve.bench.layer.run import run
-from punica_serve.bench.layer.setting import Bench, LayerSettings
+from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import TableData, save_figures, write_json
 from punica_serve.bench.shapes import SHAPES
 from punica_serve.model_config import ModelConfig
@@ -43,7 +43,7 @@ def test_it_measures_every_cell_and_draws(settings: LayerSettings, tmp_path: Pat
 def test_a_part_that_fails_is_named_and_the_other_is_kept(
     settings: LayerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(bench: Bench) -> TableData:
+    def fail(bench: LayerBench) -> TableData:
         raise RuntimeError("out of memory")
 
     fail.__module__ = figure10.__name__
