@@ -12,6 +12,7 @@ SOURCE = "best peer: measured beforehand on one H200, torch 2.11, Triton 3.6, by
 
 #: All single-projection figures are h_in = h_out = this.
 HIDDEN_SIZE = 4096
+DTYPE = "bfloat16"
 
 _BGMV, _VLLM, _SGLANG = "Punica BGMV", "vLLM", "SGLang triton_v2"
 

@@ -1,4 +1,4 @@
-"""The parts and sizes of `bench kernels`. Free of torch, for the command line's help."""
+"""The parts, dtypes and sizes of `bench kernels`. Free of torch, for the command line's help."""
 
 from enum import StrEnum
 
@@ -13,6 +13,13 @@ class Section(StrEnum):
     ADD_LORA = "add-lora"
     FUSED = "fused"
     LAYOUTS = "layouts"
+
+
+class HalfDtype(StrEnum):
+    """What models are served in on a GPU."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 #: Batch sizes of the figures.

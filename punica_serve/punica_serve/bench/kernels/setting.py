@@ -7,6 +7,7 @@ from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us
 from punica_serve.bench.cells import Bench
+from punica_serve.bench.kernels import peers
 from punica_serve.bench.kernels.operators import LayerCall, calls
 from punica_serve.bench.kernels.sections import BATCH_SIZES
 from punica_serve.bench.kernels.weights import PagedWeights
@@ -37,6 +38,11 @@ class KernelSettings:
     @property
     def max_batch_size(self) -> int:
         return max(self.batch_sizes)
+
+    @property
+    def match_peers(self) -> bool:
+        """Whether these are the sizes and the dtype that the peers were measured at."""
+        return self.hidden_size == peers.HIDDEN_SIZE and self.dtype == peers.DTYPE
 
 
 class KernelBench(Bench):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from punica_serve.bench.kernels.sections import BATCH_SIZES, Section
+from punica_serve.bench.kernels.sections import BATCH_SIZES, HalfDtype, Section
 from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
 
 
@@ -16,6 +16,7 @@ def command(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes, one option each; 1 to 64.")] = None,
     hidden: Annotated[int, typer.Option(min=128, help="h_in and h_out of the operators.")] = 4096,
     intermediate: Annotated[int, typer.Option(min=128, help="h_out of add-lora; width of the activation.")] = 11008,
+    dtype: Annotated[HalfDtype, typer.Option(help="Of weights, inputs and outputs.")] = HalfDtype.BFLOAT16,
     layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 32,
     replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
 ) -> None:
@@ -24,6 +25,7 @@ def command(
     from punica_serve.bench.kernels.setting import KernelSettings
 
     settings = KernelSettings(
+        dtype=dtype.value,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_layers=layers,

@@ -4,14 +4,14 @@ import pytest
 
 from punica_serve.bench.kernels import pair
 from punica_serve.bench.kernels.case import Case
-from punica_serve.bench.kernels.pair import Goal, Pair, goals, rank_mixes
+from punica_serve.bench.kernels.pair import Pair, Target, rank_mixes, targets
 from punica_serve.bench.kernels.peers import Peer
-from punica_serve.bench.kernels.setting import KernelBench
+from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.workload import Population
 
 
 def test_every_goal_is_in_the_table() -> None:
-    found = goals((1, 8, 32, 64), 512, with_peers=True)
+    found = targets((1, 8, 32, 64), 512, with_peers=True)
     with_goal = {(g.case.name, g.case.num_rows, g.case.ranks[0]): g.goal_us for g in found if g.goal_us is not None}
     assert with_goal == {
         ("distinct", 1, 16): 3.0,
@@ -25,7 +25,7 @@ def test_every_goal_is_in_the_table() -> None:
     }
     assert all(goal.peer for goal in found if goal.goal_us is not None)
     assert {(g.case.ranks[0], g.case.num_rows) for g in found} >= {(8, 64), (64, 1), (16, 8)}
-    assert not any(goal.goal_us or goal.peer for goal in goals((1, 8), 512, with_peers=False))
+    assert not any(goal.goal_us or goal.peer for goal in targets((1, 8), 512, with_peers=False))
 
 
 def test_mixed_and_equal_ranks_hold_the_same_bytes() -> None:
@@ -35,12 +35,18 @@ def test_mixed_and_equal_ranks_hold_the_same_bytes() -> None:
     assert set(mixed.ranks) == {8, 16, 32, 64} and set(equal.ranks) == {24, 32}
 
 
-@pytest.mark.parametrize(("microseconds", "met"), [(3.0, "yes"), (3.1, "no")])
-def test_a_row_says_whether_its_goal_is_met(microseconds: float, met: str) -> None:
-    goal = Goal(Case.of(Population.DISTINCT, 1, 16), 3.0, Peer("peer", 6.2))
-    row = Pair(goal, microseconds, 4.0, 1.5, 1e-3).row
+@pytest.mark.parametrize(
+    ("microseconds", "unchained_us", "met", "unchained_met"),
+    [(3.0, 3.0, "yes", "yes"), (3.0, 4.0, "yes", "no"), (3.1, 4.0, "no", "no")],
+)
+def test_a_row_says_whether_its_goal_is_met(
+    microseconds: float, unchained_us: float, met: str, unchained_met: str
+) -> None:
+    target = Target(Case.of(Population.DISTINCT, 1, 16), 3.0, Peer("peer", 6.2))
+    row = Pair(target, microseconds, unchained_us, 1.5, 1e-3).row
     record = dict(zip([column.key for column in pair.COLUMNS], row, strict=True))
-    assert record["met"] == met and record["times_floor"] == microseconds / 1.5
+    assert record["met"] == met and record["unchained_met"] == unchained_met
+    assert record["times_floor"] == microseconds / 1.5
     assert record["times_faster"] == 6.2 / microseconds
 
 
@@ -50,3 +56,8 @@ def test_it_measures_every_cell(bench: KernelBench) -> None:
     assert len(table.rows) == 2 * (1 + 4) + 4 + 1 + 2
     assert all(record["us"] and record["error"] for record in table.records)
     assert table.notes[0].startswith("mixed ranks / equal ranks of the same bytes: ")
+
+
+def test_peers_stand_beside_their_own_size_and_dtype() -> None:
+    assert KernelSettings().match_peers
+    assert not KernelSettings(dtype="float16").match_peers and not KernelSettings(hidden_size=5120).are_peers

@@ -31,12 +31,14 @@ def test_the_command_leaves_a_table_json_and_a_picture_of_each_section(tmp_path:
     ]
     sections = [f"--only={name}" for name in ("figure7", "figure8", "add-lora")]
     result = CliRunner().invoke(
-        bench_command.app, ["kernels", "--device", "cpu", "--out", str(tmp_path), *sizes, *sections]
+        bench_command.app,
+        ["kernels", "--device", "cpu", "--dtype", "float16", "--out", str(tmp_path), *sizes, *sections],
     )
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "kernels.json").read_text())
     assert set(document["tables"]) == {"figure7", "figure8", "add_lora"}
     assert len(document["tables"]["figure7"]) == 4 * 2 and len(document["tables"]["figure8"]) == 4 * 2 * 5
+    assert document["settings"]["dtype"] == "float16"
     assert document["facts"]["copy, bytes/s"] > 0
     assert {path.name for path in tmp_path.glob("*.png")} == {
         f"kernels-{s}.png" for s in ("figure7", "figure8", "add-lora")
