@@ -74,6 +74,13 @@ def test_a_request_that_paused_is_read_from_its_tokens_again() -> None:
     assert draw is not None and draw.token_id == 3
 
 
+def test_warming_up_draws_for_nobody() -> None:
+    sampler = _sampler()
+    sampler.warm_up(torch.full((3, VOCAB), torch.nan))
+    sampler.warm_up(torch.zeros(2, VOCAB, dtype=torch.bfloat16))
+    assert not sampler.draws.any()
+
+
 def test_rows_of_the_logits_need_not_be_those_of_the_sequences() -> None:
     logits = torch.cat([_logits(t3=1.0), _logits(t4=1.0), _logits(t5=1.0)])
     sampler = _sampler()
