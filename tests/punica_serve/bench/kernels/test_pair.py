@@ -60,4 +60,4 @@ def test_it_measures_every_cell(bench: KernelBench) -> None:
 
 def test_peers_stand_beside_their_own_size_and_dtype() -> None:
     assert KernelSettings().match_peers
-    assert not KernelSettings(dtype="float16").match_peers and not KernelSettings(hidden_size=5120).are_peers
+    assert not KernelSettings(dtype="float16").match_peers and not KernelSettings(hidden_size=5120).match_peers
