@@ -27,7 +27,8 @@ from punica_serve.protocol import (
 )
 
 if TYPE_CHECKING:  # only the worker's process has torch
-    from punica_serve.engine.engine import Engine, StepOutput
+    from punica_serve.engine.engine import Engine
+    from punica_serve.engine.step_output import StepOutput
 
 log = logging.getLogger(__name__)
 

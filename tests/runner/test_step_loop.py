@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from punica_runner.step_loop import StepLoop
-from punica_serve.engine.engine import Failure, GeneratedToken, StepOutput
+from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.errors import InvalidRequest, RequestFailed
 from punica_serve.protocol import (
     AssignmentId,

@@ -19,7 +19,8 @@ from punica_serve.bench.driver import bring, step
 from punica_serve.bench.random_adapters import fill_host_cache, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rich.progress import Progress
 
-from punica_serve.engine.engine import StepOutput
+from punica_serve.engine.step_output import StepOutput
 
 _UPDATE_S = 0.5
 

@@ -5,12 +5,10 @@ one is planned and launched while the device runs the one before, and then that 
 that are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
-import math
 import secrets
 import time
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Literal
 
 import msgspec
 import torch
@@ -27,63 +25,16 @@ from punica_serve.engine.planner import Planner, StepPlan
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_clock import StepClock
+from punica_serve.engine.step_output import EndReason, Failure, GeneratedToken, StepOutput
 from punica_serve.engine.step_runner import CpuRunner, LaunchedStep, StepRunner
 from punica_serve.engine.step_shape import StepShapes
-from punica_serve.errors import ConfigError, InvalidRequest, PunicaError, RequestFailed
+from punica_serve.errors import ConfigError, InvalidRequest, RequestFailed
 from punica_serve.model_config import read_model_config
-from punica_serve.protocol import LoraGroup, Request, TokenLogprobs
+from punica_serve.protocol import LoraGroup, Request
 
 #: How many waiting requests are looked at for adapters that could be read from disk meanwhile.
 _NUM_PREFETCHED = 32
-
-#: How long before the device falls idle the next step is launched at the latest: what a launch takes, and some more.
-_LAUNCH_LEAD_S = 0.002
-
-#: The growth of what counts as a short step, from one step to the next.
-_SLOWLY = 1.02
-
-#: Why a request ended by itself.
-EndReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    request_id: str
-    #: Index among the request's generated tokens.
-    position: int
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Requests that are gone for one reason: their adapter can't be brought, or their numbers left the finite."""
-
-    request_ids: tuple[str, ...]
-    #: No other device will do better.
-    permanent: bool
-    error: PunicaError
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What has come of a step: where steps overlap, of the one launched by the call before."""
-
-    tokens: tuple[GeneratedToken, ...] = ()
-    #: (request_id, reason), after the tokens.
-    finished: tuple[tuple[str, EndReason], ...] = ()
-    failures: tuple[Failure, ...] = ()
-    #: Requests that had to give up their pages to older ones and wait.
-    starved: tuple[str, ...] = ()
-    #: Whether a step was launched or has ended: if neither, nothing can run before something changes.
-    has_run: bool = False
-    #: Rows of the step that has ended, one for each request; 0 if none has.
-    batch_size: int = 0
-    num_prefill_tokens: int = 0
-    #: Different adapters in the batch.
-    num_adapters: int = 0
-    #: From its launch, or the end of the step before it if that was later.
-    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +85,7 @@ class Engine:
             self._close_loader()
             raise
         self._in_flight: _InFlight | None = None
-        self._last_end_s = 0.0
-        #: Of late. A step is taken to be no shorter than this; at first nothing is known.
-        self._shortest_step_s = math.inf
+        self._clock = StepClock()
         self._check = RequestCheck(
             self.model_config.vocab_size, min(self.max_context, self._cache.capacity_tokens), self._lora_pool
         )
@@ -256,11 +205,10 @@ class Engine:
         """
         failures: tuple[Failure, ...] = ()
         while self._in_flight is not None and self._loader.is_copying:
-            started_s = max(self._in_flight.launched_s, self._last_end_s)
-            left_s = started_s + self._shortest_step_s - _LAUNCH_LEAD_S - time.perf_counter()
-            if not 0 < left_s < math.inf:
+            idle_s = self._clock.time_to_launch_s(self._in_flight.launched_s)
+            if not idle_s:
                 break
-            self._work.wait(left_s)
+            self._work.wait(idle_s)
             self._work.clear()
             failures += self._drop_failed_loads()
         return failures
@@ -298,10 +246,6 @@ class Engine:
             if reason is not None:
                 finished.append((sequence.request_id, reason))
                 self._drop(sequence)
-        started_s, self._last_end_s = max(ended.launched_s, self._last_end_s), time.perf_counter()
-        duration_s = self._last_end_s - started_s
-        # Forgets slowly: what counts is how long the device is busy at the very least.
-        self._shortest_step_s = min(duration_s, self._shortest_step_s * _SLOWLY)
         return StepOutput(
             tokens=tuple(tokens),
             finished=tuple(finished),
@@ -310,7 +254,7 @@ class Engine:
             batch_size=len(plan.sequences),
             num_prefill_tokens=plan.prefill.num_tokens if plan.prefill else 0,
             num_adapters=plan.num_adapters,
-            duration_s=duration_s,
+            duration_s=self._clock.end(ended.launched_s),
         )
 
     def _end_reason(self, sequence: Sequence, token_id: int) -> EndReason | None:

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import parse_config
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import FinishReason, Request, SamplingParams, TokenLogprobs
 from punica_serve.text.generated_text import GeneratedText

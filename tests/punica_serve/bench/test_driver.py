@@ -9,7 +9,8 @@ from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.bench.driver import InFlight, Policy, SameAdapterOnly, StaticBatches, bring, drive
 from punica_serve.config import EngineConfig
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams

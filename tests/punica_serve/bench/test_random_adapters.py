@@ -9,7 +9,8 @@ from punica_serve.adapters.folder import load_adapter
 from punica_serve.bench.driver import InFlight, drive
 from punica_serve.bench.random_adapters import fill_host_cache, write_folders
 from punica_serve.config import EngineConfig
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams

@@ -12,7 +12,8 @@ import pytest
 
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
 from punica_serve.engine import adapter_reader
-from punica_serve.engine.engine import Engine, Failure, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

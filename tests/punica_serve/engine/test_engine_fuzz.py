@@ -18,7 +18,8 @@ from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
 from punica_serve.config import EngineConfig
 from punica_serve.engine import adapter_reader
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from punica_serve.engine import engine as engine_module
-from punica_serve.engine.engine import Engine, Failure, StepOutput
+from punica_serve.engine.engine import Engine
 from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import CpuRunner, DrawnStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

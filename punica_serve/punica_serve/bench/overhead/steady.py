@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from punica_serve.bench.driver import step
-from punica_serve.engine.engine import Engine, StepOutput
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -1,0 +1,50 @@
+"""What an engine says of a step."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from punica_serve.errors import PunicaError
+from punica_serve.protocol import TokenLogprobs
+
+#: Why a request ended by itself.
+EndReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    request_id: str
+    #: Index among the request's generated tokens.
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Requests that are gone for one reason: their adapter can't be brought, or their numbers left the finite."""
+
+    request_ids: tuple[str, ...]
+    #: No other device will do better.
+    permanent: bool
+    error: PunicaError
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What has come of a step: where steps overlap, of the one launched by the call before."""
+
+    tokens: tuple[GeneratedToken, ...] = ()
+    #: (request_id, reason), after the tokens.
+    finished: tuple[tuple[str, EndReason], ...] = ()
+    failures: tuple[Failure, ...] = ()
+    #: Requests that had to give up their pages to older ones and wait.
+    starved: tuple[str, ...] = ()
+    #: Whether a step was launched or has ended: if neither, nothing can run before something changes.
+    has_run: bool = False
+    #: Rows of the step that has ended, one for each request; 0 if none has.
+    batch_size: int = 0
+    num_prefill_tokens: int = 0
+    #: Different adapters in the batch.
+    num_adapters: int = 0
+    #: From its launch, or the end of the step before it if that was later.
+    duration_s: float = 0.0
