@@ -44,6 +44,16 @@ class Settings:
     #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
     folder: Path | None = None
 
+    @property
+    def is_of_the_goals(self) -> bool:
+        """Whether goals and other systems' figures are of the same requests."""
+        return self.length is None and (self.num_requests, self.rank, self.batch_size, self.resident) == (
+            1000,
+            16,
+            32,
+            False,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RowTimes:

@@ -76,7 +76,7 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
 
 def make_report(subject: Subject, settings: Settings, measured: Measured, peft: PeftTimes | None) -> Report:
     """Tables, goals and the picture of one run."""
-    at_goal_shape = subject.on_gpu and subject.model.name == GOAL_SHAPE and settings.length is None
+    at_goal_shape = subject.on_gpu and subject.model.name == GOAL_SHAPE and settings.is_of_the_goals
     speeds = _speed_table(f"textgen: {subject.model.name}, rank {settings.rank}", measured, peft)
     steps = _step_table(StepBytes.of(subject.model, subject.dtype, settings.rank), measured, peft)
     tables = [_with_vllm(speeds) if at_goal_shape else speeds, steps]

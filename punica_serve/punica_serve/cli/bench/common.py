@@ -1,5 +1,6 @@
 """What the benchmark commands share: options, the progress bar, and where results go."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from punica_serve.errors import ConfigError
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
@@ -28,6 +31,7 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     """
     from punica_serve.bench.report import leave
 
+    _check_folder(out)
     console = Console()
     if not console.is_terminal:  # a file has no width of its own, and rich would cut the tables at 80
         console = Console(width=_FILE_WIDTH)
@@ -38,3 +42,10 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     leave(report, out, console)
     if report.failures:
         raise typer.Exit(1)
+
+
+def _check_folder(out: Path) -> None:
+    """Before minutes of measuring, not after. Raises ConfigError if the folder can't be made."""
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(f"`--out` {out}: {existing} is no folder that can be written to", param="out")

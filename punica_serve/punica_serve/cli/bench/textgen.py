@@ -15,6 +15,7 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
+from punica_serve.errors import ConfigError
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
@@ -67,6 +68,8 @@ def command(
     with subject_of(config, shape, device) as subject:
         if not subject.on_gpu:
             requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
+        if length:
+            check_length(length, subject.config.context_of(subject.model))
         settings = Settings(
             rows=parse_rows(rows, on_gpu=subject.on_gpu),
             num_requests=requests or 1000,
@@ -84,3 +87,10 @@ def command(
             return measure_all(subject, settings, progress)
 
         measure(benchmark, out, REFRESH_PER_S)
+
+
+def check_length(length: tuple[int, int], context: int) -> None:
+    """Raises ConfigError for lengths that the model can't have."""
+    if min(length) < 1 or sum(length) > context:
+        message = f"`--length` is {length[0]} {length[1]}; both must be at least 1, and together at most {context}"
+        raise ConfigError(message, param="length")

@@ -63,3 +63,17 @@ def test_other_benchmarks_from_end_to_end(command: str, options: list[str], conf
     assert result.exit_code == 0, result.output
     document = json.loads((out / f"{command}.json").read_text())
     assert all(document["tables"].values()) and (out / f"{command}.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--length", "-5", "64"], "--length"),
+        (["--length", "300000", "64"], "--length"),
+        (["--out", "{file}"], "--out"),
+    ],
+)
+def test_what_can_not_be_is_said_before_anything_is_measured(config_file: Path, options: list[str], named: str) -> None:
+    given = [option.format(file=config_file) for option in options]
+    result = CliRunner().invoke(app, ["textgen", "--config", str(config_file), *given])
+    assert isinstance(result.exception, ConfigError) and named in result.exception.message
