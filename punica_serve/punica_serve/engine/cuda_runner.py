@@ -94,14 +94,17 @@ class CudaRunner:
         """Compiles all kernels, and captures graphs over one memory pool: they never run together."""
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan(None, ())
+        warm: set[int] = set()
         with torch.cuda.stream(self._stream):
-            for program in self._programs.values():
+            for (shape, _), program in self._programs.items():
                 program.stage(nothing, {}, self._pages_of)
                 if use_graphs:
                     program.capture(pool)
-                # No two copies of inputs may be under way, and the sampler's launches depend on the number of rows.
-                self._sampler.warm_up(program.run())
-                torch.cuda.synchronize(self._stream.device)
+                logits = program.run()
+                if shape.num_sampled not in warm:  # of a shape, sampling knows the number of rows alone
+                    self._sampler.warm_up(logits)
+                    warm.add(shape.num_sampled)
+                torch.cuda.synchronize(self._stream.device)  # no two copies of inputs may be under way
 
 
 def _make_programs(

@@ -20,4 +20,8 @@ class PinnedWords:
     def send(self, words: Int32s) -> None:
         """Writes, and queues the copy of as many words to the device on the current stream."""
         self.write(words)
-        self.device[: len(words)].copy_(self.host[: len(words)], non_blocking=True)
+        self.queue(len(words))
+
+    def queue(self, num_words: int | None = None) -> None:
+        """Queues the copy of the first words, by default of all, to the device on the current stream."""
+        self.device[:num_words].copy_(self.host[:num_words], non_blocking=True)

@@ -104,18 +104,22 @@ class Sampler:
             if sequence.position < sequence.sampling.min_tokens
             for token_id in sequence.sampling.end_ids(self._eos_token_ids)
         ]
-        places = self._histories.follow([sequence for sequence, _ in penalized])
+        if not penalized:
+            self._histories.forget()
         if not penalized and not ends:
             return logits, False, None
         adjusted = logits.to(torch.float32, copy=True)
-        numbers = self._int64([row for _, row in penalized])
+        histories = None
         if penalized:
+            places = self._histories.follow([sequence for sequence, _ in penalized])
+            numbers = self._int64([row for _, row in penalized])
+            histories = (places, numbers)
             chosen = adjusted[numbers]
             self._histories.penalize(chosen, places, [sequence.sampling for sequence, _ in penalized])
             adjusted[numbers] = chosen
         if ends:
             adjusted[self._int64([row for row, _ in ends]), self._int64([end for _, end in ends])] = -torch.inf
-        return adjusted, bool(ends), (places, numbers) if penalized else None
+        return adjusted, bool(ends), histories
 
     def _how(self, num_rows: int, pairs: Series[tuple[Sequence, int]]) -> SamplingRows:
         drawn = [(row, s.position, s.sampling) for s, row in pairs if s.sampling.temperature > 0]

@@ -6,14 +6,15 @@ The words are written on the host into pinned memory and copied as a whole; the 
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_serve.engine.batch import build_segments
 from punica_serve.engine.lora_batch import PagesOf
+from punica_serve.engine.pinned_words import PinnedWords
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_pages import Int32s
 from punica_serve.engine.step_shape import StepShape
 from punica_serve.lora_layout import LORA_GROUPS
 from punica_serve.protocol import LoraGroup
@@ -31,10 +32,10 @@ class StepInputs:
         if table_shape is not None:
             parts.update(dict.fromkeys(LORA_GROUPS, table_shape.num_words))
         places, num_words = _lay_out(parts)
-        self._host = torch.zeros(num_words, dtype=torch.int32, pin_memory=True)
-        self._device = self._host.to(device)
-        self._words: dict[str, npt.NDArray[np.int32]] = {name: self._host.numpy()[at] for name, at in places.items()}
-        views = {name: self._device[at] for name, at in places.items()}
+        self._all_words = PinnedWords(num_words, device)
+        host = self._all_words.host.numpy()
+        self._words: dict[str, Int32s] = {name: host[at] for name, at in places.items()}
+        views = {name: self._all_words.device[at] for name, at in places.items()}
         self.token_ids, self.positions = views["token_ids"], views["positions"]
         #: Row of the step before whose draw is the token; -1: it is in ``token_ids``.
         self.sources = views["sources"]
@@ -57,7 +58,7 @@ class StepInputs:
             for group in LORA_GROUPS:
                 pages = [own.get(group, []) for own in owned]
                 self._table_shape.fill(self._words[group], segments.indptr, pages)
-        self._device.copy_(self._host, non_blocking=True)
+        self._all_words.queue()
 
     def _write_rows(self, plan: StepPlan, draw_rows: Mapping[Sequence, int]) -> None:
         token_ids, positions, sources = (self._words[name] for name in ("token_ids", "positions", "sources"))

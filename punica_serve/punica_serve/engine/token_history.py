@@ -48,6 +48,10 @@ class TokenHistories:
         self._places = {sequence: (place, sequence.position + 1) for sequence, place in places.items()}
         return to_device([places[sequence] for sequence in sequences], torch.int64, self._device)
 
+    def forget(self) -> None:
+        """Nobody in this step has penalties."""
+        self._places.clear()
+
     def penalize(self, logits: Tensor, places: Tensor, params: Series[SamplingParams]) -> None:
         """Penalises, in place, float32 logits [places, vocab]."""
         apply_penalties(
