@@ -20,6 +20,8 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
+from process_tree import alive, command_line, descendants
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 TIMEOUT_S = 60.0
@@ -62,9 +64,6 @@ class Cluster:
         """Process ids below `up`, of those whose command line has ``role`` in it."""
         return [pid for pid in descendants(self.up.pid) if role in command_line(pid)]
 
-    def alive(self, pids: list[int]) -> list[int]:
-        return [pid for pid in pids if command_line(pid)]
-
     def new_streams(self, count: int) -> list[Stream]:
         return [Stream() for _ in range(count)]
 
@@ -91,26 +90,6 @@ class Cluster:
     def num_used_pages(self) -> int:
         gpus = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["gpus"]
         return sum(gpu["gpu"]["num_kv_pages"] - gpu["free_kv_pages"] for gpu in gpus)
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = [pid]
-    for process in found:  # grows while it is walked
-        found += children.get(process, [])
-    return found[1:]
-
-
-def command_line(pid: int) -> str:
-    """Empty for a process that has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
 
 
 def wait_until(
@@ -148,7 +127,7 @@ def started(
         left = cluster.processes()
         up.send_signal(signal.SIGINT)
         up.wait(TIMEOUT_S)
-        wait_until(lambda: not cluster.alive(left))
+        wait_until(lambda: not alive(left))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
+from process_tree import alive
+
 Until = Callable[[Callable[[], bool]], Any]
 
 #: Greedy and drawn, of several adapters, long enough to be caught in the middle.
@@ -70,10 +72,10 @@ async def test_ctrl_c_ends_every_process(own_cluster: Any) -> None:
     assert len(processes) == 5  # scheduler, runner, frontend, two workers
     own_cluster.up.send_signal(signal.SIGINT)
     assert await asyncio.to_thread(own_cluster.up.wait, 30) == 0
-    assert not own_cluster.alive(processes)
+    assert not alive(processes)
 
 
 async def test_nothing_outlives_up_even_when_it_is_killed(own_cluster: Any, until: Until) -> None:
     processes = own_cluster.processes()
     own_cluster.up.kill()
-    await until(lambda: not own_cluster.alive(processes))
+    await until(lambda: not alive(processes))

@@ -1,0 +1,30 @@
+"""Processes as the kernel lists them: what a test's processes have started, and whether it still runs. Linux only."""
+
+import contextlib
+from pathlib import Path
+
+
+def descendants(*pids: int) -> list[int]:
+    """Process ids below these, parents before children; zombies and what they had started are left out."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = list(pids)
+    for pid in found:  # grows while it is walked
+        found += children.get(pid, [])
+    return found[len(pids) :]
+
+
+def command_line(pid: int) -> str:
+    """Arguments with a space after each; empty for a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run."""
+    return [pid for pid in pids if command_line(pid)]
