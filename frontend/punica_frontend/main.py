@@ -17,6 +17,7 @@ from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.notify import READY, notify
 from punica_serve.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: 
         app = create_app(client, catalog, tokenizer, model, config.engine)
         server = http_server(app, max_body_bytes=max_body_bytes(model, config.engine))
         log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        notify(READY)
         await _run(server, listener, client)
 
 

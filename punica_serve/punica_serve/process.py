@@ -2,9 +2,10 @@
 
     scheduler, runner, frontend, up  --  run(name, serve(...))
 
-SIGINT or SIGTERM cancels the coroutine, which then has ``stop_timeout_s`` to clean up; a second signal ends the process
-at once. A process started with a lifeline (the read end of a pipe whose write end its parent alone holds) also stops
-when the parent is gone, however it died.
+SIGINT cancels the coroutine, which then has ``stop_timeout_s`` to clean up. SIGTERM asks a process that can drain to
+finish or hand over what it has under way, and to end by itself; any other it cancels too. A second signal ends the
+process at once. A process started with a lifeline (the read end of a pipe whose write end its parent alone holds) also
+stops when the parent is gone, however it died. Its event loop gives signs of life (notify.py).
 """
 
 import asyncio
@@ -14,11 +15,12 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
 from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.notify import STOPPING, keep_alive, notify
 
 #: The secret that all processes of a cluster share.
 TOKEN_ENV = "PUNICA_CLUSTER_TOKEN"
@@ -45,6 +47,22 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class Drain:
+    """What a process is asked for by SIGTERM: to leave without anyone noticing. Its coroutine awaits and obeys it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        #: A coroutine that has not ended by itself so long after the signal is cancelled.
+        self.timeout_s = timeout_s
+        self._wanted = asyncio.Event()
+
+    def begin(self) -> None:
+        self._wanted.set()
+
+    async def wanted(self) -> None:
+        """Returns once the process is to finish what it has under way and end."""
+        await self._wanted.wait()
+
+
 def cluster_token() -> str:
     """The cluster's secret, from the environment. Raises ConfigError."""
     token = os.environ.get(TOKEN_ENV)
@@ -62,8 +80,9 @@ def run(
     *,
     log_level: LogLevel = LogLevel.INFO,
     stop_timeout_s: float = STOP_TIMEOUT_S,
+    drain: Drain | None = None,
 ) -> None:
-    """Runs a process's coroutine until it ends or a signal cancels it.
+    """Runs a process's coroutine until it ends or a signal cancels it; one that obeys ``drain`` ends on SIGTERM.
 
     Raises the first PunicaError when nothing else ended the coroutine, so that a mistake is told in one line, whatever
     task groups it came through; and other exceptions as they are.
@@ -71,7 +90,7 @@ def run(
     configure_logging(name, log_level)
     _hold_lifeline(stop_timeout_s)
     try:
-        asyncio.run(_until_signal(serve, stop_timeout_s))
+        asyncio.run(_until_signal(serve, stop_timeout_s, drain))
     except BaseExceptionGroup as group:
         mistakes, rest = group.split(PunicaError)
         if mistakes is None or rest is not None:
@@ -100,26 +119,41 @@ def death_reason(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
-async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float) -> None:
+async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float, drain: Drain | None) -> None:
     task = asyncio.current_task()
     assert task is not None
-    stopping = False
+    loop = asyncio.get_running_loop()
+    signalled = stopping = False
 
     def stop() -> None:
         nonlocal stopping
-        if stopping:
-            os._exit(EXIT_GAVE_UP)
         stopping = True
         _exit_after(stop_timeout_s)
         task.cancel()
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop)
+    def begin_to_drain() -> None:
+        assert drain is not None
+        drain.begin()
+        loop.call_later(drain.timeout_s, stop)
+
+    def on_signal(action: Callable[[], None]) -> None:
+        nonlocal signalled
+        if signalled:
+            os._exit(EXIT_GAVE_UP)
+        signalled = True
+        notify(STOPPING)
+        action()
+
+    loop.add_signal_handler(signal.SIGINT, on_signal, stop)
+    loop.add_signal_handler(signal.SIGTERM, on_signal, begin_to_drain if drain else stop)
+    signs_of_life = asyncio.create_task(keep_alive())
     try:
         await serve
     except asyncio.CancelledError:
         if not stopping:
             raise
+    finally:
+        signs_of_life.cancel()
 
 
 def _exit_after(timeout_s: float) -> None:
@@ -143,7 +177,7 @@ def _hold_lifeline(stop_timeout_s: float) -> None:
 
 def _watch_lifeline(fd: int, stop_timeout_s: float) -> None:
     os.read(fd, 1)  # nobody ever writes: this returns when the last write end is closed
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)  # whoever is to take over what would be drained is most likely gone too
     time.sleep(stop_timeout_s)
     os._exit(EXIT_GAVE_UP)
 

@@ -17,6 +17,7 @@ from punica_scheduler.placement import PLACEMENTS
 from punica_scheduler.scheduler import Scheduler
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
+from punica_serve.notify import READY, notify
 from punica_serve.protocol import (
     AddRequest,
     AssignmentsFailed,
@@ -52,6 +53,7 @@ async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[in
     host = config.scheduler.host
     async with listen(host, config.scheduler.port, ToScheduler, server.session) as port:
         log.info("scheduler listens on %s:%d", host, port)
+        notify(READY)
         on_listening(port)
         await server.keep_ticking()
 

@@ -70,6 +70,48 @@ process.run("test", stubborn(), stop_timeout_s=0.1)
     assert "test ERROR did not stop within 0.1 s" in stderr
 
 
+DRAINING = """
+drain = process.Drain(timeout_s={timeout_s})
+async def serve():
+    print("running", flush=True)
+    await drain.wanted()
+    print("draining", flush=True)
+    {then}
+    print("drained", flush=True)
+process.run("test", serve(), stop_timeout_s=0.5, drain=drain)
+"""
+
+
+def test_sigterm_lets_a_process_drain() -> None:
+    with started(DRAINING.format(timeout_s=60, then="await asyncio.sleep(0.05)")) as child:
+        child.terminate()
+        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert (stdout, stderr, child.returncode) == ("draining\ndrained\n", "", 0)
+
+
+def test_sigint_does_not() -> None:
+    with started(DRAINING.format(timeout_s=60, then="pass")) as child:
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert (stdout, stderr, child.returncode) == ("", "", 0)
+
+
+def test_a_drain_has_an_end() -> None:
+    with started(DRAINING.format(timeout_s=0.1, then="await asyncio.Event().wait()")) as child:
+        child.terminate()
+        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+    assert (stdout, stderr, child.returncode) == ("draining\n", "", 0)
+
+
+def test_a_second_signal_ends_a_drain_at_once() -> None:
+    with started(DRAINING.format(timeout_s=60, then="await asyncio.Event().wait()")) as child:
+        child.terminate()
+        assert child.stdout is not None
+        assert child.stdout.readline() == "draining\n"
+        child.terminate()
+        assert child.wait(TIMEOUT_S) == 1
+
+
 def test_a_second_signal_ends_the_process_at_once() -> None:
     code = """
 async def slow():

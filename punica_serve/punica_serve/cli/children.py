@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from punica_serve.backoff import Backoff
+from punica_serve.cli.watchdog import Watchdog, watchdog
 from punica_serve.errors import ConfigError
 from punica_serve.process import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S, death_reason
 
@@ -22,6 +23,8 @@ KILL_TIMEOUT_S = STOP_TIMEOUT_S + 2.0
 RESTART_FIRST_S = 0.25
 RESTART_HIGHEST_S = 15.0
 HEALTHY_LIFE_S = 60.0
+#: A process whose event loop stands still for so long, as after SIGSTOP, is killed and started again.
+WATCHDOG_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -72,23 +75,34 @@ class Child:
 
     async def _run_once(self) -> tuple[int, float]:
         """The process's return code, and how long it lived."""
-        process = await asyncio.create_subprocess_exec(
-            *self.command,
-            env={**os.environ, **self.environment, LIFELINE_ENV: str(self.lifeline_fd)},
-            stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(self.lifeline_fd,),
-            start_new_session=True,  # a Ctrl-C in the terminal reaches `up` alone, which stops the others in order
-        )
-        started_s = time.monotonic()
-        try:
-            return await process.wait(), time.monotonic() - started_s
-        finally:
-            await self._stop(process)
+        with watchdog(WATCHDOG_TIMEOUT_S) as signs:
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env={**os.environ, **self.environment, **signs.environment, LIFELINE_ENV: str(self.lifeline_fd)},
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(self.lifeline_fd,),
+                start_new_session=True,  # a Ctrl-C in the terminal reaches `up` alone, which stops the others in order
+            )
+            started_s = time.monotonic()
+            guard = asyncio.create_task(self._kill_when_frozen(process, signs))
+            try:
+                return await process.wait(), time.monotonic() - started_s
+            finally:
+                guard.cancel()
+                await self._stop(process)
+
+    async def _kill_when_frozen(self, process: asyncio.subprocess.Process, signs: Watchdog) -> None:
+        await signs.until_frozen()
+        log.error("the %s gives no sign of life and is killed", self.name)
+        process.kill()
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        """Ends the process, if it runs, and whatever it has left behind in its process group."""
+        """Ends the process, if it runs, and whatever it has left behind in its process group.
+
+        SIGINT, as all others stop too: nothing is drained, for there is nowhere to move to.
+        """
         if process.returncode is None:
-            process.terminate()
+            process.send_signal(signal.SIGINT)
             try:
                 await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
             except TimeoutError:

@@ -16,6 +16,7 @@ from punica_serve import process
 from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
 from punica_serve.cli.config_check import check_config
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, HostOption, LogLevelOption, PortOption
+from punica_serve.notify import READY, notify
 from punica_serve.process import LogLevel
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ async def _serve(cluster: Cluster, console: "Console") -> None:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
             models = await _until_ready(client, console)
         _print_banner(cluster.url, models, console)
+        notify(READY)
         await asyncio.Event().wait()
 
 

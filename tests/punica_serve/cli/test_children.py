@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.cli import children
+from punica_serve.cli import children, watchdog
 from punica_serve.cli.children import Child, lifeline
 from punica_serve.errors import ConfigError
 
@@ -98,10 +98,46 @@ async def test_a_process_that_ignores_the_signal_is_killed(
 ) -> None:
     monkeypatch.setattr(children, "KILL_TIMEOUT_S", 0.1)
     notes = tmp_path / "notes"
-    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NOTE_PID_AND_WAIT}"
+    code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{NOTE_PID_AND_WAIT}"
     async with kept_running(code, lifeline_fd, NOTES=str(notes)):
         (pid,) = await lines(notes, 1)
     assert is_gone(int(pid))
+
+
+GIVE_SIGNS_OF_LIFE = """
+import asyncio, os
+from punica_serve import notify
+async def live():
+    signs = asyncio.create_task(notify.keep_alive())
+    await asyncio.sleep(0.1)
+    with open(os.environ["NOTES"], "a") as notes:
+        print(os.getpid(), file=notes)
+    await signs
+asyncio.run(live())
+"""
+
+
+async def test_a_frozen_process_is_killed_and_started_again(
+    lifeline_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(children, "WATCHDOG_TIMEOUT_S", 1.0)
+    notes = tmp_path / "notes"
+    async with kept_running(GIVE_SIGNS_OF_LIFE, lifeline_fd, NOTES=str(notes)):
+        (first,) = await lines(notes, 1)
+        os.kill(int(first), signal.SIGSTOP)
+        _, second = await lines(notes, 2)
+        assert is_gone(int(first)) and second != first
+    assert "the tester gives no sign of life and is killed" in caplog.text
+
+
+async def test_a_process_that_is_frozen_before_its_first_sign_is_killed_too(
+    lifeline_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "START_TIMEOUT_S", 0.3)
+    notes = tmp_path / "notes"
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+        first, second = (await lines(notes, 2))[:2]
+        assert second != first
 
 
 async def test_what_a_dead_process_leaves_behind_is_killed(lifeline_fd: int, tmp_path: Path) -> None:
