@@ -103,19 +103,61 @@ class EngineConfig(_Config):
         return self.max_context or limit
 
 
+class ConsolidationConfig(_Config):
+    """Emptying lightly loaded GPUs: their requests move to busier ones, which prefill them anew.
+
+    A GPU is emptied when that prefill takes less GPU time than emptying saves. What it saves is the time until its
+    requests would have ended by themselves, and `idle_s` at most.
+    """
+
+    enabled: Flag = True
+    #: How often a GPU to empty is looked for; one is emptied at a time.
+    interval_s: Seconds = 5.0
+    #: What a GPU prefills in a second: moving a request costs its tokens over this. `punica-serve profile` measures it.
+    prefill_tokens_per_s: PositiveInt = 5000
+    #: How long a GPU that was emptied stays idle, typically: until the next rise of the load.
+    idle_s: Seconds = 30.0
+
+
+class ScaleConfig(_Config):
+    """Advice on the number of GPUs. Nothing is advised on one look alone, so that advice does not flap."""
+
+    #: No runner is advised away below this many GPUs; with fewer, more are asked for.
+    min_gpus: PositiveInt = 1
+    #: More GPUs are asked for when none has been lightly loaded for so long.
+    busy_s: Seconds = 5.0
+    #: A runner may be released when all its GPUs have been idle for so long.
+    idle_s: Seconds = 60.0
+    #: Command and arguments that run when the advice changes, with the advice as JSON on standard input.
+    hook: tuple[Name, ...] = ()
+
+
 class SchedulerConfig(_Config):
     """Where the scheduler listens and how it places."""
 
     host: Name = "127.0.0.1"
     #: 0 lets `punica-serve up` choose a free one.
     port: Port = 8100
-    placement: Literal["punica"] = "punica"
+    #: Which of the GPUs with room a request goes to. punica: the one with the largest working set. The others are
+    #: there to be compared with it: the smallest, the first by UUID, one drawn by the request's id.
+    placement: Literal["punica", "most_idle", "first_fit", "random"] = "punica"
+    #: Who is next. fcfs: who came first. vtc: the tenant that has been served least (virtual token counters).
+    queue: Literal["fcfs", "vtc"] = "fcfs"
+    #: Move requests that lack KvCache to other GPUs. Without, they wait for the GPU that they ran on: a comparison.
+    migration: Flag = True
+    #: A GPU is lightly loaded when its requests fill at most this share of its batch.
+    light_load: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.25
+    consolidation: ConsolidationConfig = ConsolidationConfig()
+    scale: ScaleConfig = ScaleConfig()
     #: Requests that may wait for a GPU; beyond it they are refused with 429.
     max_queue: PositiveInt = 10_000
     #: A request that found no GPU for so long fails with 429.
     queue_timeout_s: Seconds = 600.0
     #: After a start, how long the scheduler waits for runners and frontends to come back before it places.
     settle_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
+    #: Check the scheduler's own books after every `audit_every`th event; a contradiction ends the process.
+    audit: Flag = False
+    audit_every: PositiveInt = 1
 
 
 class RunnerConfig(_Config):

@@ -13,8 +13,7 @@ from typing import Never
 
 from punica_scheduler import events
 from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
-from punica_scheduler.placement import PLACEMENTS
-from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.factory import scheduler_of
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.notify import READY, notify
@@ -64,13 +63,7 @@ class Server:
     def __init__(self, config: SchedulerConfig, token: str, *, incarnation: int) -> None:
         self._token = token
         self._incarnation = incarnation
-        self._scheduler = Scheduler(
-            incarnation,
-            placement=PLACEMENTS[config.placement],
-            max_queue=config.max_queue,
-            queue_timeout_ns=round(config.queue_timeout_s * 1e9),
-            settle_ns=round(config.settle_s * 1e9),
-        )
+        self._scheduler = scheduler_of(config, incarnation)
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
         #: Runner id -> the process that has it.
