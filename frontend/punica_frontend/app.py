@@ -6,10 +6,12 @@ from fastapi import FastAPI
 
 from punica_frontend.connection import BodyLimit
 from punica_frontend.errors import install_error_handlers
+from punica_frontend.figures import Figures
 from punica_frontend.generation import Generator
 from punica_frontend.routes.cluster import cluster_router
 from punica_frontend.routes.generate import generate_router
 from punica_frontend.routes.health import health_router
+from punica_frontend.routes.metrics import metrics_router
 from punica_frontend.routes.models import models_router
 from punica_frontend.routes.stream import stream_router
 from punica_frontend.scheduler_client import SchedulerClient
@@ -31,12 +33,13 @@ def create_app(
     """The routes over ``client``. ``engine`` names the base model and may shorten its context."""
     max_context = engine.context_of(model)
     base_name = engine.served_name
-    generator = Generator(client, catalog, tokenizer, model, base_name=base_name, max_context=max_context)
+    figures = Figures()
+    generator = Generator(client, catalog, tokenizer, model, figures, base_name=base_name, max_context=max_context)
     app = FastAPI(title="Punica Serve", version=__version__, description=_DESCRIPTION)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes(model, engine))
     app.include_router(generate_router(generator))
-    app.include_router(stream_router(generator, max_frame_bytes=max_body_bytes(model, engine)))
+    app.include_router(stream_router(generator, figures, max_frame_bytes=max_body_bytes(model, engine)))
     app.include_router(
         models_router(
             catalog,
@@ -48,6 +51,7 @@ def create_app(
     )
     app.include_router(cluster_router(client))
     app.include_router(health_router(client))
+    app.include_router(metrics_router(client, figures))
     return app
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from punica_frontend.answers import Frame
 from punica_frontend.errors import from_wire
+from punica_frontend.figures import Figures, outcome_of
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import GenerateFields
 from punica_frontend.text_stream import TextStream
@@ -39,10 +40,12 @@ class Plan:
     stops: tuple[str, ...]
     #: Tokens that end the answer and have no text.
     end_ids: frozenset[int]
+    #: When the request came, on the monotonic clock.
+    arrived_s: float
 
 
 class Generator:
-    """Plans requests and streams their answers. Holds no state of its own."""
+    """Plans requests and streams their answers. Holds no state of its own; ``figures`` are told how requests went."""
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Generator:
         catalog: AdapterCatalog,
         tokenizer: Tokenizer,
         model: ModelConfig,
+        figures: Figures,
         *,
         base_name: str,
         max_context: int,
@@ -59,12 +63,20 @@ class Generator:
         self._catalog = catalog
         self._tokenizer = tokenizer
         self._model = model
+        self._figures = figures
         self._base_name = base_name
         self._max_context = max_context
 
     async def plan(self, fields: GenerateFields, *, answer_id: str | None = None) -> Plan:
         """Raises InvalidRequest, AdapterNotFound or AdapterRejected. ``answer_id`` is by default the cluster's own."""
-        arrival_ns = time.time_ns()
+        try:
+            return await self._plan(fields, answer_id)
+        except Exception as error:
+            self._figures.num_ended[outcome_of(error)] += 1
+            raise
+
+    async def _plan(self, fields: GenerateFields, answer_id: str | None) -> Plan:
+        arrival_ns, arrived_s = time.time_ns(), time.monotonic()
         adapter = self._resolve(fields.lora_id)
         prompt_ids = await self._prompt_ids(fields)
         max_tokens = answer_room(fields, len(prompt_ids), self._max_context, self._client.limits)
@@ -79,6 +91,7 @@ class Generator:
             lora_id=fields.lora_id if adapter else None,
             stops=tuple(fields.stop or ()),
             end_ids=sampling.end_ids(self._model.generation.eos_token_ids),
+            arrived_s=arrived_s,
         )
 
     async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
@@ -89,16 +102,20 @@ class Generator:
         text = TextStream(
             self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
         )
-        async with aclosing(self._client.generate(plan.request)) as deliveries:
-            async for delivery in deliveries:
-                if delivery.error:
-                    raise from_wire(delivery.error)
-                if delivery.finish_reason == "error":
-                    raise RequestFailed("the cluster gave up on the request")
-                frame = text.feed(delivery)
-                yield frame
-                if frame.finish_reason:
-                    return
+        with self._figures.request(plan.arrived_s, len(plan.request.prompt_ids)) as figures:
+            async with aclosing(self._client.generate(plan.request)) as deliveries:
+                async for delivery in deliveries:
+                    if delivery.error:
+                        raise from_wire(delivery.error)
+                    if delivery.finish_reason == "error":
+                        raise RequestFailed("the cluster gave up on the request")
+                    frame = text.feed(delivery)
+                    figures.add_tokens(len(frame.token_ids), time.monotonic())
+                    if frame.finish_reason:
+                        figures.outcome = frame.finish_reason
+                    yield frame
+                    if frame.finish_reason:
+                        return
 
     def _resolve(self, lora_id: str | None) -> AdapterRef | None:
         if lora_id is None or lora_id == self._base_name:

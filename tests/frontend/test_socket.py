@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from fastapi import WebSocket
 
+from punica_frontend.figures import Figures
 from punica_frontend.generation import Generator
 from punica_frontend.socket import MAX_QUEUED_FRAMES, GenerateSocket
 from punica_serve.adapters.catalog import AdapterCatalog
@@ -34,7 +35,7 @@ class SlowPeer(WebSocket):
 @pytest.fixture
 def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> Generator:
     cluster.answer = lambda request: itertools.repeat(5)
-    return Generator(cluster, catalog, tokenizer, model, base_name="numbers", max_context=1_000_000)
+    return Generator(cluster, catalog, tokenizer, model, Figures(), base_name="numbers", max_context=1_000_000)
 
 
 async def test_a_slow_reader_holds_its_requests_back(generator: Generator, cluster: Any) -> None:

@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter, WebSocket
 
+from punica_frontend.figures import Figures
 from punica_frontend.generation import Generator
 from punica_frontend.socket import GenerateSocket
 
 
-def stream_router(generator: Generator, *, max_frame_bytes: int) -> APIRouter:
+def stream_router(generator: Generator, figures: Figures, *, max_frame_bytes: int) -> APIRouter:
     router = APIRouter()
 
     @router.websocket("/v1/generate/stream")
@@ -17,6 +18,10 @@ def stream_router(generator: Generator, *, max_frame_bytes: int) -> APIRouter:
         beyond the server's own limit is not even received: it closes the socket with code 1009.
         """
         await websocket.accept()
-        await GenerateSocket(websocket, generator, max_frame_bytes=max_frame_bytes).run()
+        figures.num_websockets += 1
+        try:
+            await GenerateSocket(websocket, generator, max_frame_bytes=max_frame_bytes).run()
+        finally:
+            figures.num_websockets -= 1
 
     return router
