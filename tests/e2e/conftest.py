@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,17 +40,28 @@ class Stream:
 class Cluster:
     """A running `punica-serve up`."""
 
-    def __init__(self, up: subprocess.Popen[bytes], port: int, log: Path, num_workers: int) -> None:
+    def __init__(self, up: subprocess.Popen[bytes], log: Path, num_workers: int) -> None:
         self.up = up
         self.num_workers = num_workers
-        self.url = f"http://127.0.0.1:{port}"
-        self.stream_url = f"ws://127.0.0.1:{port}/v1/generate/stream"
         self.log = log
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the frontends, as the banner lists them."""
+        return re.findall(r"(?:is ready:|also at) +(http://\S+)", self.log.read_text())
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
+
+    @property
+    def stream_url(self) -> str:
+        return f"{self.url.replace('http', 'ws', 1)}/v1/generate/stream"
 
     def wait_until_ready(self, timeout_s: float) -> None:
         def is_ready() -> bool:
             assert self.up.poll() is None, self.log.read_text()
-            return "Punica Serve is ready" in self.log.read_text() and self.num_gpus() == self.num_workers
+            return "Ctrl-C stops it" in self.log.read_text() and self.num_gpus() == self.num_workers
 
         wait_until(is_ready, lambda: self.log.read_text(), timeout_s)
 
@@ -103,23 +114,27 @@ def wait_until(
 
 @contextmanager
 def started(
-    folder: Path, config_name: str = "demo.yaml", ready_timeout_s: float = TIMEOUT_S, **engine: Any
+    folder: Path,
+    config_name: str = "demo.yaml",
+    ready_timeout_s: float = TIMEOUT_S,
+    num_runners: int = 1,
+    num_frontends: int = 1,
+    **engine: Any,
 ) -> Iterator[Cluster]:
     """A cluster of one of our config files on free ports, with these engine settings.
 
     On the way out it is stopped, and leaves nothing behind.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
     config["adapters"]["broken"] = str(folder / "broken")
-    config |= {"scheduler": {"port": 0}, "frontend": {"port": port}}
+    config |= {"scheduler": {"port": 0}, "frontend": {"port": 0}}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
+    command += ["--runners", str(num_runners), "--frontends", str(num_frontends)]
     with (folder / "log").open("wb") as log:
         up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
-    cluster = Cluster(up, port, folder / "log", len(config["runner"]["devices"]))
+    cluster = Cluster(up, folder / "log", num_runners * len(config["runner"]["devices"]))
     try:
         cluster.wait_until_ready(ready_timeout_s)
         yield cluster
@@ -155,6 +170,13 @@ def gpu_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Clus
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """For tests that end it."""
     with started(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def wide_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Of two runners and two frontends."""
+    with started(tmp_path, num_runners=2, num_frontends=2) as cluster:
         yield cluster
 
 

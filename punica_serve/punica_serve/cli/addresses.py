@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from contextlib import ExitStack
 
 from punica_serve.errors import ConfigError
 
@@ -9,15 +10,30 @@ from punica_serve.errors import ConfigError
 _WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def listening_port(host: str, port: int, option: str) -> int:
-    """The port, or a free one for 0, once it is sure that a server can listen there.
+_HIGHEST_PORT = 65_535
+
+
+def listening_ports(host: str, first: int, count: int, option: str) -> tuple[int, ...]:
+    """Consecutive ports from the first on, or free ones for 0, once it is sure that servers can listen there.
 
     Raises ConfigError, which names ``option`` as what to change.
     """
+    with ExitStack() as held:  # all at once, so that no free port is found twice
+        return tuple(
+            held.enter_context(_listening(host, first and first + index, option)).getsockname()[1]
+            for index in range(count)
+        )
+
+
+def _listening(host: str, port: int, option: str) -> socket.socket:
+    """Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if port > _HIGHEST_PORT:
+        raise ConfigError(
+            f"can't listen on {host}:{port}: no port is above {_HIGHEST_PORT}; change {option}", param=option
+        )
     try:
-        with socket.create_server((host, port), family=family) as server:
-            return int(server.getsockname()[1])
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             reason = "the port is in use; stop what listens there"

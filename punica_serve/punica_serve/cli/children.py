@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Never
 
 from punica_serve.backoff import Backoff
 from punica_serve.cli.watchdog import Watchdog, watchdog
@@ -40,6 +41,21 @@ def lifeline() -> Iterator[int]:
         os.close(write_end)
 
 
+@asynccontextmanager
+async def kept_running(children: Sequence["Child"]) -> AsyncIterator[None]:
+    """Keeps processes running while the context is open, and stops them all at once at the end.
+
+    Raises ConfigError (in an exception group) when one says that a user's mistake ended it.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(child.keep_running(), name=child.name) for child in children]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
 @dataclass(frozen=True)
 class Child:
     """How to start one process."""
@@ -50,20 +66,11 @@ class Child:
     #: Added to this process's own.
     environment: Mapping[str, str]
 
-    @asynccontextmanager
-    async def kept_running(self) -> AsyncIterator[None]:
-        """Keeps the process running while the context is open and stops it at the end.
+    async def keep_running(self) -> Never:
+        """Starts the process, and again whenever it dies; stops it when cancelled.
 
-        Raises ConfigError (in an exception group) when the process says that a user's mistake ended it.
+        Raises ConfigError when the process says that a user's mistake ended it.
         """
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(self._keep_running(), name=self.name)
-            try:
-                yield
-            finally:
-                task.cancel()
-
-    async def _keep_running(self) -> None:
         backoff = Backoff(RESTART_FIRST_S, RESTART_HIGHEST_S, reset_after_s=HEALTHY_LIFE_S)
         while True:
             returncode, lived_s = await self._run_once()

@@ -1,22 +1,33 @@
 import pytest
 
-from punica_serve.cli.addresses import dialled, listening_port, scheduler_url
+from punica_serve.cli.addresses import dialled, listening_ports, scheduler_url
 from punica_serve.errors import ConfigError
 
 
-def test_zero_gives_a_free_port() -> None:
-    port = listening_port("127.0.0.1", 0, "--port")
-    assert listening_port("127.0.0.1", port, "--port") == port
+def test_zero_gives_free_ports() -> None:
+    ports = listening_ports("127.0.0.1", 0, 3, "--port")
+    assert len(set(ports)) == 3
+    assert listening_ports("127.0.0.1", ports[0], 1, "--port") == ports[:1]
+
+
+def test_ports_are_consecutive(taken_port: int) -> None:
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{taken_port}: the port is in use"):
+        listening_ports("127.0.0.1", taken_port - 1, 2, "--port")
 
 
 def test_a_port_in_use_is_refused_by_name(taken_port: int) -> None:
     with pytest.raises(ConfigError, match=rf"127.0.0.1:{taken_port}: the port is in use.* --port$"):
-        listening_port("127.0.0.1", taken_port, "--port")
+        listening_ports("127.0.0.1", taken_port, 1, "--port")
+
+
+def test_a_port_past_the_last_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"can't listen on 127.0.0.1:65536: no port is above 65535; change --port$"):
+        listening_ports("127.0.0.1", 65536, 1, "--port")
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"can't listen on 192.0.2.1:0: .*--host"):
-        listening_port("192.0.2.1", 0, "--host")
+        listening_ports("192.0.2.1", 0, 1, "--host")
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ def lifeline_fd() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def kept_running(code: str, lifeline_fd: int, **environment: str) -> AsyncIterator[None]:
-    async with asyncio.timeout(TIMEOUT_S):
-        async with Child("tester", [sys.executable, "-c", code], lifeline_fd, environment).kept_running():
-            yield
+async def kept_running(*codes: str, lifeline_fd: int, **environment: str) -> AsyncIterator[None]:
+    testers = [Child("tester", [sys.executable, "-c", code], lifeline_fd, environment) for code in codes]
+    async with asyncio.timeout(TIMEOUT_S), children.kept_running(testers):
+        yield
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -68,17 +68,24 @@ time.sleep(60)
 
 async def test_a_process_is_stopped_at_the_end(lifeline_fd: int, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (pid,) = await lines(notes, 1)
         assert not is_gone(int(pid))
     assert is_gone(int(pid))
+
+
+async def test_several_are_stopped_at_once(lifeline_fd: int, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with kept_running(NOTE_PID_AND_WAIT, NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):
+        pids = await lines(notes, 2)
+    assert all(is_gone(int(pid)) for pid in pids)
 
 
 async def test_a_dead_process_is_started_again(
     lifeline_fd: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes = tmp_path / "notes"
-    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (first,) = await lines(notes, 1)
         os.kill(int(first), signal.SIGKILL)
         _, second = await lines(notes, 2)
@@ -88,7 +95,7 @@ async def test_a_dead_process_is_started_again(
 
 async def test_a_users_mistake_ends_everything(lifeline_fd: int) -> None:
     with pytest.raises(ExceptionGroup) as raised:
-        async with kept_running("import sys; sys.exit(2)", lifeline_fd):
+        async with kept_running("import sys; sys.exit(2)", lifeline_fd=lifeline_fd):
             await asyncio.Event().wait()
     assert raised.group_contains(ConfigError, match="the tester can't run")
 
@@ -99,7 +106,7 @@ async def test_a_process_that_ignores_the_signal_is_killed(
     monkeypatch.setattr(children, "KILL_TIMEOUT_S", 0.1)
     notes = tmp_path / "notes"
     code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{NOTE_PID_AND_WAIT}"
-    async with kept_running(code, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (pid,) = await lines(notes, 1)
     assert is_gone(int(pid))
 
@@ -122,7 +129,7 @@ async def test_a_frozen_process_is_killed_and_started_again(
 ) -> None:
     monkeypatch.setattr(children, "WATCHDOG_TIMEOUT_S", 1.0)
     notes = tmp_path / "notes"
-    async with kept_running(GIVE_SIGNS_OF_LIFE, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(GIVE_SIGNS_OF_LIFE, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (first,) = await lines(notes, 1)
         os.kill(int(first), signal.SIGSTOP)
         _, second = await lines(notes, 2)
@@ -135,7 +142,7 @@ async def test_a_process_that_is_frozen_before_its_first_sign_is_killed_too(
 ) -> None:
     monkeypatch.setattr(watchdog, "START_TIMEOUT_S", 0.3)
     notes = tmp_path / "notes"
-    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         first, second = (await lines(notes, 2))[:2]
         assert second != first
 
@@ -144,7 +151,7 @@ async def test_what_a_dead_process_leaves_behind_is_killed(lifeline_fd: int, tmp
     notes = tmp_path / "notes"
     grandchild = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {NOTE_PID_AND_WAIT!r}])"
     code = f"{grandchild}\n{NOTE_PID_AND_WAIT}"
-    async with kept_running(code, lifeline_fd, NOTES=str(notes)):
+    async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         pids = await lines(notes, 2)
     await until(lambda: all(is_gone(int(pid)) for pid in pids))
 
@@ -159,7 +166,7 @@ async def test_a_process_inherits_only_the_reading_end_of_the_lifeline(lifeline_
         "print(os.read(int(os.environ[process.LIFELINE_ENV]), 1), file=note, flush=True)"
     )
     with lifeline() as fd:
-        waiting = kept_running(code, fd, NOTES=str(notes))
+        waiting = kept_running(code, lifeline_fd=fd, NOTES=str(notes))
         await waiting.__aenter__()
         assert await lines(notes, 1) == ["waiting"]
     assert (await lines(notes, 2))[1] == "b''"

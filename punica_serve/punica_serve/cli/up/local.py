@@ -1,0 +1,49 @@
+"""A cluster's processes as children of `up`, on one machine."""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
+
+from punica_serve.cli.children import Child, kept_running, lifeline
+from punica_serve.cli.up.plan import Plan, Process
+from punica_serve.cli.up.readiness import POLL_INTERVAL_S, print_banner, until_ready
+from punica_serve.notify import READY, notify
+from punica_serve.process import TOKEN_ENV
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+async def serve(plan: Plan, console: "Console") -> None:
+    """Keeps the processes running until cancelled, and then stops them: frontends, then runners, then the scheduler."""
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
+    token = os.environ.get(TOKEN_ENV) or secrets.token_hex(16)
+    environment = {TOKEN_ENV: token, "PYTHONSAFEPATH": "1"}
+    async with AsyncExitStack() as stack:
+        lifeline_fd = stack.enter_context(lifeline())
+
+        async def start(processes: Sequence[Process]) -> None:
+            children = [Child(each.name, each.command, lifeline_fd, environment) for each in processes]
+            await stack.enter_async_context(kept_running(children))
+
+        await start([plan.scheduler()])
+        await _until_listening(plan.scheduler_host, plan.scheduler_port)  # the others would complain
+        await start(plan.runners())
+        await start(plan.frontends())
+        models = await until_ready(plan.urls, console)
+        print_banner(plan.urls, models, console)
+        notify(READY)
+        await asyncio.Event().wait()
+
+
+async def _until_listening(host: str, port: int) -> None:
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return await writer.wait_closed()
+        await asyncio.sleep(POLL_INTERVAL_S)

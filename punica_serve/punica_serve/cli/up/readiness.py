@@ -1,0 +1,83 @@
+"""Waits until a cluster serves, says what it waits for, and then how to use it."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.console import Console
+
+POLL_INTERVAL_S = 0.05
+POLL_TIMEOUT_S = 5.0
+
+
+class _NotReady(Exception):
+    """The message is what the cluster waits for."""
+
+
+async def until_ready(urls: Sequence[str], console: "Console") -> list[str]:
+    """Names of the models, the base first, once every frontend serves them."""
+    import httpx
+
+    models: list[str] = []
+    for url in urls:
+        async with httpx.AsyncClient(base_url=url, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+            models = await models_once_served(client, console)
+    return models
+
+
+async def models_once_served(client: "httpx.AsyncClient", console: "Console") -> list[str]:
+    """Names of the models, the base first, once the client's frontend serves them.
+
+    Shows what it waits for until then: beside a spinner on a terminal, else a line for each change.
+    """
+    from rich.text import Text
+
+    shown = None
+    with console.status("starting") as status:
+        while True:
+            try:
+                return await _models(client)
+            except _NotReady as error:
+                missing = str(error)
+            if missing != shown:
+                status.update(Text(missing))
+                if not console.is_terminal:
+                    console.print(missing, markup=False, soft_wrap=True)
+                shown = missing
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _models(client: "httpx.AsyncClient") -> list[str]:
+    """Raises _NotReady. A frontend that answers may be gone the next moment."""
+    import httpx
+
+    try:
+        ready = await client.get("/ready")
+        if not ready.is_success:
+            raise _NotReady(ready.json()["error"]["message"])
+        models = await client.get("/v1/models")
+        return [model["id"] for model in models.json()["data"]]
+    except httpx.TransportError:
+        raise _NotReady("waiting for the frontend") from None
+    except (ValueError, KeyError, TypeError):
+        raise _NotReady(f"what answers at {client.base_url} is no frontend of Punica Serve") from None
+
+
+def print_banner(urls: Sequence[str], models: Sequence[str], console: "Console") -> None:
+    url, *more_urls = urls
+    base, *adapters = models
+    body = json.dumps({"prompt": "42", "lora_id": adapters[0] if adapters else None})
+    console.print(f"[bold green]Punica Serve is ready[/]: {url} (all routes: {url}/docs)", soft_wrap=True)
+    console.print(
+        "".join(f"  also at     {other}\n" for other in more_urls) + f"  base model  {base}\n"
+        f"  adapters    {', '.join(adapters) or 'none'}\n"
+        f"Try it:\n"
+        f"  curl -s {url}/v1/generate -H 'content-type: application/json' -d {shlex.quote(body)}\n"
+        f"Ctrl-C stops it.",
+        soft_wrap=True,
+        markup=False,
+    )
