@@ -167,8 +167,11 @@ class RunnerConfig(_Config):
     devices: Annotated[tuple[Name, ...], Field(min_length=1)] = ("cpu",)
     #: A worker that is not ready by then is killed and started again.
     ready_timeout_s: Seconds = 300.0
-    #: A worker that says nothing for so long, though asked, is killed and started again: longer than any step takes.
-    silence_timeout_s: Seconds = 60.0
+    #: A worker that answers no ping for so long, as after SIGSTOP, is killed and started again.
+    silence_timeout_s: Seconds = 10.0
+    #: A worker that answers, but makes no step for so long while a request could run, is killed and started again:
+    #: longer than any step takes, compiling a kernel included. Requests that wait for their adapter can't run.
+    step_timeout_s: Seconds = 60.0
     #: How long a worker may take to stop before it is killed.
     stop_timeout_s: Seconds = 5.0
     #: Wait before a dead worker starts again: doubled at every death up to the highest, reset by a minute of life.

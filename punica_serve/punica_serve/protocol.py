@@ -313,7 +313,9 @@ class StopRequest(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Supervisor to a worker that is silent: the next turn of the step loop must answer it with a report."""
+    """Supervisor to worker, at equal intervals: answered by a Pong at once, whatever the step loop does."""
+
+    number: int
 
 
 class Reset(Message, frozen=True):
@@ -329,6 +331,14 @@ class WorkerReady(Message, frozen=True):
     """The worker's handshake: model loaded, kernels compiled, memory taken."""
 
     gpu: GpuInfo
+
+
+class Pong(Message, frozen=True):
+    """The answer to the Ping of this number: the process runs, and so far is its step loop."""
+
+    number: int
+    #: Of the step loop, but for those that ran nothing though a request could have run. One without requests turns too.
+    num_turns: int
 
 
 class WorkerFailed(Message, frozen=True):
@@ -382,7 +392,7 @@ SchedulerToFrontend = Welcome | Refused | Delivery | Limits | ClusterReply
 RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed
 SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest
 SupervisorToWorker = StartRequest | StopRequest | Reset | Ping
-WorkerToSupervisor = WorkerReady | WorkerFailed | StepReport | AssignmentsFailed
+WorkerToSupervisor = WorkerReady | WorkerFailed | Pong | StepReport | AssignmentsFailed
 #: What a peer may send to the scheduler before it is known what kind of peer it is.
 ToScheduler = FrontendToScheduler | RunnerToScheduler
 

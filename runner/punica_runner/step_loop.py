@@ -16,13 +16,11 @@ from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
     FinishedAssignment,
-    Ping,
     Reset,
     StartRequest,
     StepReport,
     StepToken,
     StopRequest,
-    SupervisorToWorker,
     WireError,
 )
 
@@ -32,6 +30,7 @@ if TYPE_CHECKING:  # only the worker's process has torch
 
 log = logging.getLogger(__name__)
 
+Command = StartRequest | StopRequest | Reset
 Report = StepReport | AssignmentsFailed
 
 
@@ -52,7 +51,7 @@ class StepLoop:
         #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
         self._told_resident: tuple[str, ...] | None = ()
 
-    def apply(self, commands: Iterable[SupervisorToWorker]) -> list[Report]:
+    def apply(self, commands: Iterable[Command]) -> list[Report]:
         """Applies what has come between two steps; the reports to send before the next step.
 
         So a start is acknowledged before it first runs, and a worker that it kills has told that it was running.
@@ -78,7 +77,7 @@ class StepLoop:
             told.append(self._report_step(output))
         return told, output.has_run
 
-    def _apply(self, command: SupervisorToWorker) -> list[Report]:
+    def _apply(self, command: Command) -> list[Report]:
         match command:
             case StartRequest():
                 self._applied_seq = command.seq
@@ -88,8 +87,6 @@ class StepLoop:
                 self._stop(command.assignment)
             case Reset():
                 self._reset(command.epoch)
-            case Ping():
-                pass  # the report that follows is the answer
             case _:
                 assert_never(command)
         return []

@@ -10,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Never
 
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
@@ -96,7 +95,7 @@ class Supervisor:
         while True:
             ready_at: float | None = None
             try:
-                async with self._started(command) as worker:
+                async with run_worker(command, config) as worker:
                     ready_at = time.monotonic()
                     await self._serve_worker(name, worker)
             except WorkerDied as death:
@@ -118,14 +117,6 @@ class Supervisor:
         finally:
             self._channel = None
             self._reset_workers()
-
-    def _started(self, command: Sequence[str]) -> AbstractAsyncContextManager[WorkerProcess]:
-        return run_worker(
-            command,
-            ready_timeout_s=self._config.ready_timeout_s,
-            silence_timeout_s=self._config.silence_timeout_s,
-            stop_timeout_s=self._config.stop_timeout_s,
-        )
 
     async def _serve_worker(self, name: str, worker: WorkerProcess) -> Never:
         """Passes on what a worker says until its death, which it raises."""

@@ -1,7 +1,8 @@
 """The worker's process: one engine on one device, commanded over pipes by the supervisor that started it.
 
-The main thread steps. A reader thread takes commands off the pipe, and its end is the end of the process, so that a
-worker never outlives its supervisor, not even with a step that hangs.
+The main thread steps. A reader thread takes commands off the pipe and answers pings, so that a step that takes long is
+told from a process that does not run. The pipe's end is the end of the process: a worker never outlives its supervisor,
+not even with a step that hangs.
 """
 
 import argparse
@@ -18,11 +19,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from punica_runner.pipes import WorkerPipe
-from punica_runner.step_loop import StepLoop
+from punica_runner.step_loop import Command, StepLoop
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process import LogLevel, configure_logging, missing_extra
-from punica_serve.protocol import GpuInfo, Message, SupervisorToWorker, WireError, WorkerFailed, WorkerReady
+from punica_serve.protocol import (
+    GpuInfo,
+    Message,
+    Ping,
+    Pong,
+    SupervisorToWorker,
+    WireError,
+    WorkerFailed,
+    WorkerReady,
+)
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
@@ -44,20 +54,26 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._commands: queue.SimpleQueue[SupervisorToWorker] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         #: Ends the step loop's wait; set once there is an engine.
         self.wake: Callable[[], None] = lambda: None
 
     def __bool__(self) -> bool:
         return not self._commands.empty()
 
-    def put(self, command: SupervisorToWorker) -> None:
+    def put(self, command: Command) -> None:
         self._commands.put(command)
         self.wake()
 
-    def drain(self) -> Iterator[SupervisorToWorker]:
+    def drain(self) -> Iterator[Command]:
         while self:
             yield self._commands.get_nowait()
+
+
+class Progress:
+    """What the reader thread tells of the step loop."""
+
+    num_turns = 0
 
 
 def main() -> None:
@@ -65,10 +81,10 @@ def main() -> None:
     configure_logging(f"worker {options.index}", options.log_level)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
-    inbox = Inbox()
-    threading.Thread(target=_read, args=(pipe, inbox), name="pipe-reader", daemon=True).start()
+    inbox, progress = Inbox(), Progress()
+    threading.Thread(target=_read, args=(pipe, inbox, progress), name="pipe-reader", daemon=True).start()
     try:
-        _run(options, pipe, inbox)
+        _run(options, pipe, inbox, progress)
     except BrokenPipeError:
         os._exit(0)  # the supervisor is gone
     except (ModelRejected, ConfigError) as error:
@@ -104,19 +120,24 @@ def _terminate(*_: object) -> NoReturn:
     os._exit(0)
 
 
-def _read(pipe: WorkerPipe, inbox: Inbox) -> None:
+def _read(pipe: WorkerPipe, inbox: Inbox, progress: Progress) -> None:
     """The reader thread."""
     try:
-        for command in pipe:
-            inbox.put(command)
+        for message in pipe:
+            if isinstance(message, Ping):
+                pipe.send(Pong(message.number, progress.num_turns))
+            else:
+                inbox.put(message)
     except PunicaError:
         traceback.print_exc()
+    except BrokenPipeError:
+        pass  # the end of the pipe, seen from its other side
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(ORPHAN_GRACE_S)
     os._exit(1)
 
 
-def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoReturn:
+def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox, progress: Progress) -> NoReturn:
     engine = _make_engine(options.engine_config, options.device)
     gpu_uuid = _gpu_uuid(engine, options.runner_id, options.index)
     inbox.wake = engine.wake
@@ -126,6 +147,7 @@ def _run(options: argparse.Namespace, pipe: WorkerPipe, inbox: Inbox) -> NoRetur
         _send(pipe, loop.apply(inbox.drain()))
         reports, has_run = loop.step()
         _send(pipe, reports)
+        progress.num_turns += has_run or not engine.has_runnable
         # In this order: a command that comes after the look at the inbox wakes the wait.
         if not has_run and not inbox:
             engine.wait(IDLE_WAIT_S)

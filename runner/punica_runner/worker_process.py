@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from punica_runner.pipes import SupervisorPipe
+from punica_runner.watchdog import Watchdog
+from punica_serve.config import RunnerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.process import death_reason
 from punica_serve.protocol import (
     AssignmentsFailed,
     GpuInfo,
-    Ping,
+    Pong,
     Reset,
     StartRequest,
     StepReport,
@@ -44,10 +46,10 @@ class WorkerDied(Exception):
 class WorkerProcess:
     """A worker that is ready. Made by ``run_worker``, which also ends it."""
 
-    def __init__(self, gpu: GpuInfo, connection: "_Connection", silence_timeout_s: float) -> None:
+    def __init__(self, gpu: GpuInfo, connection: "_Connection", watchdog: Watchdog) -> None:
         self.gpu = gpu
         self._connection = connection
-        self._silence_timeout_s = silence_timeout_s
+        self._watchdog = watchdog
         #: Reports of an earlier one are about assignments that a Reset has dropped.
         self._epoch = 0
         #: The newest command's, since the GPU joined.
@@ -71,31 +73,28 @@ class WorkerProcess:
         self._connection.pipe.send(command)
 
     async def receive(self) -> StepReport | AssignmentsFailed:
-        """The next report of the current epoch. Raises WorkerDied, also when it says nothing for too long."""
+        """The next report of the current epoch. Raises WorkerDied, also once the watchdog has given it up."""
         while True:
-            report = await self._receive()
-            if not isinstance(report, StepReport | AssignmentsFailed):
-                raise WorkerDied(f"it sent {type(report).__name__} after it was ready")
-            if report.epoch == self._epoch:
-                return report
+            message = await self._connection.receive()
+            match message:
+                case Pong():
+                    self._watchdog.answered(message)
+                case StepReport() | AssignmentsFailed():
+                    if message.epoch == self._epoch:
+                        return message
+                case _:
+                    raise WorkerDied(f"it sent {type(message).__name__} after it was ready")
 
-    async def _receive(self) -> Any:
-        """A worker with nothing to do is silent; one that stands still does not even answer a Ping."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._silence_timeout_s / 2):
-                return await self._connection.receive()
-        self._connection.pipe.send(Ping())
-        try:
-            async with asyncio.timeout(self._silence_timeout_s / 2):
-                return await self._connection.receive()
-        except TimeoutError:
-            raise WorkerDied(f"it has said nothing for {self._silence_timeout_s:g} s") from None
+    async def keep_guard(self) -> None:
+        """Pings the worker, and ends it when its answers are wrong. ``receive`` is what hears them."""
+        while (verdict := self._watchdog.verdict()) is None:
+            self._connection.pipe.send(self._watchdog.ping())
+            await asyncio.sleep(self._watchdog.interval_s)
+        self._connection.give_up(verdict)
 
 
 @contextlib.asynccontextmanager
-async def run_worker(
-    command: Sequence[str], *, ready_timeout_s: float, silence_timeout_s: float, stop_timeout_s: float
-) -> AsyncIterator[WorkerProcess]:
+async def run_worker(command: Sequence[str], config: RunnerConfig) -> AsyncIterator[WorkerProcess]:
     """Starts a worker and waits until it is ready; on the way out no process is left.
 
     ``command`` gets the numbers of its pipes' file descriptors appended: ``--read-fd N --write-fd M``. Raises
@@ -103,13 +102,17 @@ async def run_worker(
     """
     process, pipe = await _start(command)
     connection = _Connection(process, pipe)
-    watch = asyncio.create_task(connection.end_with_process())
+    watchdog = Watchdog(silence_timeout_s=config.silence_timeout_s, step_timeout_s=config.step_timeout_s)
+    tasks = [asyncio.create_task(connection.end_with_process())]
     try:
-        yield WorkerProcess(await connection.ready(ready_timeout_s), connection, silence_timeout_s)
+        worker = WorkerProcess(await connection.ready(config.ready_timeout_s), connection, watchdog)
+        tasks.append(asyncio.create_task(worker.keep_guard()))
+        yield worker
     finally:
-        watch.cancel()
+        for task in tasks:
+            task.cancel()
         pipe.close()
-        await _stop(process, stop_timeout_s)
+        await _stop(process, config.stop_timeout_s)
 
 
 async def _start(command: Sequence[str]) -> tuple[Process, SupervisorPipe]:
@@ -155,6 +158,8 @@ class _Connection:
     def __init__(self, process: Process, pipe: SupervisorPipe) -> None:
         self.process = process
         self.pipe = pipe
+        #: Why the process was ended from here.
+        self._verdict: str | None = None
 
     async def ready(self, timeout_s: float) -> GpuInfo:
         try:
@@ -178,6 +183,12 @@ class _Connection:
             raise WorkerDied(message.error.message, is_permanent=message.permanent)
         return message
 
+    def give_up(self, verdict: str) -> None:
+        """Ends the process at once: SIGKILL works on one that is stopped, too. What it has sent is still received."""
+        self._verdict = verdict
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
     async def end_with_process(self) -> None:
         """Ends the pipe after the process, even if a child of the worker holds on to it."""
         await self.process.wait()
@@ -185,6 +196,8 @@ class _Connection:
         self.pipe.close()
 
     async def _end_reason(self) -> str:
+        if self._verdict is not None:
+            return self._verdict
         if self.pipe.overflowed:
             return "it does not read its commands"
         with contextlib.suppress(TimeoutError):

@@ -2,8 +2,8 @@
 
 Behaviours: "serve"; before READY: "hang", "die", "permanent" (failure), "grandchild" (dies while a child of its own
 holds its pipes); after it: "deaf" (ignores SIGTERM and the end of its pipe), "garbage" (sends no message), "stale"
-(ignores the epoch of a Reset), "mute" (never reports). A StartRequest whose request_id is "exit" ends the process with
-code 3, and "fail" with last words.
+(ignores the epoch of a Reset), "mute" (answers no ping), "stuck" (makes no turn once it has a request). A StartRequest
+whose request_id is "exit" ends the process with code 3, and "fail" with last words.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from punica_runner.pipes import WorkerPipe
 from punica_serve.protocol import (
     GpuInfo,
     Ping,
+    Pong,
     Reset,
     StartRequest,
     StepReport,
@@ -59,13 +60,18 @@ def before_ready(behaviour: str, pipe: WorkerPipe) -> None:
 
 
 def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
-    epoch = seq = 0
+    epoch = seq = num_turns = 0
     for command in pipe:
+        if isinstance(command, Ping):
+            num_turns += options.behaviour != "stuck" or not seq
+            if options.behaviour != "mute":
+                pipe.send(Pong(command.number, num_turns))
+            continue
         tokens: tuple[StepToken, ...] = ()
         if isinstance(command, Reset):
             seq = 0
             epoch = 0 if options.behaviour == "stale" else command.epoch
-        elif not isinstance(command, Ping):
+        else:
             seq = command.seq
         if isinstance(command, StartRequest):
             if command.request.request_id == "exit":
@@ -74,8 +80,6 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
                 pipe.send(WorkerFailed(WireError("internal_error", "RuntimeError: a bad step"), permanent=False))
                 sys.exit(1)
             tokens = (StepToken(command.assignment, 0, os.getpid()),)
-        if options.behaviour == "mute":
-            continue
         pipe.send(StepReport(options.uuid, epoch, 1, seq, tokens, (), 100, len(tokens), 0, 0, 0.0))
     while options.behaviour == "deaf":
         time.sleep(60)

@@ -1,8 +1,8 @@
 """The real worker's process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
 
-"idle": not at all. "slow-start": takes a minute to load. "broken-step": raises in its first step. "stuck-step": hangs
-in its first step, deaf to signals. "stuck-read": raises in its first step too, while a read of an adapter hangs.
-"without NAME": imports a module that is not installed.
+"idle": not at all. "slow-start": takes a minute to load. "lazy": never steps, though it could. "broken-step": raises
+in its first step. "stuck-step": hangs in its first step, deaf to signals. "stuck-read": raises in its first step too,
+while a read of an adapter hangs. "without NAME": imports a module that is not installed.
 """
 
 import importlib
@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self, config: Any, device: str) -> None:
         self.behaviour = device
+        self.has_runnable = device == "lazy"
         self.device = SimpleNamespace(type="cpu")
         if device == "stuck-step":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a call into C that does not return

@@ -10,7 +10,6 @@ from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
     FinishedAssignment,
-    Ping,
     Request,
     Reset,
     SamplingParams,
@@ -118,10 +117,6 @@ def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: Scripted
     assert isinstance(acknowledged, StepReport)
     assert (acknowledged.applied_seq, acknowledged.tokens) == (1, ())
     assert len(engine.outputs) == 1
-
-
-def test_a_ping_is_answered(loop: StepLoop) -> None:
-    assert last_report(loop, Ping()).tokens == ()
 
 
 def test_the_end_of_the_batch_is_told_once(loop: StepLoop, engine: ScriptedEngine) -> None:

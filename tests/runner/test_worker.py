@@ -16,6 +16,7 @@ from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport, StopRequest
 
 STUB = Path(__file__).with_name("stub_engine_worker.py")
+LIMITS = RunnerConfig(ready_timeout_s=60.0, silence_timeout_s=60.0)
 Until = Callable[..., object]
 
 
@@ -27,7 +28,7 @@ def command(model: Path, *, device: str = "cpu", index: int = 0) -> Sequence[str
 
 @asynccontextmanager
 async def running(command: Sequence[str]) -> AsyncIterator[WorkerProcess]:
-    async with run_worker(command, ready_timeout_s=60, silence_timeout_s=60, stop_timeout_s=5) as worker:
+    async with run_worker(command, LIMITS) as worker:
         yield worker
 
 
@@ -100,6 +101,14 @@ async def test_an_error_in_a_step_is_told_at_once_with_its_traceback_on_stderr(
             async with running(stub(behaviour)) as worker:
                 await worker.receive()
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("behaviour", ["stuck-step", "lazy"])
+async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> None:
+    limits = RunnerConfig(silence_timeout_s=2.0, step_timeout_s=0.5)
+    with pytest.raises(WorkerDied, match=r"^it has made no step for 0\.5 s, though a request could run$"):
+        async with run_worker(stub(behaviour), limits) as worker:
+            await worker.receive()
 
 
 @pytest.mark.parametrize(
@@ -187,8 +196,9 @@ async def test_even_a_stopped_worker_ends_with_its_supervisor(
         f"""
 import asyncio, os, signal
 from punica_runner.worker_process import run_worker
+from punica_serve.config import RunnerConfig
 async def main():
-    async with run_worker({stub("idle")!r}, ready_timeout_s=10, silence_timeout_s=60, stop_timeout_s=5) as worker:
+    async with run_worker({stub("idle")!r}, RunnerConfig(silence_timeout_s=60.0)) as worker:
         pid = worker._connection.process.pid
         os.kill(pid, signal.SIGSTOP)
         print(pid, flush=True)

@@ -9,6 +9,7 @@ import pytest
 
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_serve.config import RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 
 FakeWorker = Callable[..., list[str]]
@@ -24,15 +25,9 @@ def start(seq: int, request_id: str = "r") -> StartRequest:
     return StartRequest("CPU-a", seq, AssignmentId(1, seq), Request(request_id, 0, (1, 2), SamplingParams()))
 
 
-def run(
-    command: list[str], *, ready_timeout_s: float = 10.0, silence_timeout_s: float = 10.0, stop_timeout_s: float = 5.0
-) -> AbstractAsyncContextManager[WorkerProcess]:
-    return run_worker(
-        command,
-        ready_timeout_s=ready_timeout_s,
-        silence_timeout_s=silence_timeout_s,
-        stop_timeout_s=stop_timeout_s,
-    )
+def run(command: list[str], **limits: float) -> AbstractAsyncContextManager[WorkerProcess]:
+    defaults = {"ready_timeout_s": 10.0, "stop_timeout_s": 5.0}
+    return run_worker(command, RunnerConfig(**{**defaults, **limits}))
 
 
 async def next_report(worker: WorkerProcess) -> StepReport:
@@ -113,8 +108,8 @@ async def test_a_permanent_failure_is_told_as_such_in_the_workers_words(fake_wor
 
 
 async def test_a_worker_that_is_stopped_is_given_up_and_killed(fake_worker: FakeWorker, is_alive: IsAlive) -> None:
-    with pytest.raises(WorkerDied, match=r"^it has said nothing for 0\.4 s$"):
-        async with run(fake_worker(), silence_timeout_s=0.4, stop_timeout_s=0.2) as worker:
+    with pytest.raises(WorkerDied, match=r"^it has answered no ping for 0\.4 s$"):
+        async with run(fake_worker(), silence_timeout_s=0.4) as worker:
             pid = await pid_of(worker)
             os.kill(pid, signal.SIGSTOP)
             await next_report(worker)
@@ -122,16 +117,27 @@ async def test_a_worker_that_is_stopped_is_given_up_and_killed(fake_worker: Fake
 
 
 async def test_a_worker_that_answers_nothing_is_given_up(fake_worker: FakeWorker) -> None:
-    with pytest.raises(WorkerDied, match="said nothing"):
+    with pytest.raises(WorkerDied, match="answered no ping"):
         async with run(fake_worker(behaviour="mute"), silence_timeout_s=0.4) as worker:
             await next_report(worker)
 
 
+async def test_a_worker_that_answers_but_makes_no_step_is_given_up(fake_worker: FakeWorker, is_alive: IsAlive) -> None:
+    with pytest.raises(WorkerDied, match=r"^it has made no step for 0\.5 s, though a request could run$"):
+        async with run(fake_worker(behaviour="stuck"), silence_timeout_s=1.0, step_timeout_s=0.5) as worker:
+            pid = await pid_of(worker)
+            await next_report(worker)
+    assert not is_alive(pid)
+
+
 async def test_a_worker_with_nothing_to_do_lives_on(fake_worker: FakeWorker) -> None:
-    async with run(fake_worker(), silence_timeout_s=1.0) as worker:
-        assert (await next_report(worker)).tokens == ()  # the answer to a ping
+    async with run(fake_worker(), silence_timeout_s=1.0, step_timeout_s=1.0) as worker:
+        receiving = asyncio.create_task(worker.receive())
+        await asyncio.sleep(2.0)
+        assert not receiving.done()
         worker.send(start(1))
-        assert (await next_report(worker)).tokens
+        report = await receiving
+        assert isinstance(report, StepReport) and report.applied_seq == 1
 
 
 @pytest.mark.parametrize(

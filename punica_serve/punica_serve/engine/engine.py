@@ -131,6 +131,16 @@ class Engine:
         """Requests added and not gone."""
         return len(self._sequences)
 
+    @property
+    def has_runnable(self) -> bool:
+        """Whether a step could run something now: not while all requests await their adapters."""
+        if self._planner.running:
+            return self._in_flight is not None or self._planner.has_runnable(self._is_ready)
+        return any(
+            sequence.adapter is None or self._loader.has_room_for(sequence.adapter)
+            for sequence in self._planner.next_waiting(1)
+        )
+
     def add(self, request: Request) -> None:
         """Takes a request in and reserves its pages if there is room, else at a later step.
 

@@ -111,6 +111,10 @@ class Planner:
             return None, displaced
         return StepPlan(prefill, _order_decodes(decodes, prefill)), displaced
 
+    def has_runnable(self, is_ready: Callable[[Sequence], bool]) -> bool:
+        """Whether ``plan`` would give a step."""
+        return bool(self._runnable(is_ready))
+
     def _runnable(self, is_ready: Callable[[Sequence], bool]) -> list[Sequence]:
         return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
 

@@ -221,6 +221,30 @@ def test_nobody_waits_for_a_strangers_load(
     assert sorted(finished[:2]) == ["base", "quick"] and finished[2] == "slow"
 
 
+def test_a_request_can_run_unless_it_awaits_its_adapter(
+    make_engine: Any, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = threading.Event()
+
+    def load_late(ref: AdapterRef, model: Any, buffer: ReadBuffer) -> Any:
+        assert arrived.wait(DEADLINE_S)
+        return load_adapter(ref, model, buffer)
+
+    monkeypatch.setattr(adapter_reader, "load_adapter", load_late)
+    engine = make_engine()
+    assert not engine.has_runnable
+    engine.add(_request("late", adapter=make_adapter()))
+    assert not engine.step().has_run and not engine.has_runnable
+    engine.add(_request("base"))
+    assert engine.has_runnable
+    engine.cancel("base")
+    assert not engine.has_runnable
+    arrived.set()
+    while not engine.step().has_run:
+        engine.wait(1.0)
+    assert engine.has_runnable
+
+
 def test_a_request_without_a_seed_is_given_one(make_engine: Any) -> None:
     streams = [tuple(_run(make_engine(), _request("a", temperature=1.0, seed=None))["a"]) for _ in range(3)]
     assert len(set(streams)) > 1

@@ -1,0 +1,46 @@
+from punica_runner.watchdog import Watchdog
+from punica_serve.protocol import Pong
+
+
+def watchdog() -> Watchdog:
+    """Four pings in its patience for silence, eight in that for steps."""
+    return Watchdog(silence_timeout_s=4.0, step_timeout_s=8.0)
+
+
+def verdicts(watchdog: Watchdog, num_pings: int, *, turns: list[int] | None = None) -> list[str | None]:
+    """Its verdicts before so many pings, all answered with these numbers of turns, or none answered."""
+    told = []
+    for index in range(num_pings):
+        told.append(watchdog.verdict())
+        ping = watchdog.ping()
+        if turns is not None:
+            watchdog.answered(Pong(ping.number, turns[index]))
+    return told
+
+
+def test_pings_are_sent_four_times_as_often_as_they_must_be_answered() -> None:
+    assert watchdog().interval_s == 1.0
+
+
+def test_a_worker_that_answers_and_turns_lives_on() -> None:
+    assert verdicts(watchdog(), 50, turns=list(range(50))) == [None] * 50
+
+
+def test_a_worker_that_answers_nothing_is_given_up_after_four_pings() -> None:
+    assert verdicts(watchdog(), 5) == [None] * 4 + ["it has answered no ping for 4 s"]
+
+
+def test_late_answers_are_answers() -> None:
+    dog = watchdog()
+    assert verdicts(dog, 4) == [None] * 4
+    dog.answered(Pong(1, 0))
+    assert verdicts(dog, 4) == [None] * 4
+
+
+def test_a_worker_whose_loop_stands_still_is_given_up_when_it_has_for_long_enough() -> None:
+    told = verdicts(watchdog(), 11, turns=[7] * 11)
+    assert told == [None] * 10 + ["it has made no step for 8 s, though a request could run"]
+
+
+def test_a_turn_in_time_starts_the_patience_over() -> None:
+    assert verdicts(watchdog(), 14, turns=[7] * 7 + [8] * 7) == [None] * 14
