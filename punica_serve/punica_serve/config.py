@@ -5,55 +5,18 @@ relative to the file itself; ``demo:NAME`` is a folder of the demo model that co
 ConfigError that names the file, the key and the fix.
 """
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import Field
 
+from punica_serve.config_fields import ConfigModel, Flag, Folder, Name, Port, PositiveInt, Seconds
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, ModelDtype
-
-DEMO_PREFIX = "demo:"
-
-#: More of a wrong value would hide the message about it.
-_MAX_SHOWN_CHARS = 100
+from punica_serve.yaml_file import read_yaml, validated
 
 
-def _refuse_empty(folder: Any) -> Any:
-    """An empty path would mean the folder of the file."""
-    if folder == "":
-        raise ValueError("must not be empty")
-    return folder
-
-
-def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
-    if str(path).startswith(DEMO_PREFIX):
-        return Path(str(files("punica_serve.demo"))) / str(path).removeprefix(DEMO_PREFIX)
-    base = info.context["folder"] if info.context else Path.cwd()
-    try:
-        return Path(base / path.expanduser()).resolve()
-    except RuntimeError as error:  # no such user, or a loop of links
-        raise ValueError(str(error)) from error
-
-
-#: A folder, made absolute while the file is read.
-Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
-
-# Strict: YAML knows numbers, texts and booleans apart, so one in another's place is a mistake.
-Name = Annotated[str, Field(min_length=1)]
-Flag = Annotated[bool, Field(strict=True)]
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
-Seconds = Annotated[float, Field(strict=True, gt=0)]
-
-
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class EngineConfig(_Config):
+class EngineConfig(ConfigModel):
     """One model replica: its weights, its pools and the shape of its steps."""
 
     #: Folder of the base model in Hugging Face's format.
@@ -103,7 +66,7 @@ class EngineConfig(_Config):
         return self.max_context or limit
 
 
-class ConsolidationConfig(_Config):
+class ConsolidationConfig(ConfigModel):
     """Emptying lightly loaded GPUs: their requests move to busier ones, which prefill them anew.
 
     A GPU is emptied when that prefill takes less GPU time than emptying saves. What it saves is the time until its
@@ -119,7 +82,7 @@ class ConsolidationConfig(_Config):
     idle_s: Seconds = 30.0
 
 
-class ScaleConfig(_Config):
+class ScaleConfig(ConfigModel):
     """Advice on the number of GPUs. Nothing is advised on one look alone, so that advice does not flap."""
 
     #: No runner is advised away below this many GPUs; with fewer, more are asked for.
@@ -132,7 +95,7 @@ class ScaleConfig(_Config):
     hook: tuple[Name, ...] = ()
 
 
-class SchedulerConfig(_Config):
+class SchedulerConfig(ConfigModel):
     """Where the scheduler listens and how it places."""
 
     host: Name = "127.0.0.1"
@@ -160,7 +123,7 @@ class SchedulerConfig(_Config):
     audit_every: PositiveInt = 1
 
 
-class RunnerConfig(_Config):
+class RunnerConfig(ConfigModel):
     """The workers of one host."""
 
     #: One worker each: "cpu", or "cuda:0".
@@ -179,19 +142,19 @@ class RunnerConfig(_Config):
     restart_backoff_max_s: Seconds = 30.0
 
 
-class FrontendConfig(_Config):
+class FrontendConfig(ConfigModel):
     """The public face."""
 
     host: Name = "127.0.0.1"
     port: Port = 8000
 
 
-class ClusterConfig(_Config):
+class ClusterConfig(ConfigModel):
     """A whole config file. Every process reads the same one and uses its part."""
 
     engine: EngineConfig
     #: lora_id -> PEFT folder.
-    adapters: dict[str, Folder] = {}
+    adapters: dict[str, Folder] = Field(default_factory=dict)
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -199,31 +162,9 @@ class ClusterConfig(_Config):
     frontend: FrontendConfig = FrontendConfig()
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's last of two equal keys wins, and so an adapter would vanish in silence: here the second is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        repeated = next((key for key, _ in node.value if keys.count(key.value) > 1), None)
-        if repeated is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {repeated.value!r} twice", repeated.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def load_config(path: Path) -> ClusterConfig:
     """Reads a config file. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"config file {path} can't be read: {reason}", param=str(path)) from error
-    try:
-        document = yaml.load(text, _UniqueKeyLoader)
-    # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.
-    except Exception as error:
-        raise ConfigError(f"config file {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"config file {path} must be a mapping with at least `engine:`", param=str(path))
+    document = read_yaml(path, what="config file", example_key="engine")
     return parse_config(document, source=str(path), folder=path.resolve().parent)
 
 
@@ -232,22 +173,4 @@ def parse_config(document: dict[str, Any], *, source: str, folder: Path) -> Clus
 
     ``source`` is named in messages. Raises ConfigError.
     """
-    try:
-        return ClusterConfig.model_validate(document, context={"folder": folder})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        # What is missing has no value: pydantic gives the mapping around it.
-        got = "" if first["type"] == "missing" else f", got {_shown(first['input'])}"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{source}: `{key}`: {message}{got}{more}", param=key) from error
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return validated(ClusterConfig, document, source=source, folder=folder)

@@ -1,0 +1,45 @@
+"""What the settings in files are made of: a frozen base and strict kinds of values."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+DEMO_PREFIX = "demo:"
+
+
+def _refuse_empty(folder: Any) -> Any:
+    """An empty path would mean the folder of the file."""
+    if folder == "":
+        raise ValueError("must not be empty")
+    return folder
+
+
+def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
+    if str(path).startswith(DEMO_PREFIX):
+        return Path(str(files("punica_serve.demo"))) / str(path).removeprefix(DEMO_PREFIX)
+    base = info.context["folder"] if info.context else Path.cwd()
+    try:
+        return Path(base / path.expanduser()).resolve()
+    except RuntimeError as error:  # no such user, or a loop of links
+        raise ValueError(str(error)) from error
+
+
+#: A folder, made absolute while the file is read.
+Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
+
+# Strict: YAML knows numbers, texts and booleans apart, so one in another's place is a mistake.
+Name = Annotated[str, Field(min_length=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(strict=True, gt=0)]
+NonNegative = Annotated[float, Field(strict=True, ge=0)]
+
+
+class ConfigModel(BaseModel):
+    """A part of a file: frozen, of known keys alone, without NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,65 @@
+"""Files of settings: YAML, checked by a pydantic model. Every mistake is a ConfigError that names file, key and fix."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from punica_serve.errors import ConfigError
+
+#: More of a wrong value would hide the message about it.
+_MAX_SHOWN_CHARS = 100
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's last of two equal keys wins, and so an adapter would vanish in silence: here the second is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        repeated = next((key for key, _ in node.value if keys.count(key.value) > 1), None)
+        if repeated is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {repeated.value!r} twice", repeated.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
+    """The mapping in a file. ``what`` it is and a key that it must have are said in messages. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{what} {path} can't be read: {reason}", param=str(path)) from error
+    try:
+        document = yaml.load(text, _UniqueKeyLoader)
+    # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.
+    except Exception as error:
+        raise ConfigError(f"{what} {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{what} {path} must be a mapping with at least `{example_key}:`", param=str(path))
+    return document
+
+
+def validated(model: type[Model], document: dict[str, Any], *, source: str, folder: Path) -> Model:
+    """Checks a mapping; ``folder`` is what its relative paths start from. ConfigErrors name ``source``."""
+    try:
+        return model.model_validate(document, context={"folder": folder})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        # What is missing has no value: pydantic gives the mapping around it.
+        got = "" if first["type"] == "missing" else f", got {_shown(first['input'])}"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"{source}: `{key}`: {message}{got}{more}", param=key) from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
