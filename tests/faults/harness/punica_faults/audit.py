@@ -1,0 +1,50 @@
+"""What must hold of every process once nobody asks for anything."""
+
+from typing import Any
+
+from punica_faults.cluster import FRONTENDS, NUM_GPUS, Cluster
+from punica_faults.waits import until
+
+#: What a bug of ours leaves in a log.
+BUGS = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
+
+
+async def audit(cluster: Cluster) -> None:
+    """Waits until everything is back where it belongs; AssertionError names what is not."""
+    found: list[str] = ["the cluster can't be asked"]
+
+    async def is_clean() -> bool:
+        found[:] = [flaw for name in FRONTENDS for flaw in flaws(await cluster.snapshot(name))]
+        return not found
+
+    await until(is_clean, "all is back", describe=lambda: f"{found}\n{cluster.story()}")
+    bugs = [
+        f"{process.name}: {bug}: {process.log}"
+        for process in cluster.processes.values()
+        for bug in BUGS
+        if bug in process.log_text()
+    ]
+    deaths = [death for process in cluster.processes.values() for death in process.unexpected_deaths]
+    assert not bugs + deaths, (bugs + deaths, cluster.story())
+
+
+def flaws(snapshot: dict[str, Any] | None) -> list[str]:
+    """What an idle cluster still holds, and who is missing."""
+    if snapshot is None:
+        return ["a frontend can't reach the scheduler"]
+    found = []
+    if snapshot["queue_length"]:
+        found.append(f"{snapshot['queue_length']} requests wait")
+    if len(snapshot["gpus"]) != NUM_GPUS:
+        found.append(f"{len(snapshot['gpus'])} of {NUM_GPUS} GPUs")
+    if snapshot["num_frontends"] != len(FRONTENDS):
+        found.append(f"{snapshot['num_frontends']} of {len(FRONTENDS)} frontends")
+    for gpu in snapshot["gpus"]:
+        num_used = gpu["gpu"]["num_kv_pages"] - gpu["free_kv_pages"]
+        if gpu["working_set"] or num_used:
+            found.append(f"{gpu['gpu']['uuid']} holds {gpu['working_set']} requests and {num_used} pages")
+    counters = snapshot["counters"]
+    num_ended = counters["finished"] + counters["cancelled"] + counters["failed"]
+    if counters["arrived"] != num_ended:
+        found.append(f"{counters['arrived']} requests arrived and {num_ended} ended")
+    return found

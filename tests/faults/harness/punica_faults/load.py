@@ -1,0 +1,217 @@
+"""A closed loop of streams: each that ends is replaced by another, until it is told to stop. Every frame is checked.
+
+A frame must go on exactly where the one before ended, with exactly the tokens of the undisturbed answer. What does not
+is a *problem*, kept in words, and every wait for the load raises the first.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from punica_faults.references import Reference
+from punica_faults.waits import until
+
+#: Of a client whose frontend is gone.
+RECONNECT_S = 0.1
+OPEN_TIMEOUT_S = 5.0
+#: What a client may be told of a request that has not begun, while there is no scheduler to take it.
+REFUSALS = ("cluster_unavailable", "out_of_capacity")
+#: A stream that has got so many tokens since a fault is past it: more than can have been under way.
+PAST_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One answer, as far as it has come."""
+
+    reference: Reference
+    frontend: str
+    num_tokens: int = 0
+    has_ended: bool = False
+    moved_s: float = field(default_factory=time.monotonic)
+    longest_stall_s: float = 0.0
+
+    def accept(self, frame: dict[str, Any], now_s: float) -> str | None:
+        """Takes a frame; says what is wrong with it, if anything is."""
+        tokens = tuple(frame["token_ids"])
+        start, expected = self.num_tokens, self.reference.token_ids
+        if frame["error"] is not None:
+            return f"failed after {start} tokens: {frame['error']}"
+        if frame["index"] != start:
+            return f"goes on at {frame['index']} after {start} tokens"
+        if tokens != expected[start : start + len(tokens)]:
+            return f"differs from the undisturbed answer within {start}..{start + len(tokens)}"
+        self.num_tokens += len(tokens)
+        self.longest_stall_s = max(self.longest_stall_s, now_s - self.moved_s)
+        self.moved_s = now_s
+        if frame["finish_reason"] is not None:
+            self.has_ended = True
+            if frame["finish_reason"] != "length" or self.num_tokens != len(expected):
+                return f"ended as {frame['finish_reason']!r} after {self.num_tokens} of {len(expected)} tokens"
+        return None
+
+
+class Load:
+    """The clients of the cluster."""
+
+    def __init__(self, urls: dict[str, str], references: Sequence[Reference], *, num_streams: int, seed: int) -> None:
+        self._urls = urls
+        self._references = references
+        # As likely as short: then streams in flight are of all lengths alike.
+        self._weights = [1 / reference.max_tokens for reference in references]
+        self._num_streams = num_streams
+        self._random = random.Random(seed)
+        self._ids = itertools.count()
+        self.is_stopping = False
+        self.live: set[Stream] = set()
+        self.problems: list[str] = []
+        self.num_completed = 0
+        self.num_tokens = 0
+        #: Of clients whose frontend died.
+        self.num_lost = 0
+        #: Refused before their first token, and asked again.
+        self.num_refused = 0
+        #: Frontends whose clients may lose their streams, for somebody kills them.
+        self.doomed: set[str] = set()
+
+    @asynccontextmanager
+    async def running(self, *, sockets_per_frontend: int = 2) -> AsyncIterator["Load"]:
+        sockets = [name for name in self._urls for _ in range(sockets_per_frontend)]
+        share = self._num_streams // len(sockets)
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(_Client(self, name, self._urls[name], share).run()) for name in sockets]
+            try:
+                yield self
+            finally:
+                for client in clients:
+                    client.cancel()
+
+    def check(self) -> None:
+        assert not self.problems, f"{len(self.problems)} problems, the first: {self.problems[0]}"
+
+    async def until_in_flight(self) -> None:
+        """Waits until all streams are there, and each of those that began first has begun to move."""
+        await self._until(lambda: len(self.live) == self._num_streams, "all streams are asked for")
+        first = set(self.live)
+        await self._until(lambda: all(stream.num_tokens for stream in first), "all streams move", first)
+
+    def in_flight(self) -> dict[Stream, int]:
+        """The streams that their clients hold, and how far each has come. Their stalls are measured from here on."""
+        for stream in self.live:
+            stream.longest_stall_s = 0.0
+        return {stream: stream.num_tokens for stream in self.live}
+
+    async def until_past(self, start: dict[Stream, int]) -> float:
+        """Waits until every one of these streams has ended or is well past where it was; tells how long that took."""
+
+        def all_past() -> bool:
+            return all(
+                stream.has_ended or stream.num_tokens >= num_tokens + PAST_TOKENS
+                for stream, num_tokens in start.items()
+            )
+
+        return await self._until(all_past, "all streams in flight go on", set(start))
+
+    async def stop(self) -> None:
+        """Lets every stream come to its end, and starts no more."""
+        self.is_stopping = True
+        await self._until(lambda: not self.live, "all streams end")
+
+    async def _until(self, holds: Any, what: str, streams: set[Stream] | None = None) -> float:
+        def checked() -> bool:
+            self.check()
+            return bool(holds())
+
+        def describe() -> str:
+            waiting = sorted((stream.num_tokens, stream.frontend) for stream in streams or self.live)
+            return f"{len(waiting)} streams: {waiting[:8]}"
+
+        return await until(checked, what, describe=describe)
+
+    def draw(self) -> Reference:
+        return self._random.choices(self._references, self._weights)[0]
+
+    def next_id(self) -> str:
+        return f"stream-{next(self._ids)}"
+
+
+class _Client:
+    """One websocket with its share of the streams, dialled again when its frontend is gone."""
+
+    def __init__(self, load: Load, frontend: str, url: str, num_streams: int) -> None:
+        self._load = load
+        self._frontend = frontend
+        self._url = url
+        self._num_streams = num_streams
+        self._streams: dict[str, Stream] = {}
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with connect(
+                    self._url, proxy=None, compression=None, open_timeout=OPEN_TIMEOUT_S, ping_interval=None
+                ) as socket:
+                    await self._serve(socket)
+                reason = "a plain close"
+            except (OSError, WebSocketException) as error:
+                reason = str(error)
+            self._lose_streams(reason)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _serve(self, socket: ClientConnection) -> None:
+        for _ in range(self._num_streams):
+            await self._start(socket)
+        async for text in socket:
+            frame = msgspec.json.decode(text)
+            stream = self._streams.get(frame["request_id"])
+            if stream is None:
+                self._load.problems.append(f"a frame of no stream of this socket: {frame}")
+            else:
+                await self._take(socket, stream, frame)
+
+    async def _start(self, socket: ClientConnection) -> None:
+        if self._load.is_stopping:
+            return
+        reference = self._load.draw()
+        request_id, stream = self._load.next_id(), Stream(reference, self._frontend)
+        self._streams[request_id] = stream
+        self._load.live.add(stream)
+        body = {"op": "generate", "request_id": request_id, **reference.body}
+        await socket.send(msgspec.json.encode(body).decode())
+
+    async def _take(self, socket: ClientConnection, stream: Stream, frame: dict[str, Any]) -> None:
+        load = self._load
+        before = stream.num_tokens
+        if frame["error"] is not None and not before and frame["error"]["code"] in REFUSALS:
+            load.num_refused += 1  # after the frontend had waited for a scheduler, so this is no storm
+            self._end(frame["request_id"], stream)
+            await self._start(socket)
+            return
+        if problem := stream.accept(frame, time.monotonic()):
+            load.problems.append(f"{frame['request_id']} of {self._frontend} {problem} ({stream.reference.body})")
+        load.num_tokens += stream.num_tokens - before
+        if frame["finish_reason"] is not None:
+            load.num_completed += 1
+            self._end(frame["request_id"], stream)
+            await self._start(socket)
+
+    def _end(self, request_id: str, stream: Stream) -> None:
+        stream.has_ended = True
+        self._load.live.discard(stream)
+        del self._streams[request_id]
+
+    def _lose_streams(self, reason: str) -> None:
+        if self._streams and self._frontend not in self._load.doomed:
+            self._load.problems.append(f"{self._frontend} closed a socket with {len(self._streams)} streams: {reason}")
+        for request_id, stream in tuple(self._streams.items()):
+            self._load.num_lost += 1
+            self._end(request_id, stream)
