@@ -7,9 +7,11 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncGenerator
+from itertools import repeat
 from typing import Any, Never, Protocol
 
-from punica_frontend.live_request import LiveRequest
+from punica_frontend.live_request import Delivery, LiveRequest
+from punica_serve.channel import Channel
 from punica_serve.errors import ClusterUnavailable, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -17,7 +19,7 @@ from punica_serve.protocol import (
     CancelRequest,
     ClusterReply,
     ClusterSnapshot,
-    Delivery,
+    Deliveries,
     FrontendHello,
     GetCluster,
     Limits,
@@ -27,7 +29,7 @@ from punica_serve.protocol import (
     Welcome,
     WireError,
 )
-from punica_serve.wire import Channel, keep_dialling
+from punica_serve.wire import keep_dialling
 
 #: How long a new request waits for a scheduler that is not there.
 CONNECT_TIMEOUT_S = 5.0
@@ -73,7 +75,9 @@ class WireSchedulerClient:
         self._connected = asyncio.Event()
         self._limits: Limits | None = None
         self._has_ended = False
-        self._live: dict[str, LiveRequest] = {}
+        #: By the handle that the scheduler knows them by.
+        self._live: dict[int, LiveRequest] = {}
+        self._handles = itertools.count()
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[ClusterSnapshot]] = {}
 
@@ -106,9 +110,10 @@ class WireSchedulerClient:
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         await self._wait_connected()
-        live = self._live[request.request_id] = LiveRequest(request)
+        handle = next(self._handles)
+        live = self._live[handle] = LiveRequest(request)
         try:
-            self._send(AddRequest(request))
+            self._send(AddRequest(handle, request))
             while True:
                 # No deadline here: the scheduler's queue has one, and without a scheduler _give_up ends the wait.
                 await live.ready.wait()
@@ -117,7 +122,7 @@ class WireSchedulerClient:
                 if delivery.finish_reason:
                     return
         finally:
-            del self._live[request.request_id]
+            del self._live[handle]
             if not live.is_finished and self._channel:
                 self._channel.send(CancelRequest(request.request_id))
 
@@ -137,9 +142,9 @@ class WireSchedulerClient:
     async def _session(self, channel: Channel) -> None:
         self._channel = channel
         self._connected.set()
-        for live in self._live.values():
+        for handle, live in self._live.items():
             if not live.is_finished:
-                channel.send(AddRequest(live.resumed()))
+                channel.send(AddRequest(handle, live.resumed()))
         try:
             async for message in channel:
                 self._receive(message)
@@ -152,10 +157,8 @@ class WireSchedulerClient:
 
     def _receive(self, message: Any) -> None:
         match message:
-            case Delivery():
-                # Of a request that was cancelled on this side, the last words are not awaited.
-                if live := self._live.get(message.request_id):
-                    live.accept(message)
+            case Deliveries():
+                self._deliver(message)
             case Limits():
                 self._limits = message
             case ClusterReply():
@@ -164,6 +167,18 @@ class WireSchedulerClient:
                     call.set_result(message.cluster)
             case _:
                 raise ProtocolError(f"the scheduler sent a {type(message).__name__} after its welcome")
+
+    def _deliver(self, deliveries: Deliveries) -> None:
+        """Hands out tokens, then ends. Of a request that was cancelled on this side, the last words are not awaited."""
+        logprobs = deliveries.logprobs or repeat(None)
+        for handle, position, token_id, token_logprobs in zip(
+            deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False
+        ):
+            if live := self._live.get(handle):
+                live.accept(position, token_id, token_logprobs)
+        for ending in deliveries.endings:
+            if live := self._live.get(ending.handle):
+                live.end(ending)
 
     def _send(self, message: Message) -> None:
         if self._channel is None:

@@ -3,7 +3,8 @@
 import msgspec
 
 from punica_frontend.answers import Frame, logprobs, usage
-from punica_serve.protocol import Delivery, Request
+from punica_frontend.live_request import Delivery
+from punica_serve.protocol import Request
 from punica_serve.text.generated_text import GeneratedText
 from punica_serve.text.tokenizer import Tokenizer
 

@@ -2,30 +2,37 @@
 
 A message is a frozen struct, packed by msgpack as an array that starts with its tag. There is one union and one decoder
 per direction, so an unknown tag or a wrong type fails at the edge with a ProtocolError. Within a major version, fields
-are only added, at the end and with a default.
+are only added, at the end and with a default. A pipe's frame is a message; a websocket's is an array of messages, those
+that were there to be sent together.
+
+What there is one of for each token travels in *columns*: tuples of equal length, a row for each token. So a token costs
+a few integers at either end and no object of its own.
 
 Words: a *position* is the index of a generated token in its stream, from 0. A request's *tokens* are prompt plus
 generated. Times are integers of nanoseconds since 1970 and end in ``_ns``.
 """
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from punica_serve.errors import ProtocolError, PunicaError
 
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
-PROTOCOL_VERSION = (1, 0)
+PROTOCOL_VERSION = (2, 0)
 
 #: A token id on the wire.
 MAX_TOKEN_BYTES = 5
-#: The longest message: a request of three million tokens.
+#: The longest frame: a request of three million tokens.
 MAX_FRAME_BYTES = 16 << 20
 #: Frames that wait for a slow peer; beyond it the link is cut. A frontend that comes back adds all its requests at
 #: once: 10,000 of them (the longest queue by default) with 4,000 tokens of 5 bytes are 200 MB.
 MAX_QUEUED_BYTES = 256 << 20
 
+#: Why a request ends by itself.
+EndReason = Literal["stop", "length"]
+#: Why it ends at all.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 #: The four groups of projections whose LoRA weights share pages, in the order in which a layer runs them.
@@ -38,6 +45,18 @@ class Struct(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 class Message(Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
     """Base of the messages themselves: the tag is the class name."""
+
+
+def _check_columns(
+    names: tuple[int, ...],
+    positions: tuple[int, ...],
+    token_ids: tuple[int, ...],
+    logprobs: tuple["TokenLogprobs | None", ...],
+) -> None:
+    """Raises ValueError, which a decoder tells as a ProtocolError, for columns that are not of one table."""
+    num_rows = len(names)
+    if len(positions) != num_rows or len(token_ids) != num_rows or (logprobs and len(logprobs) != num_rows):
+        raise ValueError("the columns of a message are not of one length")
 
 
 # ------------------------------------------------------------------ what a request is
@@ -95,6 +114,8 @@ class Request(Struct, frozen=True):
     adapter: AdapterRef | None = None
     #: Tokens generated so far, by earlier assignments.
     generated_ids: tuple[int, ...] = ()
+    #: Whose request it is, set by the frontend: the key of a fair queue.
+    tenant: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -168,10 +189,21 @@ class Refused(Message, frozen=True):
     error: WireError
 
 
+# ------------------------------------------------------------------ both ways, on every websocket
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent by an end that has had nothing else to send. It says that the sender lives, and nothing more."""
+
+
 # ------------------------------------------------------------------ frontend -> scheduler
 
 
 class AddRequest(Message, frozen=True):
+    """A new request, or again one that the frontend owns, with the tokens it holds."""
+
+    #: The frontend's own number of the request, which deliveries name. A frontend process never uses one twice.
+    handle: int
     request: Request
 
 
@@ -185,22 +217,43 @@ class GetCluster(Message, frozen=True):
     call_id: int
 
 
+class DrainGpu(Message, frozen=True):
+    """A unary call: place nothing new on this GPU and move what runs there, or (``drain`` false) use it again.
+
+    The answer is a DrainReply with the same call_id.
+    """
+
+    call_id: int
+    gpu_uuid: str
+    drain: bool
+
+
 # ------------------------------------------------------------------ scheduler -> frontend
 
 
-class Delivery(Message, frozen=True):
-    """Tokens of one request, from ``position`` on. With a finish_reason it is the request's last.
+class Ending(Struct, frozen=True):
+    """The end of a request: nothing follows for its handle."""
 
-    finish_reason "error" comes with ``error`` and may come with no tokens.
-    """
-
-    request_id: str
-    position: int
-    token_ids: tuple[int, ...] = ()
-    #: As many as token_ids, or empty when the request asked for none.
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
+    handle: int
+    #: Tokens generated in all, so that a frontend which holds others knows that something is wrong.
+    num_tokens: int
+    reason: FinishReason
+    #: Given exactly when the reason is "error".
     error: WireError | None = None
+
+
+class Deliveries(Message, frozen=True):
+    """Tokens of a frontend's requests, in columns and in order, and the ends that come after them."""
+
+    handles: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    #: Empty when no row has any.
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    endings: tuple[Ending, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_columns(self.handles, self.positions, self.token_ids, self.logprobs)
 
 
 class Limits(Message, frozen=True):
@@ -240,22 +293,11 @@ class GpuLost(Message, frozen=True):
     reason: str
 
 
-class StepToken(Struct, frozen=True):
-    assignment: AssignmentId
-    position: int
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+class StepReport(Message, frozen=True, kw_only=True):
+    """What one step of one GPU did, or, with no tokens, what applying commands while idle changed.
 
-
-class FinishedAssignment(Struct, frozen=True):
-    """The assignment ended by itself, after the tokens of the same report."""
-
-    assignment: AssignmentId
-    reason: Literal["stop", "length"]
-
-
-class StepReport(Message, frozen=True):
-    """What one step of one GPU did, or, with no tokens, what applying commands while idle changed."""
+    The tokens are in columns. An assignment is named by its counter alone: a worker has those of one incarnation only.
+    """
 
     gpu_uuid: str
     #: Incremented by every Reset; the supervisor drops reports of an earlier epoch.
@@ -264,8 +306,17 @@ class StepReport(Message, frozen=True):
     step: int
     #: The highest ``seq`` of the commands applied before this step.
     applied_seq: int
-    tokens: tuple[StepToken, ...]
-    finished: tuple[FinishedAssignment, ...]
+    #: Of all assignments that are named here; 0 from a worker that has never had one.
+    incarnation: int = 0
+    counters: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    #: Empty when no row has any.
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    #: Assignments that ended by themselves after these tokens, and why.
+    finished: tuple[tuple[int, EndReason], ...] = ()
+    #: Assignments that the worker left out of the step because a page was missing.
+    starved: tuple[int, ...] = ()
     free_kv_pages: int
     #: Requests in the newest invocation; 0 when idle.
     batch_size: int
@@ -275,8 +326,9 @@ class StepReport(Message, frozen=True):
     duration_s: float
     #: Digests of the adapters in the LoRA pool; None when unchanged since the last report.
     resident: tuple[str, ...] | None = None
-    #: Assignments that the worker left out of the step because a page was missing.
-    starved: tuple[AssignmentId, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_columns(self.counters, self.positions, self.token_ids, self.logprobs)
 
 
 class AssignmentsFailed(Message, frozen=True):
@@ -289,6 +341,17 @@ class AssignmentsFailed(Message, frozen=True):
     #: True: no other GPU will do better (an adapter's bytes are wrong). False: worth another try.
     permanent: bool
     error: WireError
+
+
+class DrainRunner(Message, frozen=True):
+    """The runner is to stop: place nothing new on its GPUs, and move what runs there."""
+
+
+# ------------------------------------------------------------------ scheduler -> runner
+
+
+class RunnerDrained(Message, frozen=True):
+    """Nothing runs or is assigned on the runner's GPUs any more."""
 
 
 # ------------------------------------------------------------------ scheduler -> runner -> worker
@@ -365,6 +428,16 @@ class GpuSnapshot(Struct, frozen=True):
     resident_adapters: tuple[str, ...]
     steps: int
     tokens: int
+    #: Nothing new is placed there, and what runs there is moved.
+    is_draining: bool = False
+
+
+class ScaleAdvice(Struct, frozen=True):
+    """What the fleet should become."""
+
+    num_more_gpus: int = 0
+    #: Runners whose GPUs are all idle.
+    releasable_runners: tuple[str, ...] = ()
 
 
 class ClusterSnapshot(Struct, frozen=True):
@@ -376,8 +449,10 @@ class ClusterSnapshot(Struct, frozen=True):
     queue_length: int
     num_frontends: int
     num_runners: int
-    #: "arrived", "finished", "cancelled", "failed", "tokens", "evictions", "migrations", "gpus_lost".
+    #: "arrived", "finished", "cancelled", "failed", "tokens", "evictions", "migrations", "consolidations",
+    #: "gpus_lost".
     counters: dict[str, int]
+    advice: ScaleAdvice = ScaleAdvice()
 
 
 class ClusterReply(Message, frozen=True):
@@ -385,38 +460,67 @@ class ClusterReply(Message, frozen=True):
     cluster: ClusterSnapshot
 
 
+class DrainReply(Message, frozen=True):
+    """``error`` is None where the drain, or its end, has begun."""
+
+    call_id: int
+    error: WireError | None = None
+
+
 # ------------------------------------------------------------------ unions and codecs, one per direction
 
-FrontendToScheduler = FrontendHello | AddRequest | CancelRequest | GetCluster
-SchedulerToFrontend = Welcome | Refused | Delivery | Limits | ClusterReply
-RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed
-SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest
+FrontendToScheduler = FrontendHello | AddRequest | CancelRequest | GetCluster | DrainGpu | Heartbeat
+SchedulerToFrontend = Welcome | Refused | Deliveries | Limits | ClusterReply | DrainReply | Heartbeat
+RunnerToScheduler = RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed | DrainRunner | Heartbeat
+SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest | RunnerDrained | Heartbeat
 SupervisorToWorker = StartRequest | StopRequest | Reset | Ping
 WorkerToSupervisor = WorkerReady | WorkerFailed | Pong | StepReport | AssignmentsFailed
 #: What a peer may send to the scheduler before it is known what kind of peer it is.
 ToScheduler = FrontendToScheduler | RunnerToScheduler
 
-M = TypeVar("M")
-
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message."""
+    """A message's bytes: the frame of a pipe, or a part of a websocket's."""
     return _encoder.encode(message)
 
 
-class Decoder:
-    """Decodes the frames of one direction.
+def join(encoded: Sequence[bytes]) -> bytes:
+    """The websocket frame of messages that are encoded already: msgpack's array of them."""
+    count = len(encoded)
+    if count < 1 << 4:
+        header = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        header = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        header = b"\xdd" + count.to_bytes(4, "big")
+    return header + b"".join(encoded)
 
-    ``Decoder(SchedulerToRunner)(frame)`` gives one of the union's messages; anything else raises ProtocolError.
+
+class Decoder:
+    """Decodes the messages of one direction.
+
+    ``Decoder(SchedulerToRunner)(encoded)`` gives one of the union's messages; anything else raises ProtocolError.
     """
 
     def __init__(self, union: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(union)
+        self._one = msgspec.msgpack.Decoder(union)
+        self._joined: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[union])
 
-    def __call__(self, frame: bytes) -> Any:
+    def __call__(self, encoded: bytes) -> Any:
         try:
-            return self._decoder.decode(frame)
+            return self._one.decode(encoded)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"a frame of {len(frame)} bytes is no message of this direction: {error}") from error
+            raise _no_message(encoded, error) from error
+
+    def joined(self, frame: bytes) -> list[Any]:
+        """The messages of a websocket frame, in order."""
+        try:
+            return self._joined.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _no_message(frame, error) from error
+
+
+def _no_message(frame: bytes, error: Exception) -> ProtocolError:
+    return ProtocolError(f"a frame of {len(frame)} bytes is no message of this direction: {error}")

@@ -1,7 +1,7 @@
-"""Websocket links of typed messages: frontend <-> scheduler <-> runner.
+"""How links between processes come about: frontend <-> scheduler <-> runner.
 
-The one place that knows websockets outside the public HTTP API. Frontends and runners ``keep_dialling`` the scheduler,
-which ``listen``s and ``accept``s; both ends then hold a ``Channel``. The life of a link:
+This and ``channel`` are the places that know websockets outside the public HTTP API. Frontends and runners
+``keep_dialling`` the scheduler, which ``listen``s and ``accept``s; both ends then hold a ``Channel``. A link's life:
 
     dialling end                         listening end
     connect ──────────────────────────▶  listen
@@ -19,39 +19,29 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Never, Self
+from typing import Any, Never
 
 from websockets.asyncio.client import connect
-from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
-from websockets.frames import CloseCode
+from websockets.exceptions import InvalidURI, WebSocketException
 
 from punica_serve.backoff import Backoff
+from punica_serve.channel import CLOSE_TIMEOUT_S, Channel
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
     MAX_FRAME_BYTES,
-    MAX_QUEUED_BYTES,
     PROTOCOL_VERSION,
-    Decoder,
     FrontendHello,
-    Message,
     Refused,
     RunnerHello,
     Welcome,
     WireError,
-    encode,
 )
 
 log = logging.getLogger(__name__)
 
-#: A peer that vanished without a word is noticed after at most the sum of both.
-PING_INTERVAL_S = 5.0
-PING_TIMEOUT_S = 10.0
 #: From the start of the connection to the hello, and from the hello to its answer.
 HANDSHAKE_TIMEOUT_S = 10.0
-#: For what is queued to leave, and then for the closing handshake.
-CLOSE_TIMEOUT_S = 1.0
 #: A scheduler that restarts is back within a second or so, and one that stays away is not to be stormed.
 RECONNECT_FIRST_S = 0.1
 RECONNECT_HIGHEST_S = 5.0
@@ -62,8 +52,7 @@ _socket_log.setLevel(logging.CRITICAL)
 _SOCKET_OPTIONS: dict[str, Any] = {
     "compression": None,  # token ids don't compress, and the step loop's peers have better to do
     "max_size": MAX_FRAME_BYTES,
-    "ping_interval": PING_INTERVAL_S,
-    "ping_timeout": PING_TIMEOUT_S,
+    "ping_interval": None,  # a peer that is busy sending answers no ping in time: see the channel's heartbeats
     "open_timeout": HANDSHAKE_TIMEOUT_S,
     "close_timeout": CLOSE_TIMEOUT_S,
     "logger": _socket_log,
@@ -72,114 +61,6 @@ _SOCKET_OPTIONS: dict[str, Any] = {
 
 class HandshakeRefused(ProtocolError):
     """The scheduler answered Refused: another major version, or the wrong cluster token. The message is its own."""
-
-
-class Channel:
-    """One open link: sends any message, and iterates over those of ``union`` that arrive until the link ends.
-
-    An async context manager: it is open inside, and closed with nothing left behind outside.
-    """
-
-    def __init__(self, socket: Connection, union: Any) -> None:
-        self._socket = socket
-        self._decode = Decoder(union)
-        #: None is the last: what comes before it still leaves.
-        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._num_queued_bytes = 0
-        self._is_open = True
-        self._cut_reason: str | None = None
-        self._close_reason = ""
-        self._writer: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._writer = asyncio.create_task(self._write())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def send(self, message: Message) -> None:
-        """Queues a message, without ever waiting. On a link that has ended it is dropped.
-
-        Cuts the link when the peer reads so slowly that MAX_QUEUED_BYTES wait. Raises ProtocolError for a message
-        beyond MAX_FRAME_BYTES; the link then goes on.
-        """
-        if not self._is_open:
-            return
-        frame = encode(message)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise ProtocolError(
-                f"a {type(message).__name__} of {len(frame)} bytes does not fit a frame of {MAX_FRAME_BYTES}"
-            )
-        self._num_queued_bytes += len(frame)
-        self._outgoing.put_nowait(frame)
-        if self._num_queued_bytes > MAX_QUEUED_BYTES:
-            self._cut(f"the peer reads too slowly: {self._num_queued_bytes} bytes wait for it")
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        """The next message; the end of the link ends the iteration. Raises ProtocolError for a broken frame."""
-        try:
-            frame = await self._socket.recv(decode=False)
-        except ConnectionClosed:
-            raise StopAsyncIteration from None
-        return self._decode(frame)
-
-    async def receive(self, timeout_s: float) -> Any:
-        """The next message. Raises ProtocolError when the link ends or the time is up first."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await anext(self)
-        except TimeoutError:
-            raise ProtocolError(f"the peer said nothing for {timeout_s:g} s") from None
-        except StopAsyncIteration:
-            raise ProtocolError(f"the link ended too early: {self.end_reason}") from None
-
-    @property
-    def end_reason(self) -> str:
-        """Why the link ended, in words for a log line."""
-        if self._cut_reason is not None:
-            return self._cut_reason
-        if self._socket.close_code is None:
-            return "it has not ended"
-        if self._socket.close_code == CloseCode.ABNORMAL_CLOSURE:
-            given_up = self._socket.protocol.close_sent  # by our end, as for a ping without an answer
-            return "the connection broke" + (f": {given_up.reason}" if given_up else "")
-        return f"closed with code {self._socket.close_code} {self._socket.close_reason}".rstrip()
-
-    def end(self, reason: str = "") -> None:
-        """Lets what is queued leave, then closes, without waiting for it: the iteration ends at both ends."""
-        if self._is_open:
-            self._close_reason = _close_reason(reason)
-        self._is_open = False
-        self._outgoing.put_nowait(None)
-
-    async def close(self, reason: str = "") -> None:
-        """As ``end``, and waits until it is done; what takes longer than CLOSE_TIMEOUT_S twice is cut."""
-        assert self._writer is not None, "a channel is open inside its context only"
-        self.end(reason)
-        try:
-            await asyncio.wait([self._writer], timeout=2 * CLOSE_TIMEOUT_S)
-        finally:
-            self._socket.transport.abort()
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
-            await self._socket.wait_closed()
-
-    def _cut(self, reason: str) -> None:
-        self._is_open = False
-        self._cut_reason = reason
-        self._socket.transport.abort()
-
-    async def _write(self) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            while (frame := await self._outgoing.get()) is not None:
-                await self._socket.send(frame)
-                self._num_queued_bytes -= len(frame)
-        self._is_open = False
-        await self._socket.close(CloseCode.NORMAL_CLOSURE, self._close_reason)
 
 
 @contextlib.asynccontextmanager
@@ -306,8 +187,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and error.strerror:
         return os.strerror(error.errno) if error.errno > 0 else error.strerror  # name look-up has negative ones
     return str(error) or type(error).__name__
-
-
-def _close_reason(reason: str) -> str:
-    """As much of it as a close frame holds: 123 bytes of UTF-8."""
-    return reason.encode()[:123].decode(errors="ignore")

@@ -15,11 +15,9 @@ from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
-    FinishedAssignment,
     Reset,
     StartRequest,
     StepReport,
-    StepToken,
     StopRequest,
     WireError,
 )
@@ -42,6 +40,8 @@ class StepLoop:
         self._gpu_uuid = gpu_uuid
         self._epoch = 0
         self._applied_seq = 0
+        #: Of all assignments here.
+        self._incarnation = 0
         self._num_steps = 0
         #: Of the newest step.
         self._batch_size = self._num_adapters = 0
@@ -97,6 +97,7 @@ class StepLoop:
             self._stop(old)
         self._assignments[request_id] = command.assignment
         self._request_ids[command.assignment] = request_id
+        self._incarnation = command.assignment.incarnation
         try:
             self._engine.add(command.request)
         except InvalidRequest as error:
@@ -132,15 +133,17 @@ class StepLoop:
         return assignment
 
     def _report_step(self, output: StepOutput) -> StepReport:
-        tokens = tuple(
-            StepToken(self._assignments[token.request_id], token.position, token.token_id, token.logprobs)
-            for token in output.tokens
-        )
-        starved = tuple(self._assignments[request_id] for request_id in output.starved)
-        finished = tuple(FinishedAssignment(self._forget(request_id), reason) for request_id, reason in output.finished)
+        tokens = output.tokens
+        counters = tuple(self._assignments[token.request_id].counter for token in tokens)
+        starved = tuple(self._assignments[request_id].counter for request_id in output.starved)
+        finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
+        has_logprobs = any(token.logprobs is not None for token in tokens)
         return replace(
             self._report(),
-            tokens=tokens,
+            counters=counters,
+            positions=tuple(token.position for token in tokens),
+            token_ids=tuple(token.token_id for token in tokens),
+            logprobs=tuple(token.logprobs for token in tokens) if has_logprobs else (),
             finished=finished,
             starved=starved,
             num_prefill_tokens=output.num_prefill_tokens,
@@ -156,8 +159,7 @@ class StepLoop:
             epoch=self._epoch,
             step=self._num_steps,
             applied_seq=self._applied_seq,
-            tokens=(),
-            finished=(),
+            incarnation=self._incarnation,
             free_kv_pages=self._engine.num_free_kv_pages,
             batch_size=self._batch_size,
             num_prefill_tokens=0,

@@ -14,6 +14,7 @@ from typing import Never
 
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.backoff import Backoff
+from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, RunnerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
@@ -28,7 +29,7 @@ from punica_serve.protocol import (
     StopRequest,
     Welcome,
 )
-from punica_serve.wire import Channel, keep_dialling
+from punica_serve.wire import keep_dialling
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Supervisor:
     def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed) -> None:
         """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
         if self._channel is not None:
-            self._channel.send(message)
+            self._channel.send(message, may_wait=isinstance(message, StepReport))
 
     def _dispatch(self, message: object) -> None:
         if not isinstance(message, StartRequest | StopRequest):

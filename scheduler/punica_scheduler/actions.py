@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from punica_serve.protocol import AssignmentId, Delivery, Limits, Request
+from punica_serve.protocol import AssignmentId, Deliveries, Limits, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand tokens, the end of a request, or both to the frontend that owns it."""
+    """Hand a frontend what an event has for its requests: tokens, and ends. Once for each frontend, before all else."""
 
     frontend_id: str
-    delivery: Delivery
+    deliveries: Deliveries
 
 
 @dataclass(frozen=True, slots=True)

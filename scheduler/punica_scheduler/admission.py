@@ -7,7 +7,7 @@ from punica_scheduler.request import RequestRecord
 from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
 from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, Request, encode
 
-#: What a start adds to its request: GPU UUID, numbers, tag.
+#: What a start adds to its request: GPU UUID, numbers, tag; or an addition: its handle.
 _START_BYTES = 1024
 
 
@@ -29,7 +29,7 @@ def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError |
 
 def too_long_to_send(request: Request) -> InvalidRequest | None:
     """Why the request would outgrow a frame with its answer, if it would: a start carries all tokens so far."""
-    num_bytes = len(encode(AddRequest(request))) + MAX_TOKEN_BYTES * request.sampling.max_tokens
+    num_bytes = len(encode(AddRequest(0, request))) + MAX_TOKEN_BYTES * request.sampling.max_tokens
     if num_bytes <= MAX_FRAME_BYTES - _START_BYTES:
         return None
     return InvalidRequest(

@@ -42,7 +42,7 @@ def _check_queue(queued: list[RequestRecord], queue: FcfsQueue) -> None:
 def _check_placed(placed: list[RequestRecord], gpus: Mapping[str, GpuRecord]) -> None:
     for record in placed:
         assert record.gpu_uuid is not None and record.assignment is not None, f"{record.request_id} is nowhere"
-        assert gpus[record.gpu_uuid].working_set[record.assignment] is record
+        assert gpus[record.gpu_uuid].working_set[record.assignment.counter] is record
     assert sum(len(gpu.working_set) for gpu in gpus.values()) == len(placed), "a working set holds a stranger"
 
 

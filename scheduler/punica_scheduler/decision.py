@@ -1,11 +1,14 @@
 """What one event leads to, and the log of it."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from punica_scheduler.actions import Action
+from punica_scheduler.actions import Action, Deliver
+from punica_scheduler.delivery import DeliveryColumns
 from punica_scheduler.events import Event
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.request import RequestRecord
+from punica_serve.protocol import Ending, FinishReason, WireError
 
 
 @dataclass(slots=True)
@@ -13,13 +16,26 @@ class Decision:
     """One event's outcome while it is being worked out."""
 
     now_ns: int
+    #: All but the deliveries, until they are added at the end.
     actions: list[Action] = field(default_factory=list)
+    #: Of each frontend that has to be told something.
+    deliveries: defaultdict[str, DeliveryColumns] = field(default_factory=lambda: defaultdict(DeliveryColumns))
     #: request_id -> UUID of the GPU that it was just taken from, where this decision does not put it back.
     barred: dict[str, str] = field(default_factory=dict)
 
     def allows(self, record: RequestRecord, gpu: GpuRecord) -> bool:
         """Whether this decision may place the request there."""
         return self.barred.get(record.request_id) != gpu.uuid
+
+    def deliver_end(self, record: RequestRecord, reason: FinishReason, error: WireError | None = None) -> None:
+        """Tells the request's frontend that nothing follows."""
+        ending = Ending(record.handle, len(record.generated_ids), reason, error)
+        self.deliveries[record.frontend_id].endings.append(ending)
+
+    def conclude(self) -> list[Action]:
+        """All actions, deliveries first: clients wait for those."""
+        self.actions[:0] = [Deliver(frontend_id, columns.message()) for frontend_id, columns in self.deliveries.items()]
+        return list(self.actions)
 
 
 @dataclass(frozen=True, slots=True)

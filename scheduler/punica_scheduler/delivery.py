@@ -1,30 +1,37 @@
-"""From what a worker reports to what a frontend is told."""
+"""What one event has for each frontend: tokens in columns, and the requests that have ended."""
 
-from punica_scheduler.actions import Deliver
-from punica_scheduler.request import RequestRecord
-from punica_serve.protocol import AssignmentId, Delivery, FinishReason, StepReport, StepToken, WireError
+from dataclasses import dataclass, field
 
-#: Tokens of one request, and why it ended after them, if it did.
-Outcome = tuple[list[StepToken], FinishReason | None]
+from punica_serve.protocol import Deliveries, Ending, TokenLogprobs
 
 
-def outcomes_of(report: StepReport) -> dict[AssignmentId, Outcome]:
-    """What one step made of each assignment."""
-    outcomes: dict[AssignmentId, Outcome] = {end.assignment: ([], end.reason) for end in report.finished}
-    for token in report.tokens:
-        outcomes.setdefault(token.assignment, ([], None))[0].append(token)
-    return outcomes
+@dataclass(slots=True)
+class DeliveryColumns:
+    """The rows of a Deliveries while they are being gathered. A row is appended to the first three lists at once."""
 
+    handles: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    #: May be shorter than the others: few requests ask for any.
+    _logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
-def deliver_outcome(record: RequestRecord, position: int, outcome: Outcome) -> Deliver:
-    """Tokens from ``position`` on, and the end if there is one."""
-    tokens, reason = outcome
-    token_ids = tuple(token.token_id for token in tokens)
-    logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
-    return Deliver(record.frontend_id, Delivery(record.request_id, position, token_ids, logprobs, reason))
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of the row that was appended last."""
+        self._pad_logprobs(len(self.handles) - 1)
+        self._logprobs.append(logprobs)
 
+    def message(self) -> Deliveries:
+        """All rows, as they travel."""
+        if self._logprobs:
+            self._pad_logprobs(len(self.handles))
+        return Deliveries(
+            tuple(self.handles),
+            tuple(self.positions),
+            tuple(self.token_ids),
+            tuple(self._logprobs),
+            tuple(self.endings),
+        )
 
-def deliver_error(record: RequestRecord, error: WireError) -> Deliver:
-    """The end of a request that failed."""
-    end = Delivery(record.request_id, len(record.generated_ids), finish_reason="error", error=error)
-    return Deliver(record.frontend_id, end)
+    def _pad_logprobs(self, num_rows: int) -> None:
+        self._logprobs += [None] * (num_rows - len(self._logprobs))

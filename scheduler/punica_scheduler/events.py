@@ -24,6 +24,8 @@ class RequestArrived:
     """A frontend added a request: a new one, or again one that it owns, with the tokens it holds."""
 
     frontend_id: str
+    #: The frontend's own number of it.
+    handle: int
     request: protocol.Request
 
 

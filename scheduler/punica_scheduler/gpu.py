@@ -18,7 +18,8 @@ class GpuRecord:
     info: GpuInfo
     runner_id: str
     book: PageBook = field(init=False)
-    working_set: dict[AssignmentId, RequestRecord] = field(default_factory=dict)
+    #: By the counter of the assignment.
+    working_set: dict[int, RequestRecord] = field(default_factory=dict)
     resident: tuple[str, ...] = ()
     batch_size: int = 0
     num_adapters: int = 0
@@ -49,7 +50,7 @@ class GpuRecord:
 
     def place(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
-        self.working_set[assignment] = record
+        self.working_set[assignment.counter] = record
         return self.book.start(assignment, self.pages_for(record.num_tokens + 1))
 
     def account(self, report: StepReport) -> None:

@@ -7,14 +7,14 @@ queued ──▶ placed ──▶ finished
   └──────────┘        evicted, its GPU lost, failed there but perhaps not elsewhere
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from msgspec.structs import replace
 
 from punica_serve.lora_layout import pages_needed
-from punica_serve.protocol import AssignmentId, LoraGroup, Request, StepToken
+from punica_serve.protocol import AssignmentId, LoraGroup, Request
 
 #: GPUs lost with a request running on them that make it a suspect; see ``trials``.
 NUM_SUSPICIOUS_LOSSES = 2
@@ -53,6 +53,8 @@ class RequestRecord:
     """A live request. ``assignment`` and ``gpu_uuid`` are set exactly while it is placed."""
 
     frontend_id: str
+    #: What deliveries call it.
+    handle: int
     #: As it arrived.
     request: Request
     #: All tokens generated, those that it arrived with too.
@@ -77,9 +79,9 @@ class RequestRecord:
         self.arrival = (self.request.arrival_ns, self.request.request_id)
 
     @classmethod
-    def of(cls, frontend_id: str, request: Request) -> "RequestRecord":
+    def of(cls, frontend_id: str, handle: int, request: Request) -> "RequestRecord":
         lora_pages = pages_needed(request.adapter.ranks) if request.adapter else {}
-        return cls(frontend_id, request, list(request.generated_ids), lora_pages)
+        return cls(frontend_id, handle, request, list(request.generated_ids), lora_pages)
 
     @property
     def request_id(self) -> str:
@@ -109,13 +111,9 @@ class RequestRecord:
         """Tokens it may have so many steps from now."""
         return min(self.num_tokens + num_steps, self.request.max_num_tokens)
 
-    def continues_with(self, tokens: Sequence[StepToken]) -> bool:
-        """Whether these are exactly its next tokens: no gap, no repeat, none too many."""
-        start = len(self.generated_ids)
-        expected = range(start, start + len(tokens))
-        return [token.position for token in tokens] == list(expected) and (
-            expected.stop <= self.request.sampling.max_tokens
-        )
+    def continues_at(self, position: int) -> bool:
+        """Whether a token of this position is its next: no gap, no repeat, none too many."""
+        return position == len(self.generated_ids) and position < self.request.sampling.max_tokens
 
     def as_it_is(self) -> Request:
         """What a GPU needs to go on with it."""

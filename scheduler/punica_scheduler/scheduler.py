@@ -7,6 +7,7 @@ beside the queue, for a GPU of their own: see ``trials``.
 """
 
 from collections import Counter, deque
+from itertools import repeat
 from typing import assert_never
 
 from punica_scheduler import events
@@ -14,7 +15,6 @@ from punica_scheduler.actions import Action, AnnounceLimits, Start, Stop
 from punica_scheduler.admission import refusal, too_long_to_send
 from punica_scheduler.audit import check_books
 from punica_scheduler.decision import Decision, StoryEntry
-from punica_scheduler.delivery import Outcome, deliver_error, deliver_outcome, outcomes_of
 from punica_scheduler.fcfs_queue import FcfsQueue
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.placement import Placement, punica
@@ -26,7 +26,6 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     ClusterSnapshot,
     Limits,
-    Request,
     StepReport,
     WireError,
 )
@@ -80,7 +79,7 @@ class Scheduler:
         self._apply(event, decision)
         self._place_what_waits(decision)
         self._announce_new_limits(decision)
-        return list(decision.actions)
+        return decision.conclude()
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """The cluster as people see it."""
@@ -106,8 +105,8 @@ class Scheduler:
                 self._frontend_joined(frontend_id, decision)
             case events.FrontendLost(frontend_id):
                 self._frontend_lost(frontend_id, decision)
-            case events.RequestArrived(frontend_id, request):
-                self._request_arrived(frontend_id, request, decision)
+            case events.RequestArrived(frontend_id, handle, request):
+                self._request_arrived(RequestRecord.of(frontend_id, handle, request), decision)
             case events.RequestCancelled(frontend_id, request_id):
                 self._request_cancelled(frontend_id, request_id, decision)
             case events.RunnerJoined(runner_id):
@@ -139,17 +138,16 @@ class Scheduler:
         for record in [record for record in self._requests.values() if record.frontend_id == frontend_id]:
             self._cancel(record, decision)
 
-    def _request_arrived(self, frontend_id: str, request: Request, decision: Decision) -> None:
+    def _request_arrived(self, record: RequestRecord, decision: Decision) -> None:
         self._counters["arrived"] += 1
-        previous = self._requests.get(request.request_id)
-        if previous is not None and previous.frontend_id == frontend_id:
+        previous = self._requests.get(record.request_id)
+        if previous is not None and previous.frontend_id == record.frontend_id:
             self._cancel(previous, decision)
-        record = RequestRecord.of(frontend_id, request)
         if error := self._refusal_on_arrival(record):
             self._counters["failed"] += 1
-            decision.actions.append(deliver_error(record, WireError.of(error)))
+            decision.deliver_end(record, "error", WireError.of(error))
         else:
-            self._requests[request.request_id] = record
+            self._requests[record.request_id] = record
             self._enqueue(record, decision)
 
     def _request_cancelled(self, frontend_id: str, request_id: str, decision: Decision) -> None:
@@ -176,29 +174,47 @@ class Scheduler:
         if gpu is None:
             return
         gpu.account(report)
-        for assignment, outcome in outcomes_of(report).items():
-            # An assignment that is not in the working set has been stopped: its late tokens are dropped.
-            if record := gpu.working_set.get(assignment):
-                self._account(record, gpu, outcome, decision)
+        # Counters of another incarnation are of assignments that this one knows nothing of.
+        if report.incarnation == self._incarnation:
+            self._take_tokens(report, gpu, decision)
+            self._take_ends(report, gpu, decision)
         self._evict(gpu, bool(report.starved), decision)
 
-    def _account(self, record: RequestRecord, gpu: GpuRecord, outcome: Outcome, decision: Decision) -> None:
-        """Takes and delivers what one step made of a request, if it is what must come next."""
-        tokens, reason = outcome
-        position = len(record.generated_ids)
-        if not record.continues_with(tokens):
-            positions = [token.position for token in tokens]
-            error = RequestFailed(f"GPU {gpu.uuid} sent tokens {positions} of it where {position} had to come")
-            self._try_again(record, gpu, WireError.of(error), decision, tell_worker=True)
-            return
-        record.generated_ids += [token.token_id for token in tokens]
-        gpu.num_tokens += len(tokens)
-        self._counters["tokens"] += len(tokens)
-        self._trials.note_progress(record)
-        if reason is not None:
-            self._detach(record, decision, tell_worker=False)
-            self._conclude(record, RequestState.FINISHED)
-        decision.actions.append(deliver_outcome(record, position, outcome))
+    def _take_tokens(self, report: StepReport, gpu: GpuRecord, decision: Decision) -> None:
+        """Takes and delivers each token that is its request's next. The hottest loop of the cluster."""
+        num_taken = 0
+        rows = zip(report.counters, report.positions, report.token_ids, report.logprobs or repeat(None), strict=False)
+        for counter, position, token_id, logprobs in rows:
+            record = gpu.working_set.get(counter)
+            if record is None:
+                continue  # its assignment has been stopped: its late tokens are dropped
+            if not record.continues_at(position):
+                self._break_stream(record, gpu, position, decision)
+                continue
+            record.generated_ids.append(token_id)
+            columns = decision.deliveries[record.frontend_id]
+            columns.handles.append(record.handle)
+            columns.positions.append(position)
+            columns.token_ids.append(token_id)
+            if logprobs is not None:
+                columns.add_logprobs(logprobs)
+            num_taken += 1
+        gpu.num_tokens += num_taken
+        self._counters["tokens"] += num_taken
+        self._trials.note_progress()
+
+    def _take_ends(self, report: StepReport, gpu: GpuRecord, decision: Decision) -> None:
+        for counter, reason in report.finished:
+            if record := gpu.working_set.get(counter):
+                self._detach(record, decision, tell_worker=False)
+                self._conclude(record, RequestState.FINISHED)
+                decision.deliver_end(record, reason)
+
+    def _break_stream(self, record: RequestRecord, gpu: GpuRecord, position: int, decision: Decision) -> None:
+        """The worker and we disagree on where a request is: it starts over from what its client has."""
+        expected = len(record.generated_ids)
+        error = RequestFailed(f"GPU {gpu.uuid} sent token {position} of it where {expected} had to come")
+        self._try_again(record, gpu, WireError.of(error), decision, tell_worker=True)
 
     def _evict(self, gpu: GpuRecord, is_starved: bool, decision: Decision) -> None:
         """Takes the newest requests off a GPU until the next steps fit: those that came first go on (Punica, 5.3)."""
@@ -217,7 +233,8 @@ class Scheduler:
             return
         for assignment in failure.assignments:
             gpu.book.drop(assignment)
-            if record := gpu.working_set.get(assignment):
+            record = gpu.working_set.get(assignment.counter)
+            if record is not None and record.assignment == assignment:
                 permanent = failure.permanent
                 self._try_again(record, gpu, failure.error, decision, tell_worker=False, is_permanent=permanent)
 
@@ -244,7 +261,7 @@ class Scheduler:
         if record.is_complete:
             # It has all its tokens but lost the GPU that was to say so.
             self._conclude(record, RequestState.FINISHED)
-            decision.actions.append(deliver_outcome(record, len(record.generated_ids), ([], "length")))
+            decision.deliver_end(record, "length")
         else:
             record.queued_ns = decision.now_ns
             self._queue.add(record)
@@ -336,7 +353,7 @@ class Scheduler:
     def _fail(self, record: RequestRecord, error: WireError, decision: Decision, *, tell_worker: bool = True) -> None:
         self._detach(record, decision, tell_worker=tell_worker)
         self._conclude(record, RequestState.FAILED)
-        decision.actions.append(deliver_error(record, error))
+        decision.deliver_end(record, "error", error)
 
     def _detach(self, record: RequestRecord, decision: Decision, *, tell_worker: bool = True) -> None:
         """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
@@ -345,7 +362,7 @@ class Scheduler:
             return
         self._trials.break_off(record)
         gpu = self._gpus[record.gpu_uuid]
-        del gpu.working_set[record.assignment]
+        del gpu.working_set[record.assignment.counter]
         if tell_worker:
             decision.actions.append(Stop(gpu.uuid, gpu.book.stop(), record.assignment))
         record.assignment = record.gpu_uuid = None

@@ -14,6 +14,7 @@ from typing import Never
 from punica_scheduler import events
 from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
 from punica_scheduler.factory import scheduler_of
+from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.notify import READY, notify
@@ -34,7 +35,7 @@ from punica_serve.protocol import (
     StopRequest,
     ToScheduler,
 )
-from punica_serve.wire import Channel, accept, listen
+from punica_serve.wire import accept, listen
 
 log = logging.getLogger(__name__)
 
@@ -148,15 +149,15 @@ class Server:
                 _send(self._gpus[gpu_uuid], StartRequest(gpu_uuid, seq, assignment, request))
             case Stop(gpu_uuid, seq, assignment):
                 _send(self._gpus[gpu_uuid], StopRequest(gpu_uuid, seq, assignment))
-            case Deliver(frontend_id, delivery):
-                _send(self._links[_frontend(frontend_id)], delivery)
+            case Deliver(frontend_id, deliveries):
+                _send(self._links[_frontend(frontend_id)], deliveries, may_wait=True)
             case AnnounceLimits(frontend_id, limits):
                 _send(self._links[_frontend(frontend_id)], limits)
 
     def _frontend_said(self, channel: Channel, frontend_id: str, message: ToScheduler) -> None:
         match message:
-            case AddRequest(request):
-                self.apply(events.RequestArrived(frontend_id, request))
+            case AddRequest(handle, request):
+                self.apply(events.RequestArrived(frontend_id, handle, request))
             case CancelRequest(request_id):
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
@@ -166,15 +167,15 @@ class Server:
 
     def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:
+            case StepReport() | AssignmentsFailed() | GpuLost():
+                # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
+                if self._gpus.get(message.gpu_uuid) is channel:
+                    self._gpu_said(message)
             case GpuJoined(gpu):
                 _check_gpu(gpu)
                 log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
                 self._gpus[gpu.uuid] = channel
                 self.apply(events.GpuJoined(runner_id, gpu))
-            case GpuLost() | StepReport() | AssignmentsFailed():
-                # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
-                if self._gpus.get(message.gpu_uuid) is channel:
-                    self._gpu_said(message)
             case _:
                 raise ProtocolError(f"a runner may not send {type(message).__name__}")
 
@@ -194,10 +195,10 @@ def _frontend(frontend_id: str) -> str:
     return f"frontend {frontend_id}"
 
 
-def _send(channel: Channel, message: Message) -> None:
+def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None:
     """What can't be sent, against all admission, costs one link, whose peer then starts from nothing, and no other."""
     try:
-        channel.send(message)
+        channel.send(message, may_wait=may_wait)
     except ProtocolError as error:
         log.error("a link is closed: %s", error)
         channel.end(error.message)

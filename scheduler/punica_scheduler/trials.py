@@ -42,10 +42,10 @@ class Trials:
         if self.on_trial is record:
             self.on_trial = None
 
-    def note_progress(self, record: RequestRecord) -> None:
-        """Acquits the request on trial once it has the tokens for it."""
-        if self.on_trial is record and record.num_tokens >= self._num_tokens_to_pass:
-            record.num_losses = 0
+    def note_progress(self) -> None:
+        """Acquits the request on trial, if there is one, once it has the tokens for it."""
+        if self.on_trial is not None and self.on_trial.num_tokens >= self._num_tokens_to_pass:
+            self.on_trial.num_losses = 0
             self.on_trial = None
 
     def gpu_apart(self, gpus: Mapping[str, GpuRecord]) -> GpuRecord | None:

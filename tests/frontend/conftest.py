@@ -14,15 +14,16 @@ from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers
 
 from punica_frontend.app import create_app, max_body_bytes
+from punica_frontend.live_request import Delivery
 from punica_frontend.main import EmbeddedServer, bind, http_server
 from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.channel import Channel
 from punica_serve.config import EngineConfig
 from punica_serve.errors import AdapterRejected, ClusterUnavailable
 from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import (
     AdapterRef,
     ClusterSnapshot,
-    Delivery,
     FrontendToScheduler,
     GpuInfo,
     GpuSnapshot,
@@ -32,7 +33,7 @@ from punica_serve.protocol import (
     TokenLogprobs,
 )
 from punica_serve.text.tokenizer import Tokenizer
-from punica_serve.wire import Channel, accept, listen
+from punica_serve.wire import accept, listen
 
 EOS = 0
 CONTEXT = 64
@@ -74,7 +75,6 @@ class EchoCluster:
                 is_finished = is_last
                 self.num_tokens += 1
                 yield Delivery(
-                    request.request_id,
                     position,
                     (token_id,),
                     () if request.sampling.logprobs is None else (TokenLogprobs(-0.5, (token_id,), (-0.5,)),),

@@ -1,8 +1,8 @@
 import pytest
 
-from punica_frontend.live_request import LiveRequest
+from punica_frontend.live_request import Delivery, LiveRequest
 from punica_serve.errors import ProtocolError
-from punica_serve.protocol import Delivery, Request, SamplingParams, TokenLogprobs, WireError
+from punica_serve.protocol import Ending, Request, SamplingParams, TokenLogprobs, WireError
 
 
 @pytest.fixture
@@ -10,52 +10,70 @@ def live() -> LiveRequest:
     return LiveRequest(Request("r", 1, (1, 2), SamplingParams()))
 
 
-def test_deliveries_that_nobody_took_are_merged(live: LiveRequest) -> None:
+def accept(live: LiveRequest, position: int, *token_ids: int) -> None:
+    """Tokens from ``position`` on."""
+    for offset, token_id in enumerate(token_ids):
+        live.accept(position + offset, token_id)
+
+
+def test_tokens_that_nobody_took_come_out_together(live: LiveRequest) -> None:
     assert not live.ready.is_set()
-    live.accept(Delivery("r", 0, (10,), (TokenLogprobs(-1.0),)))
-    live.accept(Delivery("r", 1, (11, 12), (TokenLogprobs(-2.0), TokenLogprobs(-3.0))))
-    assert live.ready.is_set()
     logprobs = (TokenLogprobs(-1.0), TokenLogprobs(-2.0), TokenLogprobs(-3.0))
-    assert live.take() == Delivery("r", 0, (10, 11, 12), logprobs)
+    for position in range(3):
+        live.accept(position, 10 + position, logprobs[position])
+        assert live.ready.is_set()
+    assert live.take() == Delivery(0, (10, 11, 12), logprobs)
     assert not live.ready.is_set()
-    live.accept(Delivery("r", 3, (13,), finish_reason="length"))
-    assert live.take() == Delivery("r", 3, (13,), finish_reason="length")
+    live.accept(3, 13)
+    live.end(Ending(1, 4, "length"))
+    assert live.take() == Delivery(3, (13,), finish_reason="length")
 
 
 def test_tokens_that_came_before_are_dropped(live: LiveRequest) -> None:
-    live.accept(Delivery("r", 0, (10, 11)))
-    live.accept(Delivery("r", 0, (10,)))
-    live.accept(Delivery("r", 1, (11, 12)))
+    accept(live, 0, 10, 11)
+    accept(live, 0, 10)
+    accept(live, 1, 11, 12)
     assert live.take().token_ids == (10, 11, 12)
 
 
-def test_a_late_end_of_an_earlier_position_ends_nothing(live: LiveRequest) -> None:
-    live.accept(Delivery("r", 0, (10, 11)))
-    live.accept(Delivery("r", 1, finish_reason="stop"))
+def test_a_late_end_of_a_shorter_stream_ends_nothing(live: LiveRequest) -> None:
+    accept(live, 0, 10, 11)
+    live.end(Ending(1, 1, "stop"))
     assert not live.is_finished
-    live.accept(Delivery("r", 2, finish_reason="stop"))
+    live.end(Ending(1, 2, "stop"))
     assert live.is_finished
 
 
 def test_a_gap_is_a_broken_link(live: LiveRequest) -> None:
     with pytest.raises(ProtocolError, match="position 1 instead of 0"):
-        live.accept(Delivery("r", 1, (10,)))
+        live.accept(1, 10)
+
+
+def test_an_end_of_more_tokens_than_have_come_is_a_broken_link(live: LiveRequest) -> None:
+    live.accept(0, 10)
+    with pytest.raises(ProtocolError, match="position 2 instead of 1"):
+        live.end(Ending(1, 2, "stop"))
+    assert not live.is_finished
+
+
+def test_an_error_ends_a_stream_of_any_length(live: LiveRequest) -> None:
+    accept(live, 0, 10, 11)
+    error = WireError("request_failed", "gave up")
+    live.end(Ending(1, 0, "error", error))
+    assert live.take() == Delivery(0, (10, 11), finish_reason="error", error=error)
 
 
 def test_a_failure_ends_the_request_after_its_tokens(live: LiveRequest) -> None:
-    live.accept(Delivery("r", 0, (10,)))
-    live.fail(WireError("cluster_unavailable", "gone"))
-    live.accept(Delivery("r", 1, (11,)))
-    last = live.take()
-    assert (last.token_ids, last.finish_reason, last.error) == (
-        (10,),
-        "error",
-        WireError("cluster_unavailable", "gone"),
-    )
+    error = WireError("cluster_unavailable", "gone")
+    live.accept(0, 10)
+    live.fail(error)
+    live.accept(1, 11)
+    live.end(Ending(1, 2, "stop"))
+    assert live.take() == Delivery(0, (10,), finish_reason="error", error=error)
 
 
 def test_it_is_added_again_with_what_has_come_taken_or_not(live: LiveRequest) -> None:
-    live.accept(Delivery("r", 0, (10,)))
+    live.accept(0, 10)
     live.take()
-    live.accept(Delivery("r", 1, (11,)))
+    live.accept(1, 11)
     assert live.resumed() == Request("r", 1, (1, 2), SamplingParams(), None, (10, 11))

@@ -15,7 +15,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.model_config import read_model_config
-from punica_serve.protocol import AddRequest, Delivery, Limits
+from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
 
 Until = Callable[..., Coroutine[Any, Any, None]]
@@ -75,7 +75,8 @@ async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Any, 
         await until(lambda: scheduler.received)
         added = scheduler.received[0]
         assert isinstance(added, AddRequest) and added.request.adapter is not None
-        scheduler.send(Delivery(added.request.request_id, 0, added.request.prompt_ids, finish_reason="length"))
+        (token_id,) = added.request.prompt_ids
+        scheduler.send(Deliveries((added.handle,), (0,), (token_id,), endings=(Ending(added.handle, 1, "length"),)))
         assert (await asking).json()["text"] == "4"
     serving.cancel()
     await asyncio.wait([serving], timeout=5)

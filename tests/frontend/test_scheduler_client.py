@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from punica_frontend import scheduler_client
+from punica_frontend.live_request import Delivery
 from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import (
@@ -13,17 +14,30 @@ from punica_serve.protocol import (
     CancelRequest,
     ClusterReply,
     ClusterSnapshot,
-    Delivery,
+    Deliveries,
+    Ending,
+    FinishReason,
     GetCluster,
     Limits,
     Request,
     SamplingParams,
+    TokenLogprobs,
 )
 
 Until = Callable[..., Coroutine[Any, Any, None]]
 
 REQUEST = Request("r", 1, (1, 2), SamplingParams())
 SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
+#: Of a client's first request.
+HANDLE = 0
+
+
+def tokens(position: int, *token_ids: int, handle: int = HANDLE, end: FinishReason | None = None) -> Deliveries:
+    """Tokens of one request, and its end."""
+    num_tokens = len(token_ids)
+    endings = (Ending(handle, position + num_tokens, end),) if end else ()
+    positions = tuple(range(position, position + num_tokens))
+    return Deliveries((handle,) * num_tokens, positions, token_ids, endings=endings)
 
 
 @pytest.fixture
@@ -43,25 +57,35 @@ async def collect(client: WireSchedulerClient) -> list[Delivery]:
 
 async def test_a_request_from_first_to_last(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
     collecting = asyncio.create_task(collect(client))
-    await until(lambda: scheduler.received == [AddRequest(REQUEST)])
-    scheduler.send(Delivery("r", 0, (10,)))
-    scheduler.send(Delivery("someone else's", 0, (7,)))
-    scheduler.send(Delivery("r", 1, (11,), finish_reason="stop"))
+    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST)])
+    scheduler.send(tokens(0, 10))
+    scheduler.send(tokens(0, 7, handle=99, end="stop"))
+    scheduler.send(tokens(1, 11, end="stop"))
     deliveries = await collecting
     assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11]
     assert deliveries[-1].finish_reason == "stop"
-    assert scheduler.received == [AddRequest(REQUEST)]
+    assert scheduler.received == [AddRequest(HANDLE, REQUEST)]
+
+
+async def test_one_message_serves_many_requests(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    collecting = [asyncio.create_task(collect(client)) for _ in range(2)]
+    await until(lambda: scheduler.received == [AddRequest(handle, REQUEST) for handle in (0, 1)])
+    logprobs = (TokenLogprobs(-1.0), None, None)
+    endings = (Ending(0, 2, "stop"), Ending(1, 1, "length"))
+    scheduler.send(Deliveries((0, 1, 0), (0, 0, 1), (10, 20, 11), logprobs, endings))
+    assert await collecting[0] == [Delivery(0, (10, 11), (TokenLogprobs(-1.0),), "stop")]
+    assert await collecting[1] == [Delivery(0, (20,), finish_reason="length")]
 
 
 async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
     async with aclosing(client.generate(REQUEST)) as deliveries:
         waiting = asyncio.ensure_future(anext(deliveries))
         await until(lambda: len(scheduler.received) == 1)
-        scheduler.send(Delivery("r", 0, (10,)))
-        assert await waiting == Delivery("r", 0, (10,))
-    await until(lambda: scheduler.received == [AddRequest(REQUEST), CancelRequest("r")])
+        scheduler.send(tokens(0, 10))
+        assert await waiting == Delivery(0, (10,))
+    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST), CancelRequest("r")])
     # What was on its way is not a broken link.
-    scheduler.send(Delivery("r", 1, (11,)))
+    scheduler.send(tokens(1, 11))
     scheduler.send(Limits(2, 64))
     await until(lambda: client.limits == Limits(2, 64))
 
@@ -72,12 +96,12 @@ async def test_after_a_lost_link_requests_go_on_where_they_were(
     scheduler.send(Limits(1, 64))
     collecting = asyncio.create_task(collect(client))
     await until(lambda: len(scheduler.received) == 1)
-    scheduler.send(Delivery("r", 0, (10, 11)))
+    scheduler.send(tokens(0, 10, 11))
     await scheduler.cut()
-    resumed = AddRequest(Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)))
+    resumed = AddRequest(HANDLE, Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)))
     await until(lambda: scheduler.received[-1] == resumed)
     assert client.limits is None
-    scheduler.send(Delivery("r", 2, (12,), finish_reason="length"))
+    scheduler.send(tokens(2, 12, end="length"))
     deliveries = await collecting
     assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11, 12]
 
@@ -85,9 +109,9 @@ async def test_after_a_lost_link_requests_go_on_where_they_were(
 async def test_missing_tokens_are_a_broken_link(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
     collecting = asyncio.create_task(collect(client))
     await until(lambda: len(scheduler.received) == 1)
-    scheduler.send(Delivery("r", 3, (13,)))
-    await until(lambda: scheduler.received == [AddRequest(REQUEST)] * 2)
-    scheduler.send(Delivery("r", 0, (10,), finish_reason="stop"))
+    scheduler.send(tokens(3, 13))
+    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST)] * 2)
+    scheduler.send(tokens(0, 10, end="stop"))
     assert (await collecting)[-1].token_ids == (10,)
 
 

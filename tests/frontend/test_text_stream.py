@@ -2,8 +2,9 @@ import msgspec
 import pytest
 
 from punica_frontend.answers import Frame, Logprob, TopLogprob, Usage, answer
+from punica_frontend.live_request import Delivery
 from punica_frontend.text_stream import TextStream
-from punica_serve.protocol import Delivery, FinishReason, Request, SamplingParams, TokenLogprobs
+from punica_serve.protocol import FinishReason, Request, SamplingParams, TokenLogprobs
 from punica_serve.text.tokenizer import Tokenizer
 
 
@@ -17,7 +18,7 @@ class Stream:
 
     def feed(self, text: str, end: FinishReason | None = None, *, eos: bool = False) -> Frame:
         ids = self._tokenizer.encode(text) + [0] * eos
-        return self._stream.feed(Delivery("r", self._stream.num_tokens, tuple(ids), finish_reason=end))
+        return self._stream.feed(Delivery(self._stream.num_tokens, tuple(ids), finish_reason=end))
 
     def feed_delivery(self, delivery: Delivery) -> Frame:
         return self._stream.feed(delivery)
@@ -32,9 +33,9 @@ def test_frames_say_where_they_start_and_the_last_has_the_usage(tokenizer: Token
 def test_an_unfinished_character_waits_for_its_last_byte(tokenizer: Tokenizer) -> None:
     stream = Stream(tokenizer)
     llama = tokenizer.encode("🦙")
-    frames = [stream.feed_delivery(Delivery("r", i, (token_id,))) for i, token_id in enumerate(llama)]
+    frames = [stream.feed_delivery(Delivery(i, (token_id,))) for i, token_id in enumerate(llama)]
     assert [frame.text for frame in frames] == ["", "", "", "🦙"]
-    assert stream.feed_delivery(Delivery("r", 4, (llama[0],), finish_reason="length")).text == "\ufffd"
+    assert stream.feed_delivery(Delivery(4, (llama[0],), finish_reason="length")).text == "\ufffd"
 
 
 def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it(tokenizer: Tokenizer) -> None:
@@ -53,7 +54,7 @@ def test_what_was_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
 
 def test_a_stop_string_may_be_complete_at_the_very_end_only(tokenizer: Tokenizer) -> None:
     stream = Stream(tokenizer, "\ufffd")
-    frame = stream.feed_delivery(Delivery("r", 0, tuple(tokenizer.encode("x🦙")[:2]), finish_reason="length"))
+    frame = stream.feed_delivery(Delivery(0, tuple(tokenizer.encode("x🦙")[:2]), finish_reason="length"))
     assert (frame.text, frame.finish_reason) == ("x", "stop")
 
 
@@ -61,7 +62,7 @@ def test_the_token_that_ends_the_answer_has_no_text(tokenizer: Tokenizer) -> Non
     letter = tokenizer.encode("q")[0]
     request = Request("r", 1, (1,), SamplingParams(stop_token_ids=(letter,)))
     stream = TextStream(tokenizer, request, answer_id="a", stops=(), end_ids=frozenset({0, letter}))
-    frame = stream.feed(Delivery("r", 0, tuple(tokenizer.encode("hiq")), finish_reason="stop"))
+    frame = stream.feed(Delivery(0, tuple(tokenizer.encode("hiq")), finish_reason="stop"))
     assert (frame.text, len(frame.token_ids)) == ("hi", 3)
 
 
@@ -70,7 +71,7 @@ def test_logprobs_go_with_the_tokens_that_count(tokenizer: Tokenizer, stops: tup
     stream = Stream(tokenizer, *stops, logprobs=1)
     x, i = tokenizer.encode("XI")
     of_tokens = (TokenLogprobs(-0.5, (i,), (-0.25,)), TokenLogprobs(-1.0), TokenLogprobs(-1.5))
-    frame = stream.feed_delivery(Delivery("r", 0, (x, i, i), of_tokens, "length"))
+    frame = stream.feed_delivery(Delivery(0, (x, i, i), of_tokens, "length"))
     expected = [Logprob(x, -0.5, (TopLogprob(i, -0.25),)), Logprob(i, -1.0, ()), Logprob(i, -1.5, ())]
     assert frame.logprobs == tuple(expected[: 2 if stops else 3])
 

@@ -1,4 +1,5 @@
 import inspect
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,25 +9,71 @@ from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
+    CancelRequest,
     Decoder,
     Request,
     SamplingParams,
     StartRequest,
     StepReport,
-    StepToken,
     TokenLogprobs,
     encode,
+    join,
 )
 
 REQUEST = Request("r", 17, (1, 2), SamplingParams(seed=(1 << 64) - 1), AdapterRef("d", "u", 3, {"q_proj": 4}), (5,))
 
 
+def report(
+    counters: tuple[int, ...],
+    positions: tuple[int, ...],
+    token_ids: tuple[int, ...],
+    logprobs: tuple[TokenLogprobs | None, ...] = (),
+) -> StepReport:
+    return StepReport(
+        gpu_uuid="gpu",
+        epoch=0,
+        step=1,
+        applied_seq=1,
+        incarnation=1 << 60,
+        counters=counters,
+        positions=positions,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finished=((2, "stop"),),
+        starved=(4,),
+        free_kv_pages=9,
+        batch_size=1,
+        num_prefill_tokens=0,
+        num_adapters=1,
+        duration_s=0.25,
+        resident=("d",),
+    )
+
+
 def test_messages_survive_the_wire() -> None:
     start = StartRequest("gpu", 1, AssignmentId(1 << 60, 2), REQUEST)
     assert Decoder(protocol.SchedulerToRunner)(encode(start)) == start
-    token = StepToken(AssignmentId(1, 2), 0, 7, TokenLogprobs(-0.5, (7, 3), (-0.5, -1.5)))
-    report = StepReport("gpu", 0, 1, 1, (token,), (), 9, 1, 0, 1, 0.25, ("d",))
-    assert Decoder(protocol.RunnerToScheduler)(encode(report)) == report
+    step = report((2, 3), (0, 9), (7, 8), (TokenLogprobs(-0.5, (7, 3), (-0.5, -1.5)), None))
+    assert Decoder(protocol.RunnerToScheduler)(encode(step)) == step
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_a_frame_holds_any_number_of_messages(count: int) -> None:
+    messages = [CancelRequest(str(i)) for i in range(count)]
+    frame = join([encode(message) for message in messages])
+    assert Decoder(protocol.FrontendToScheduler).joined(frame) == messages
+    with pytest.raises(ProtocolError, match="no message of this direction"):
+        Decoder(protocol.SchedulerToRunner).joined(frame + b"\x00")
+
+
+@pytest.mark.parametrize("columns", [((2,), (0, 9), (7, 8)), ((2, 3), (0, 9), (7,)), ((2, 3), (0, 9), (7, 8), (None,))])
+def test_columns_of_different_lengths_are_a_protocol_error(columns: Any) -> None:
+    names = ("counters", "positions", "token_ids", "logprobs")
+    fields = {**msgspec.structs.asdict(report((), (), ())), **dict(zip(names, columns, strict=False))}
+    with pytest.raises(ProtocolError, match="not of one length"):
+        Decoder(protocol.RunnerToScheduler)(msgspec.msgpack.encode(["StepReport", *fields.values()]))
+    with pytest.raises(ProtocolError, match="not of one length"):
+        Decoder(protocol.SchedulerToFrontend)(msgspec.msgpack.encode(["Deliveries", [1], [0], [5, 6]]))
 
 
 def test_every_message_belongs_to_a_direction() -> None:

@@ -9,7 +9,8 @@ from websockets.asyncio.client import connect
 
 from punica_serve import wire
 from punica_serve.backoff import Backoff
-from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
+from punica_serve.channel import Channel
+from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     CancelRequest,
@@ -21,6 +22,7 @@ from punica_serve.protocol import (
     ToScheduler,
     Welcome,
     encode,
+    join,
 )
 
 TOKEN = "cluster token"
@@ -35,14 +37,14 @@ def anyio_backend() -> str:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "RECONNECT_FIRST_S", 0.01)
     monkeypatch.setattr(wire, "RECONNECT_HIGHEST_S", 0.05)
-    monkeypatch.setattr(wire, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("punica_serve.channel.CLOSE_TIMEOUT_S", 0.2)
 
 
 def hello(version: tuple[int, int] = PROTOCOL_VERSION, token: str = TOKEN) -> FrontendHello:
     return FrontendHello(version, token, "frontend")
 
 
-async def echo_limits(channel: wire.Channel) -> None:
+async def echo_limits(channel: Channel) -> None:
     """A scheduler that answers each GetCluster with Limits of as many GPUs."""
     await wire.accept(channel, token=TOKEN, incarnation=7)
     async for message in channel:
@@ -51,9 +53,7 @@ async def echo_limits(channel: wire.Channel) -> None:
 
 
 @asynccontextmanager
-async def scheduler(
-    session: Callable[[wire.Channel], Awaitable[None]] = echo_limits, port: int = 0
-) -> AsyncIterator[str]:
+async def scheduler(session: Callable[[Channel], Awaitable[None]] = echo_limits, port: int = 0) -> AsyncIterator[str]:
     async with wire.listen("127.0.0.1", port, ToScheduler, session) as port:
         yield f"ws://127.0.0.1:{port}"
 
@@ -75,7 +75,7 @@ async def test_messages_go_both_ways_in_order() -> None:
 async def test_what_was_sent_before_a_close_still_arrives() -> None:
     got = []
 
-    async def collect(channel: wire.Channel) -> None:
+    async def collect(channel: Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
         got.extend([message async for message in channel])
 
@@ -88,7 +88,7 @@ async def test_what_was_sent_before_a_close_still_arrives() -> None:
 
 
 async def test_the_end_of_a_link_ends_the_iteration_with_a_reason() -> None:
-    async def leave(channel: wire.Channel) -> None:
+    async def leave(channel: Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
         await channel.close("enough")
 
@@ -108,73 +108,11 @@ async def test_a_broken_frame_ends_its_own_link_only(caplog: pytest.LogCaptureFi
     assert "cut the link from" in caplog.text
 
 
-async def test_a_frame_beyond_the_limit_is_not_sent_and_the_link_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 100)
-    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-        with pytest.raises(ProtocolError, match=r"CancelRequest of .* bytes does not fit"):
-            channel.send(CancelRequest("x" * 200))
-        channel.send(GetCluster(3))
-        assert await channel.receive(5) == Limits(3)
-
-
-async def test_a_peer_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 1 << 20)
-    done = asyncio.Event()
-
-    async def read_nothing(channel: wire.Channel) -> None:
-        await wire.accept(channel, token=TOKEN, incarnation=7)
-        await done.wait()
-
-    async with scheduler(read_nothing) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-
-        async def flood() -> None:
-            while True:
-                channel.send(CancelRequest("x" * 100_000))
-                await asyncio.sleep(0)
-
-        async with asyncio.timeout(10):
-            flooding = asyncio.create_task(flood())
-            assert [message async for message in channel] == []
-            flooding.cancel()
-        assert "reads too slowly" in channel.end_reason
-        done.set()
-
-
-async def test_a_peer_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(wire._SOCKET_OPTIONS, "ping_interval", 0.05)
-    monkeypatch.setitem(wire._SOCKET_OPTIONS, "ping_timeout", 0.1)
-    monkeypatch.setitem(wire._SOCKET_OPTIONS, "close_timeout", 0.1)
-
-    async def freeze(channel: wire.Channel) -> None:
-        await wire.accept(channel, token=TOKEN, incarnation=7)
-        channel._socket.transport.pause_reading()
-        await channel._socket.wait_closed()
-
-    async with scheduler(freeze) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-        async with asyncio.timeout(5):
-            assert [message async for message in channel] == []
-        assert "keepalive ping timeout" in channel.end_reason
-
-
-async def test_closing_does_not_wait_for_a_peer_that_does_not_read() -> None:
-    done = asyncio.Event()
-
-    async def read_nothing(channel: wire.Channel) -> None:
-        await wire.accept(channel, token=TOKEN, incarnation=7)
-        await done.wait()
-
-    async with scheduler(read_nothing) as url:
-        async with asyncio.timeout(5), wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-            for _ in range(200):
-                channel.send(CancelRequest("x" * 100_000))
-        done.set()
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (hello(token="guess"), "cluster token is not the scheduler's"),
-        (hello(version=(9, 3)), r"speaks protocol 9\.3, the scheduler 1\.0"),
+        (hello(version=(9, 3)), r"speaks protocol 9\.3, the scheduler 2\.0"),
     ],
 )
 async def test_a_wrong_hello_is_refused_with_the_reason(wrong: FrontendHello, message: str) -> None:
@@ -195,7 +133,7 @@ async def test_another_minor_version_is_welcome() -> None:
 
 async def test_a_link_that_starts_with_no_hello_is_closed() -> None:
     async with scheduler() as url, connect(url) as socket:
-        await socket.send(encode(GetCluster(1)))
+        await socket.send(join([encode(GetCluster(1))]))
         await socket.wait_closed()
         assert "must start with a hello, not with GetCluster" in (socket.close_reason or "")
 
@@ -229,11 +167,11 @@ async def test_a_port_in_use_is_a_config_error() -> None:
 
 
 @asynccontextmanager
-async def dialler(url: str, token: str = TOKEN) -> AsyncIterator[list[Welcome]]:
+async def dialler(url: str, token: str = TOKEN, welcomes: list[Welcome] | None = None) -> AsyncIterator[list[Welcome]]:
     """A peer that keeps dialling; gives the list of the welcomes it has got."""
-    welcomes: list[Welcome] = []
+    welcomes = [] if welcomes is None else welcomes
 
-    async def session(channel: wire.Channel, welcome: Welcome) -> None:
+    async def session(channel: Channel, welcome: Welcome) -> None:
         welcomes.append(welcome)
         async for _ in channel:
             pass
@@ -280,11 +218,11 @@ async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt
 
     monkeypatch.setattr(Backoff, "after", spy)
 
-    async def leave(channel: wire.Channel) -> None:
+    async def leave(channel: Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
         await asyncio.sleep(0.1)
 
-    async def hang(channel: wire.Channel) -> None:
+    async def hang(channel: Channel) -> None:
         await asyncio.sleep(0.1)
 
     async with scheduler(leave) as url, dialler(url):
@@ -296,41 +234,25 @@ async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt
     assert lives[0] == 0.0
 
 
-async def test_an_end_without_waiting_lets_out_what_is_queued() -> None:
-    async def leave(channel: wire.Channel) -> None:
-        await wire.accept(channel, token=TOKEN, incarnation=7)
-        channel.send(Limits(1))
-        channel.end("replaced")
-        channel.send(Limits(2))
-        assert [message async for message in channel] == []
-
-    async with scheduler(leave) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-        assert [message async for message in channel] == [Limits(1)]
-        assert channel.end_reason == "closed with code 1000 replaced"
-
-
-async def test_a_channel_that_was_cut_closes_at_once() -> None:
-    async with scheduler() as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-        channel._cut("too slow")
-        async with asyncio.timeout(wire.CLOSE_TIMEOUT_S):
-            await channel.close()
-
-
 async def test_keep_dialling_survives_a_scheduler_of_broken_frames() -> None:
-    async def garbage(channel: wire.Channel) -> None:
+    greeted: list[Welcome] = []
+
+    async def garbage(channel: Channel) -> None:
+        num_before = len(greeted)
         await wire.accept(channel, token=TOKEN, incarnation=7)
+        await until(lambda: len(greeted) > num_before)
         channel.send(CancelRequest("not for frontends"))
         async for _ in channel:
             pass
 
-    async with scheduler(garbage) as url, dialler(url) as welcomes:
-        await until(lambda: len(welcomes) >= 3)
+    async with scheduler(garbage) as url, dialler(url, welcomes=greeted):
+        await until(lambda: len(greeted) >= 3)
 
 
 async def test_keep_dialling_says_once_why_it_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     hellos = 0
 
-    async def refuse(channel: wire.Channel) -> None:
+    async def refuse(channel: Channel) -> None:
         nonlocal hellos
         hellos += 1
         await wire.accept(channel, token=TOKEN, incarnation=7)
@@ -342,7 +264,7 @@ async def test_keep_dialling_says_once_why_it_is_refused(caplog: pytest.LogCaptu
 
 
 async def test_an_error_of_the_session_gets_out() -> None:
-    async def broken(_: wire.Channel, __: Welcome) -> None:
+    async def broken(_: Channel, __: Welcome) -> None:
         raise RuntimeError("our bug")
 
     async with scheduler() as url:

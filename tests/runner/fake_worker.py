@@ -21,7 +21,6 @@ from punica_serve.protocol import (
     Reset,
     StartRequest,
     StepReport,
-    StepToken,
     SupervisorToWorker,
     WireError,
     WorkerFailed,
@@ -67,7 +66,7 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
             if options.behaviour != "mute":
                 pipe.send(Pong(command.number, num_turns))
             continue
-        tokens: tuple[StepToken, ...] = ()
+        counters: tuple[int, ...] = ()
         if isinstance(command, Reset):
             seq = 0
             epoch = 0 if options.behaviour == "stale" else command.epoch
@@ -79,10 +78,29 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
             if command.request.request_id == "fail":
                 pipe.send(WorkerFailed(WireError("internal_error", "RuntimeError: a bad step"), permanent=False))
                 sys.exit(1)
-            tokens = (StepToken(command.assignment, 0, os.getpid()),)
-        pipe.send(StepReport(options.uuid, epoch, 1, seq, tokens, (), 100, len(tokens), 0, 0, 0.0))
+            counters = (command.assignment.counter,)
+        pipe.send(report(options.uuid, epoch, seq, counters))
     while options.behaviour == "deaf":
         time.sleep(60)
+
+
+def report(uuid: str, epoch: int, seq: int, counters: tuple[int, ...]) -> StepReport:
+    """Each of these assignments has got its first token, which is this process's id."""
+    return StepReport(
+        gpu_uuid=uuid,
+        epoch=epoch,
+        step=1,
+        applied_seq=seq,
+        incarnation=1,
+        counters=counters,
+        positions=(0,) * len(counters),
+        token_ids=(os.getpid(),) * len(counters),
+        free_kv_pages=100,
+        batch_size=len(counters),
+        num_prefill_tokens=0,
+        num_adapters=0,
+        duration_s=0.0,
+    )
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ from punica_serve.errors import InvalidRequest, RequestFailed
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
-    FinishedAssignment,
     Request,
     Reset,
     SamplingParams,
     StartRequest,
     StepReport,
-    StepToken,
     StopRequest,
+    TokenLogprobs,
     WireError,
 )
 
@@ -100,8 +99,10 @@ def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -
             epoch=0,
             step=1,
             applied_seq=2,
-            tokens=(StepToken(assignment(2), 0, 11), StepToken(assignment(1), 4, 12)),
-            finished=(),
+            incarnation=7,
+            counters=(2, 1),
+            positions=(0, 4),
+            token_ids=(11, 12),
             free_kv_pages=9,
             batch_size=2,
             num_prefill_tokens=0,
@@ -111,11 +112,19 @@ def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -
     ]
 
 
+def test_logprobs_are_a_column_of_their_own_where_any_request_asked(loop: StepLoop, engine: ScriptedEngine) -> None:
+    logprobs = TokenLogprobs(-0.5)
+    tokens = (GeneratedToken("a", 0, 5, logprobs), GeneratedToken("b", 0, 6, None))
+    engine.outputs = [StepOutput(tokens, has_run=True, batch_size=2)]
+    report = last_report(loop, start(1, "a"), start(2, "b"))
+    assert (report.token_ids, report.logprobs) == ((5, 6), (logprobs, None))
+
+
 def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [ran(("a", 0, 5))]
     (acknowledged,) = loop.apply([start(1)])
     assert isinstance(acknowledged, StepReport)
-    assert (acknowledged.applied_seq, acknowledged.tokens) == (1, ())
+    assert (acknowledged.applied_seq, acknowledged.counters) == (1, ())
     assert len(engine.outputs) == 1
 
 
@@ -138,7 +147,7 @@ def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
 ) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     report = last_report(loop, start(1))
-    assert report.tokens and report.finished == (FinishedAssignment(assignment(1), "stop"),)
+    assert report.counters == (1,) and report.finished == ((1, "stop"),)
     last_report(loop, stop(2, 1))
     assert engine.calls == [("add", "a")]  # the late stop reached nobody
 
@@ -148,7 +157,7 @@ def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepL
     last_report(loop, start(1, "a"))
     report = last_report(loop, start(2, "a"), stop(3, 1))
     assert engine.calls == [("add", "a"), ("cancel", "a"), ("add", "a")]
-    assert [token.assignment for token in report.tokens] == [assignment(2)]
+    assert report.counters == (2,)
 
 
 def test_the_resident_adapters_are_told_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -180,7 +189,7 @@ def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine:
     turn(loop, start(1, "a"), start(2, "b"), start(3, "c"))
     (failed, step), _ = turn(loop)
     assert failed == AssignmentsFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, WireError.of(BAD))
-    assert isinstance(step, StepReport) and step.tokens[0].assignment == assignment(3)
+    assert isinstance(step, StepReport) and step.counters == (3,)
 
 
 def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -194,8 +203,8 @@ def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: Sc
 def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [StepOutput(), StepOutput(starved=("a",)), ran(("a", 0, 5))]
     turn(loop, start(1, "a"))
-    assert last_report(loop).starved == (assignment(1),)
-    assert last_report(loop).tokens[0].assignment == assignment(1)
+    assert last_report(loop).starved == (1,)
+    assert last_report(loop).counters == (1,)
 
 
 def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:

@@ -15,6 +15,7 @@ import pytest
 from punica_runner import supervisor, worker_process
 from punica_serve import wire
 from punica_serve.backoff import Backoff
+from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
@@ -50,9 +51,9 @@ class FakeScheduler:
         self.url = ""
         self.hellos: list[Any] = []
         self.heard: list[Any] = []
-        self.channel: wire.Channel | None = None
+        self.channel: Channel | None = None
 
-    async def session(self, channel: wire.Channel) -> None:
+    async def session(self, channel: Channel) -> None:
         self.hellos.append(await wire.accept(channel, token=TOKEN, incarnation=1))
         self.channel = channel
         async for message in channel:
@@ -68,7 +69,7 @@ class FakeScheduler:
 
     def pids(self) -> list[int]:
         """A fake worker's tokens are its process id."""
-        return [token.token_id for report in self.all(StepReport) for token in report.tokens]
+        return [token_id for report in self.all(StepReport) for token_id in report.token_ids]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ async def test_every_device_joins_and_gets_its_own_commands(
         await until(lambda: len(scheduler.pids()) == 3)
     assert [hello.runner_id for hello in scheduler.hellos if isinstance(hello, RunnerHello)] == ["host"]
     assert {joined.gpu.uuid for joined in scheduler.all(GpuJoined)} == {"CPU-a", "CPU-b"}
-    by_gpu = [(report.gpu_uuid, report.applied_seq) for report in scheduler.all(StepReport) if report.tokens]
+    by_gpu = [(report.gpu_uuid, report.applied_seq) for report in scheduler.all(StepReport) if report.token_ids]
     assert sorted(by_gpu) == [("CPU-a", 1), ("CPU-b", 1), ("CPU-b", 2)]
 
 
@@ -163,7 +164,7 @@ async def test_a_worker_that_dies_is_lost_and_comes_back_alone(
     assert order.index(GpuLost) < len(order) - 1 - order[::-1].index(GpuJoined)
     pids: dict[str, list[int]] = {"CPU-a": [], "CPU-b": []}
     for report in scheduler.all(StepReport):
-        pids[report.gpu_uuid] += [token.token_id for token in report.tokens]
+        pids[report.gpu_uuid] += report.token_ids
     assert len(set(pids["CPU-a"])) == 2 and len(set(pids["CPU-b"])) == 1
 
 
@@ -220,7 +221,7 @@ async def test_reports_of_an_old_epoch_never_reach_the_scheduler(
         scheduler.tell(start(1, "CPU-a"), start(1, "CPU-b"))
         await until(scheduler.pids)
     assert {report.gpu_uuid for report in scheduler.all(StepReport) if report.epoch} == {"CPU-b"}
-    assert not [report for report in scheduler.all(StepReport) if report.gpu_uuid == "CPU-a" and report.tokens]
+    assert not [report for report in scheduler.all(StepReport) if report.gpu_uuid == "CPU-a" and report.token_ids]
 
 
 async def test_a_permanent_failure_ends_the_runner_with_the_workers_words(

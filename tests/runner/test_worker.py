@@ -39,8 +39,8 @@ def start(seq: int, prompt_ids: tuple[int, ...], **sampling: Any) -> StartReques
 
 async def test_the_real_worker_runs_requests_and_frees_their_pages(tiny_llama: Path) -> None:
     """One start of a worker for all of it, for each imports torch."""
-    tokens: dict[AssignmentId, list[int]] = {AssignmentId(1, seq): [] for seq in (1, 2, 3, 4)}
-    finished: dict[AssignmentId, str] = {}
+    tokens: dict[int, list[int]] = {counter: [] for counter in (1, 2, 3, 4)}
+    finished: dict[int, str] = {}
     async with asyncio.timeout(90), running(command(tiny_llama, index=1)) as worker:
         assert (worker.gpu.device, worker.gpu.num_kv_pages, worker.gpu.page_size) == ("cpu", 64, 4)
         assert worker.gpu.uuid.startswith("CPU-") and set(worker.gpu.num_lora_pages) == {"qkv", "o", "gate_up", "down"}
@@ -56,10 +56,10 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(tiny_llama: P
                 refusal = report.error.message
                 assert report.assignments == (AssignmentId(1, 4),) and report.permanent
                 continue
-            for token in report.tokens:
-                assert token.position == len(tokens[token.assignment])
-                tokens[token.assignment].append(token.token_id)
-            finished |= {end.assignment: end.reason for end in report.finished}
+            for counter, position, token_id in zip(report.counters, report.positions, report.token_ids, strict=True):
+                assert position == len(tokens[counter])
+                tokens[counter].append(token_id)
+            finished |= dict(report.finished)
             if not stopped and len(finished) == 2:
                 worker.send(StopRequest("gpu", 5, AssignmentId(1, 3)))
                 stopped = True
@@ -67,9 +67,10 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(tiny_llama: P
                 break
     assert report.free_kv_pages == 64
     assert "token id 99999" in refusal and "outside the vocabulary" in refusal
-    assert finished == {AssignmentId(1, 1): "length", AssignmentId(1, 2): "length"}
-    assert len(tokens[AssignmentId(1, 1)]) == 6 and tokens[AssignmentId(1, 1)] == tokens[AssignmentId(1, 2)]
-    assert 0 < len(tokens[AssignmentId(1, 3)]) < 200 and not tokens[AssignmentId(1, 4)]
+    assert finished == {1: "length", 2: "length"}
+    assert report.incarnation == 1
+    assert len(tokens[1]) == 6 and tokens[1] == tokens[2]
+    assert 0 < len(tokens[3]) < 200 and not tokens[4]
 
 
 async def test_a_model_that_is_not_there_is_a_permanent_failure(tmp_path: Path) -> None:

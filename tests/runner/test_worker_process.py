@@ -40,7 +40,7 @@ async def next_report(worker: WorkerProcess) -> StepReport:
 async def pid_of(worker: WorkerProcess) -> int:
     """A fake worker's tokens are its process id."""
     worker.send(start(1))
-    return (await next_report(worker)).tokens[0].token_id
+    return (await next_report(worker)).token_ids[0]
 
 
 async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWorker) -> None:
@@ -48,7 +48,7 @@ async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWork
         assert worker.gpu.uuid == "CPU-x"
         worker.send(start(1))
         report = await next_report(worker)
-        assert (report.gpu_uuid, report.applied_seq, report.tokens[0].assignment) == ("CPU-x", 1, AssignmentId(1, 1))
+        assert (report.gpu_uuid, report.applied_seq, report.counters) == ("CPU-x", 1, (1,))
 
 
 async def test_leaving_stops_the_process(fake_worker: FakeWorker, is_alive: IsAlive) -> None:
@@ -166,7 +166,7 @@ async def test_reports_of_an_earlier_epoch_are_dropped(fake_worker: FakeWorker) 
         worker.send(start(1))
         worker.reset()
         report = await next_report(worker)
-        assert (report.epoch, report.tokens) == (1, ())
+        assert (report.epoch, report.token_ids) == (1, ())
 
 
 async def test_a_command_to_the_previous_life_is_dropped(fake_worker: FakeWorker) -> None:

@@ -7,7 +7,7 @@ import pytest
 from punica_scheduler import events
 from punica_scheduler.request import RequestRecord, RequestState
 from punica_scheduler.scheduler import Scheduler
-from punica_serve.protocol import AssignmentId, GpuInfo, Request, SamplingParams
+from punica_serve.protocol import GpuInfo, Request, SamplingParams
 
 
 def forget_a_request(scheduler: Scheduler) -> None:
@@ -27,8 +27,8 @@ def wait_and_run(scheduler: Scheduler) -> None:
 
 
 def run_unseen(scheduler: Scheduler) -> None:
-    stranger = RequestRecord.of("f", Request("stranger", 1, (1,), SamplingParams()))
-    scheduler._gpus["A"].working_set[AssignmentId(1, 99)] = stranger
+    stranger = RequestRecord.of("f", 3, Request("stranger", 1, (1,), SamplingParams()))
+    scheduler._gpus["A"].working_set[99] = stranger
 
 
 def acknowledge_the_future(scheduler: Scheduler) -> None:
@@ -41,8 +41,8 @@ def acknowledge_the_future(scheduler: Scheduler) -> None:
 def test_cooked_books_are_caught(cook: Callable[[Scheduler], None]) -> None:
     scheduler = Scheduler(1)
     scheduler.handle(events.GpuJoined("runner", GpuInfo("A", "cpu", 1, 16, 4, {})), 1)
-    for name in ("runs", "waits"):
-        scheduler.handle(events.RequestArrived("f", Request(name, 1, (1,), SamplingParams())), 1)
+    for handle, name in enumerate(("runs", "waits")):
+        scheduler.handle(events.RequestArrived("f", handle, Request(name, 1, (1,), SamplingParams())), 1)
     scheduler.check_invariants()
     cook(scheduler)
     with pytest.raises((AssertionError, KeyError)):

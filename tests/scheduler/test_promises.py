@@ -18,14 +18,14 @@ from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
     AssignmentsFailed,
-    Delivery,
-    FinishedAssignment,
+    Deliveries,
+    Ending,
+    EndReason,
     GpuInfo,
     LoraGroup,
     Request,
     SamplingParams,
     StepReport,
-    StepToken,
     WireError,
 )
 
@@ -64,6 +64,7 @@ class Worker:
     """The engine's rules without a model: pages on admission, growth when needed, the newest gives way."""
 
     info: GpuInfo
+    incarnation: int
     commands: deque[Start | Stop] = field(default_factory=deque)
     reports: deque[events.Event] = field(default_factory=deque)
     sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Worker:
             if not sequence.num_pages and needed <= self.num_free:
                 sequence.num_pages = needed
         starved = self._grow()
-        tokens, finished = self._compute()
+        positions, token_ids, finished = self._compute()
         self.num_steps += 1
         self.reports.append(
             events.StepFinished(
@@ -92,14 +93,17 @@ class Worker:
                     epoch=0,
                     step=self.num_steps,
                     applied_seq=self.applied_seq,
-                    tokens=tokens,
-                    finished=finished,
+                    incarnation=self.incarnation,
+                    counters=tuple(positions),
+                    positions=tuple(positions.values()),
+                    token_ids=tuple(token_ids),
+                    finished=tuple(finished.items()),
                     free_kv_pages=self.num_free,
-                    batch_size=len(tokens),
+                    batch_size=len(token_ids),
                     num_prefill_tokens=0,
                     num_adapters=0,
                     duration_s=0.01,
-                    starved=starved,
+                    starved=tuple(assignment.counter for assignment in starved),
                 )
             )
         )
@@ -147,9 +151,12 @@ class Worker:
                 starved.append(newest)
         return tuple(starved)
 
-    def _compute(self) -> tuple[tuple[StepToken, ...], tuple[FinishedAssignment, ...]]:
-        """One prefill at most, and all decodes."""
-        tokens, finished, has_prefilled = [], [], False
+    def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason]]:
+        """One prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter."""
+        positions: dict[int, int] = {}
+        token_ids: list[int] = []
+        finished: dict[int, EndReason] = {}
+        has_prefilled = False
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
             if not sequence.num_pages or (not sequence.is_prefilled and has_prefilled):
@@ -158,18 +165,20 @@ class Worker:
             sequence.is_prefilled = True
             position, whole = len(sequence.generated), answer(sequence.request)
             sequence.generated.append(whole[position])
-            tokens.append(StepToken(assignment, position, whole[position]))
+            positions[assignment.counter] = position
+            token_ids.append(whole[position])
             if len(sequence.generated) == len(whole):
                 is_full = len(whole) == sequence.request.sampling.max_tokens
-                finished.append(FinishedAssignment(assignment, "length" if is_full else "stop"))
+                finished[assignment.counter] = "length" if is_full else "stop"
                 del self.sequences[assignment]
-        return tuple(tokens), tuple(finished)
+        return positions, token_ids, finished
 
 
 @dataclass
 class Stream:
     """A request as its frontend sees it."""
 
+    handle: int
     request: Request
     tokens: list[int] = field(default_factory=list)
     num_load_failures: int = 0
@@ -177,24 +186,28 @@ class Stream:
     num_losses: int = 0
     end: str | None = None
 
-    def take(self, delivery: Delivery) -> None:
-        assert self.end is None, f"{delivery} after the end"
-        assert delivery.position == len(self.tokens), f"{delivery} after {len(self.tokens)} tokens"
-        self.tokens += delivery.token_ids
-        self.end = delivery.finish_reason
+    def take(self, position: int, token_id: int) -> None:
+        assert self.end is None, f"a token at {position} after the end"
+        assert position == len(self.tokens), f"a token at {position} after {len(self.tokens)} tokens"
+        assert token_id == answer(self.request)[position]
+        self.tokens.append(token_id)
+
+    def take_end(self, ending: Ending) -> None:
+        assert self.end is None, f"{ending} after the end"
+        assert ending.num_tokens == len(self.tokens), f"{ending} after {len(self.tokens)} tokens"
+        self.end = ending.reason
         if self.end == "error":
-            assert delivery.error is not None and delivery.error.code == "request_failed", delivery.error
-            assert self.num_load_failures >= 3 or self.num_losses >= 3, delivery.error
-        elif self.end:
-            assert self.tokens == answer(self.request)
+            assert ending.error is not None and ending.error.code == "request_failed", ending.error
+            assert self.num_load_failures >= 3 or self.num_losses >= 3, ending.error
         else:
-            assert self.tokens == answer(self.request)[: len(self.tokens)]
+            assert self.tokens == answer(self.request)
 
 
 class ClusterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(1)
+        self.incarnation = 1
+        self.scheduler = Scheduler(self.incarnation)
         self.now_ns = 1
         self.num_requests = 0
         self.num_gpus = 0
@@ -208,8 +221,17 @@ class ClusterMachine(RuleBasedStateMachine):
             match action:
                 case Start() | Stop():
                     self.workers[action.gpu_uuid].commands.append(action)
-                case Deliver():
-                    self.streams[action.delivery.request_id].take(action.delivery)
+                case Deliver(_, deliveries):
+                    self.deliver(deliveries)
+
+    def deliver(self, deliveries: Deliveries) -> None:
+        by_handle = {stream.handle: stream for stream in self.streams.values()}
+        for handle, position, token_id in zip(
+            deliveries.handles, deliveries.positions, deliveries.token_ids, strict=True
+        ):
+            by_handle[handle].take(position, token_id)
+        for ending in deliveries.endings:
+            by_handle[ending.handle].take_end(ending)
 
     @property
     def live(self) -> list[Stream]:
@@ -221,8 +243,8 @@ class ClusterMachine(RuleBasedStateMachine):
         sampling = SamplingParams(max_tokens=min(room, MAX_TOTAL_TOKENS - prompt))
         arrival_ns = 10 * self.num_requests - 10 * skew + 100
         request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter)
-        self.streams[request.request_id] = Stream(request)
-        self.tell(events.RequestArrived("f", request))
+        self.streams[request.request_id] = Stream(self.num_requests, request)
+        self.tell(events.RequestArrived("f", self.num_requests, request))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -237,7 +259,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.num_gpus += 1
         lora: dict[LoraGroup, int] = {"qkv": num_lora_pages, "o": num_lora_pages}
         info = GpuInfo(f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}", "cpu", batch, PAGE_SIZE, num_pages, lora)
-        self.workers[info.uuid] = Worker(info)
+        self.workers[info.uuid] = Worker(info, self.incarnation)
         self.tell(events.GpuJoined("runner", info))
 
     @precondition(lambda self: self.workers)
@@ -254,7 +276,7 @@ class ClusterMachine(RuleBasedStateMachine):
         uuid = data.draw(st.sampled_from(sorted(self.workers)))
         info = self.workers[uuid].info
         self.note_loss(self.workers[uuid])
-        self.workers[uuid] = Worker(info)
+        self.workers[uuid] = Worker(info, self.incarnation)
         self.tell(events.GpuJoined("runner", info))
 
     def note_loss(self, worker: Worker) -> None:
@@ -297,14 +319,15 @@ class ClusterMachine(RuleBasedStateMachine):
         if dice < 6:
             return
         self.now_ns += 1
-        self.scheduler = Scheduler(self.now_ns, settle_ns=settle_ns)
+        self.incarnation = self.now_ns
+        self.scheduler = Scheduler(self.incarnation, settle_ns=settle_ns)
         infos = [worker.info for worker in self.workers.values()]
         self.workers = {}
         frontend_first = data.draw(st.booleans())
         if frontend_first:
             self.frontend_comes_back(data)
         for info in data.draw(st.permutations(infos)):
-            self.workers[info.uuid] = Worker(info)
+            self.workers[info.uuid] = Worker(info, self.incarnation)
             self.tell(events.GpuJoined("runner", info))
         if not frontend_first:
             self.frontend_comes_back(data)
@@ -324,7 +347,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 request.adapter,
                 tuple(stream.tokens),
             )
-            self.tell(events.RequestArrived("f", again))
+            self.tell(events.RequestArrived("f", stream.handle, again))
 
     @rule()
     def time_passes(self) -> None:

@@ -1,18 +1,14 @@
 import pytest
 
 from punica_scheduler.request import TRANSITIONS, InvalidTransition, RequestRecord, RequestState
-from punica_serve.protocol import AdapterRef, AssignmentId, Request, SamplingParams, StepToken
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
 def record(*, max_tokens: int = 4, generated_ids: tuple[int, ...] = ()) -> RequestRecord:
     adapter = AdapterRef("digest", "", 1, {"q_proj": 9, "down_proj": 8})
     return RequestRecord.of(
-        "f", Request("r1", 5, (1, 2, 3), SamplingParams(max_tokens=max_tokens), adapter, generated_ids)
+        "f", 1, Request("r1", 5, (1, 2, 3), SamplingParams(max_tokens=max_tokens), adapter, generated_ids)
     )
-
-
-def tokens(*positions: int) -> list[StepToken]:
-    return [StepToken(AssignmentId(1, 1), position, 0) for position in positions]
 
 
 @pytest.mark.parametrize("start", RequestState)
@@ -36,11 +32,11 @@ def test_nothing_follows_an_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "expected"),
-    [((), True), ((2,), True), ((2, 3), True), ((1,), False), ((3,), False), ((2, 2), False), ((2, 3, 4), False)],
+    ("num_generated", "position", "expected"),
+    [(0, 0, True), (2, 2, True), (3, 3, True), (2, 1, False), (2, 3, False), (0, 1, False), (4, 4, False)],
 )
-def test_only_the_next_tokens_continue_a_stream(positions: tuple[int, ...], expected: bool) -> None:
-    assert record(generated_ids=(8, 9)).continues_with(tokens(*positions)) is expected
+def test_only_the_next_token_continues_a_stream(num_generated: int, position: int, expected: bool) -> None:
+    assert record(generated_ids=(8,) * num_generated).continues_at(position) is expected
 
 
 def test_growth_ends_at_max_tokens() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,14 +13,12 @@ from punica_serve import protocol
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
-    Delivery,
-    FinishedAssignment,
+    Deliveries,
     GpuInfo,
     Limits,
     Request,
     SamplingParams,
     StepReport,
-    StepToken,
     TokenLogprobs,
 )
 
@@ -30,6 +28,14 @@ INCARNATION = 1_000
 
 def adapter(name: str, rank: int = 8) -> AdapterRef:
     return AdapterRef(digest=name, uri=f"/adapters/{name}", num_bytes=1, ranks={"q_proj": rank})
+
+
+class Row(NamedTuple):
+    """A token of a step report."""
+
+    counter: int
+    position: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass
@@ -57,6 +63,8 @@ class Cluster:
         self.now_ns = INCARNATION
         self.workers: dict[str, Worker] = {}
         self.num_steps = 0
+        #: Of each handle, the request's.
+        self.names: dict[int, str] = {}
         #: The newest assignment of each request, and all tokens delivered.
         self.assignments: dict[str, AssignmentId] = {}
         self.delivered: dict[str, list[int]] = {}
@@ -65,9 +73,16 @@ class Cluster:
     def tell(self, event: events.Event) -> list[str]:
         self.actions = self.scheduler.handle(event, self.now_ns)
         self.scheduler.check_invariants()
-        return [self._note(action) for action in self.actions if not isinstance(action, AnnounceLimits)]
+        words: list[str] = []
+        for action in self.actions:
+            match action:
+                case Deliver(_, deliveries):
+                    words += self._note_deliveries(deliveries)
+                case Start() | Stop():
+                    words.append(self._note_command(action))
+        return words
 
-    def _note(self, action: Action) -> str:
+    def _note_command(self, action: Start | Stop) -> str:
         match action:
             case Start(gpu_uuid, seq, assignment, request):
                 worker = self.workers[gpu_uuid]
@@ -79,20 +94,23 @@ class Cluster:
             case Stop(gpu_uuid, seq, assignment):
                 self.workers[gpu_uuid].commands[seq] = action
                 return f"{gpu_uuid}: stop {self.name_of(gpu_uuid, assignment)}"
-            case Deliver(_, delivery):
-                return self._note_delivery(delivery)
         raise AssertionError(action)
 
-    def _note_delivery(self, delivery: Delivery) -> str:
-        words = [f"{delivery.request_id}:"]
-        if delivery.token_ids:
-            tokens = self.delivered.setdefault(delivery.request_id, [])
-            assert delivery.position == len(tokens)
-            tokens += delivery.token_ids
-            words.append(f"{len(delivery.token_ids)} token at {delivery.position}")
-        if delivery.finish_reason:
-            words.append(delivery.error.code if delivery.error else delivery.finish_reason)
-        return " ".join(words)
+    def _note_deliveries(self, deliveries: Deliveries) -> list[str]:
+        """A line for each request: how many tokens it got, from where on, and how it ended."""
+        tokens: dict[int, list[int]] = {}
+        rows = zip(deliveries.handles, deliveries.positions, deliveries.token_ids, strict=True)
+        for handle, position, token_id in rows:
+            delivered = self.delivered.setdefault(self.names[handle], [])
+            assert position == len(delivered)
+            delivered.append(token_id)
+            tokens.setdefault(handle, []).append(position)
+        lines = {handle: f" {len(positions)} token at {positions[0]}" for handle, positions in tokens.items()}
+        for ending in deliveries.endings:
+            assert ending.num_tokens == len(self.delivered.get(self.names[ending.handle], []))
+            end = ending.error.code if ending.error else ending.reason
+            lines[ending.handle] = f"{lines.get(ending.handle, '')} {end}"
+        return [f"{self.names[handle]}:{line}" for handle, line in lines.items()]
 
     def name_of(self, gpu_uuid: str, assignment: AssignmentId) -> str:
         commands = self.workers[gpu_uuid].commands.values()
@@ -101,8 +119,8 @@ class Cluster:
     @property
     def error(self) -> protocol.WireError:
         """Of the newest event's only failed request."""
-        deliveries = [action.delivery for action in self.actions if isinstance(action, Deliver)]
-        (error,) = [delivery.error for delivery in deliveries if delivery.error]
+        deliveries = [action.deliveries for action in self.actions if isinstance(action, Deliver)]
+        (error,) = [ending.error for delivery in deliveries for ending in delivery.endings if ending.error]
         return error
 
     def counter(self, name: str) -> int:
@@ -141,7 +159,8 @@ class Cluster:
         request = Request(name, at or self.now_ns, (7,) * prompt, sampling, lora, tuple(range(generated)))
         if generated:
             self.delivered[name] = list(range(generated))
-        return self.tell(events.RequestArrived(frontend, request))
+        self.names[self.now_ns] = name
+        return self.tell(events.RequestArrived(frontend, self.now_ns, request))
 
     def is_cancelled(self, name: str, *, frontend: str = "frontend") -> list[str]:
         return self.tell(events.RequestCancelled(frontend, name))
@@ -157,28 +176,26 @@ class Cluster:
     ) -> list[str]:
         """A step that gave each of ``names`` its next token; by default all commands were applied before it."""
         positions = {name: count(len(self.delivered.get(name, []))) for name in names.split()}
-        tokens = []
-        for name in names.split():
-            position = next(positions[name])
-            tokens.append(StepToken(self.assignments[name], position, 100 + position))
-        return self.reports(uuid, tokens, finished=finished, applied=applied, starved=starved)
+        rows = [Row(self.assignments[name].counter, next(positions[name])) for name in names.split()]
+        return self.reports(uuid, rows, finished=finished, applied=applied, starved=starved)
 
     def reports(
         self,
         uuid: str,
-        tokens: list[StepToken],
+        rows: list[Row],
         *,
         finished: str = "",
         applied: int | None = None,
         starved: str = "",
+        incarnation: int = INCARNATION,
     ) -> list[str]:
         worker = self.workers[uuid]
         applied_seq = len(worker.commands) if applied is None else applied
-        for token in tokens:
-            worker.num_tokens[token.assignment] += 1
-        ends = tuple(FinishedAssignment(self.assignments[name], "stop") for name in finished.split())
+        for row in rows:
+            worker.num_tokens[AssignmentId(INCARNATION, row.counter)] += 1
+        ends = [self.assignments[name] for name in finished.split()]
         for end in ends:
-            del worker.num_tokens[end.assignment]
+            del worker.num_tokens[end]
         self.num_steps += 1
         return self.tell(
             events.StepFinished(
@@ -187,14 +204,18 @@ class Cluster:
                     epoch=0,
                     step=self.num_steps,
                     applied_seq=applied_seq,
-                    tokens=tuple(tokens),
-                    finished=ends,
+                    incarnation=incarnation,
+                    counters=tuple(row.counter for row in rows),
+                    positions=tuple(row.position for row in rows),
+                    token_ids=tuple(100 + row.position for row in rows),
+                    logprobs=tuple(row.logprobs for row in rows) if any(row.logprobs for row in rows) else (),
+                    finished=tuple((end.counter, "stop") for end in ends),
                     free_kv_pages=worker.num_free(applied_seq),
-                    batch_size=len(tokens),
+                    batch_size=len(rows),
                     num_prefill_tokens=0,
                     num_adapters=0,
                     duration_s=0.01,
-                    starved=tuple(self.assignments[name] for name in starved.split()),
+                    starved=tuple(self.assignments[name].counter for name in starved.split()),
                 )
             )
         )
@@ -402,15 +423,21 @@ def test_tokens_reach_their_frontend_in_order(cluster: Cluster) -> None:
 def test_logprobs_travel_with_their_tokens(cluster: Cluster) -> None:
     cluster.arrives("r1", logprobs=1)
     logprobs = TokenLogprobs(-0.5, (100,), (-0.5,))
-    cluster.reports("B", [StepToken(cluster.assignments["r1"], 0, 100, logprobs)])
-    assert cluster.actions == [Deliver("frontend", Delivery("r1", 0, (100,), (logprobs,)))]
+    cluster.arrives("r2")
+    cluster.arrives("r3", logprobs=1)
+    cluster.arrives("r4")
+    counters = [cluster.assignments[name].counter for name in ("r1", "r2", "r3", "r4")]
+    columns = (logprobs, None, logprobs, None)
+    cluster.reports("B", [Row(counter, 0, column) for counter, column in zip(counters, columns, strict=True)])
+    (delivery,) = [action.deliveries for action in cluster.actions if isinstance(action, Deliver)]
+    assert (delivery.token_ids, delivery.logprobs) == ((100,) * 4, columns)
 
 
 @pytest.mark.parametrize("position", [0, 2], ids=["repeat", "gap"])
 def test_a_broken_stream_is_stopped_and_goes_on_elsewhere(cluster: Cluster, position: int) -> None:
     cluster.arrives("r1")
     cluster.steps("B", "r1")
-    broken = StepToken(cluster.assignments["r1"], position, 666)
+    broken = Row(cluster.assignments["r1"].counter, position)
     assert cluster.reports("B", [broken]) == ["B: stop r1", "A: start r1 after 1"]
     assert cluster.steps("A", "r1", finished="r1") == ["r1: 1 token at 1 stop"]
     assert cluster.delivered["r1"] == [100, 101]
@@ -419,15 +446,17 @@ def test_a_broken_stream_is_stopped_and_goes_on_elsewhere(cluster: Cluster, posi
 def test_a_stream_that_breaks_thrice_fails(cluster: Cluster) -> None:
     cluster.arrives("r1")
     for uuid in ("B", "A"):
-        cluster.reports(uuid, [StepToken(cluster.assignments["r1"], 9, 0)])
-    assert cluster.reports("B", [StepToken(cluster.assignments["r1"], 9, 0)]) == ["B: stop r1", "r1: request_failed"]
+        cluster.reports(uuid, [Row(cluster.assignments["r1"].counter, 9)])
+    broken = Row(cluster.assignments["r1"].counter, 9)
+    assert cluster.reports("B", [broken]) == ["r1: request_failed", "B: stop r1"]
 
 
 def test_reports_of_unknown_gpus_and_assignments_are_dropped(cluster: Cluster) -> None:
     cluster.arrives("r1")
     assert cluster.reports("B", []) == []
-    cluster.workers["B"].num_tokens[AssignmentId(1, 99)] = 0
-    assert cluster.reports("B", [StepToken(AssignmentId(1, 99), 0, 5)]) == []
+    cluster.workers["B"].num_tokens[AssignmentId(INCARNATION, 99)] = 0
+    assert cluster.reports("B", [Row(99, 0)]) == []
+    assert cluster.reports("B", [Row(cluster.assignments["r1"].counter, 0)], incarnation=INCARNATION - 1) == []
     cluster.gpu_is_lost("B")
     assert cluster.steps("B") == []
 
@@ -449,7 +478,7 @@ def test_an_evicted_request_goes_on_elsewhere_with_its_tokens() -> None:
     cluster.arrives("r1", prompt=6)
     cluster.arrives("r2", prompt=6)
     assert cluster.steps("B", "r1 r2")[2:] == ["B: stop r2", "A: start r2 after 1"]
-    stale = StepToken(AssignmentId(INCARNATION, 2), 1, 666)
+    stale = Row(2, 1)
     assert cluster.reports("B", [stale], applied=2) == []
     assert cluster.steps("A", "r2") == ["r2: 1 token at 1"]
     assert cluster.delivered["r2"] == [100, 101]
@@ -527,7 +556,7 @@ def test_a_request_that_has_outgrown_all_that_is_left_fails() -> None:
     cluster.arrives("r1", prompt=5, max_tokens=8)
     cluster.steps("small", "r1")
     cluster.gpu_is_lost("large")
-    assert cluster.steps("small", "r1")[1:] == ["small: stop r1", "r1: request_failed"]
+    assert cluster.steps("small", "r1") == ["r1: 1 token at 1 request_failed", "small: stop r1"]
     assert "7 tokens" in cluster.error.message
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from punica_scheduler import admission, server
 from punica_scheduler.scheduler import Scheduler
-from punica_serve import wire
+from punica_serve import channel as links
+from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
@@ -20,8 +21,8 @@ from punica_serve.protocol import (
     CancelRequest,
     ClusterReply,
     ClusterSnapshot,
-    Delivery,
-    FinishedAssignment,
+    Deliveries,
+    Ending,
     FrontendHello,
     GetCluster,
     GpuInfo,
@@ -35,11 +36,11 @@ from punica_serve.protocol import (
     SchedulerToRunner,
     StartRequest,
     StepReport,
-    StepToken,
     StopRequest,
     encode,
+    join,
 )
-from punica_serve.wire import Channel, HandshakeRefused, dial
+from punica_serve.wire import HandshakeRefused, dial
 
 TOKEN = "cluster token"
 DEADLINE_S = 5.0
@@ -57,7 +58,9 @@ class Peers:
         self._url = url
         self._links = links
 
-    async def frontend(self, frontend_id: str = "frontend", *, token: str = TOKEN, major: int = 1) -> Channel:
+    async def frontend(
+        self, frontend_id: str = "frontend", *, token: str = TOKEN, major: int = PROTOCOL_VERSION[0]
+    ) -> Channel:
         return await self._dial(FrontendHello((major, 0), token, frontend_id), SchedulerToFrontend)
 
     async def runner(
@@ -103,13 +106,38 @@ def request(request_id: str = "r1", *, prompt: int = 3) -> Request:
 
 
 def report(start: StartRequest, *token_ids: int, is_last: bool = False) -> StepReport:
-    tokens = tuple(StepToken(start.assignment, position, token_id) for position, token_id in enumerate(token_ids))
-    finished = (FinishedAssignment(start.assignment, "stop"),) if is_last else ()
-    return StepReport(start.gpu_uuid, 0, 1, start.seq, tokens, finished, 8, len(tokens), 0, 0, 0.01)
+    incarnation, counter = start.assignment
+    return StepReport(
+        gpu_uuid=start.gpu_uuid,
+        epoch=0,
+        step=1,
+        applied_seq=start.seq,
+        incarnation=incarnation,
+        counters=(counter,) * len(token_ids),
+        positions=tuple(range(len(token_ids))),
+        token_ids=token_ids,
+        finished=((counter, "stop"),) if is_last else (),
+        free_kv_pages=8,
+        batch_size=len(token_ids),
+        num_prefill_tokens=0,
+        num_adapters=0,
+        duration_s=0.01,
+    )
+
+
+def add(request: Request, handle: int = 0) -> AddRequest:
+    return AddRequest(handle, request)
 
 
 async def receive(channel: Channel) -> Any:
     return await channel.receive(DEADLINE_S)
+
+
+async def next_ending(frontend: Channel) -> Ending:
+    """The end of the request that ends next; what else arrives before is skipped."""
+    while not (isinstance(message := await receive(frontend), Deliveries) and message.endings):
+        pass
+    return message.endings[0]
 
 
 async def cluster_of(frontend: Channel) -> ClusterSnapshot:
@@ -136,16 +164,16 @@ async def has_ended(channel: Channel) -> bool:
 async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     assert [await receive(frontend), await receive(frontend)] == [Limits(0), Limits(1, 128)]
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request(), handle=7))
     start = await receive(runner)
     assert (start.gpu_uuid, start.seq, start.request) == ("A", 1, request())
     runner.send(report(start, 40, 41, is_last=True))
-    assert await receive(frontend) == Delivery("r1", 0, (40, 41), finish_reason="stop")
+    assert await receive(frontend) == Deliveries((7, 7), (0, 1), (40, 41), endings=(Ending(7, 2, "stop"),))
 
 
 async def test_a_cancelled_request_is_stopped_on_its_gpu(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     start = await receive(runner)
     frontend.send(CancelRequest("r1"))
     assert await receive(runner) == StopRequest("A", 2, start.assignment)
@@ -156,18 +184,18 @@ async def test_commands_leave_in_the_order_of_their_numbers(peers: Peers) -> Non
     runner.send(GpuJoined(gpu("A", num_kv_pages=64)))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
     for i in range(50):
-        frontend.send(AddRequest(request(f"r{i}")))
+        frontend.send(add(request(f"r{i}")))
         frontend.send(CancelRequest(f"r{i}"))
     assert [(await receive(runner)).seq for _ in range(100)] == list(range(1, 101))
 
 
 async def test_a_lost_runner_gives_its_requests_to_another(peers: Peers) -> None:
     frontend, first = await peers.frontend(), await peers.runner("first", gpus=("B",))
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     start = await receive(first)
     second = await peers.runner("second", gpus=("A",))
     first.send(report(start, 40))
-    while not isinstance(await receive(frontend), Delivery):
+    while not isinstance(await receive(frontend), Deliveries):
         pass
     await first.close()
     again = await receive(second)
@@ -177,7 +205,7 @@ async def test_a_lost_runner_gives_its_requests_to_another(peers: Peers) -> None
 
 async def test_a_lost_gpu_is_no_longer_its_runners_to_speak_for(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A", "B"))
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     start = await receive(runner)
     runner.send(GpuLost("B", "it caught fire"))
     runner.send(report(start, 40))
@@ -189,7 +217,7 @@ async def test_a_lost_gpu_is_no_longer_its_runners_to_speak_for(peers: Peers) ->
 
 async def test_a_lost_frontend_has_its_requests_cancelled(peers: Peers) -> None:
     watcher, frontend, runner = await peers.frontend("watcher"), await peers.frontend(), await peers.runner(gpus=("A",))
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     await receive(runner)
     await frontend.close()
     assert isinstance(await receive(runner), StopRequest)
@@ -198,7 +226,7 @@ async def test_a_lost_frontend_has_its_requests_cancelled(peers: Peers) -> None:
 
 async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -> None:
     old, runner = await peers.frontend(), await peers.runner(gpus=("A",))
-    old.send(AddRequest(request()))
+    old.send(add(request()))
     await receive(runner)
     new = await peers.frontend()
     assert isinstance(await receive(runner), StopRequest)
@@ -231,7 +259,7 @@ async def test_a_runner_that_dials_again_replaces_its_old_link_and_both_ends_say
     assert old.end_reason == "closed with code 1000 another link of runner runner has joined"
     assert "another link of runner runner has joined; the one before is closed" in caplog.text
     new.send(GpuJoined(gpu("A")))
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     assert (await receive(new)).request == request()
     assert (await cluster_of(frontend)).num_runners == 1
 
@@ -241,12 +269,11 @@ async def test_a_request_too_long_to_be_sent_with_its_answer_is_refused_alone(
 ) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     monkeypatch.setattr(admission, "MAX_FRAME_BYTES", 2000)
-    frontend.send(AddRequest(Request("long", 1, (5,) * 3, SamplingParams(max_tokens=1000))))
-    while not isinstance(delivery := await receive(frontend), Delivery):
-        pass
-    assert delivery.error is not None
-    assert (delivery.error.code, delivery.error.param) == ("invalid_request", "max_tokens")
-    frontend.send(AddRequest(request()))
+    frontend.send(add(Request("long", 1, (5,) * 3, SamplingParams(max_tokens=1000))))
+    error = (await next_ending(frontend)).error
+    assert error is not None
+    assert (error.code, error.param) == ("invalid_request", "max_tokens")
+    frontend.send(add(request()))
     assert (await receive(runner)).request == request()
 
 
@@ -255,10 +282,10 @@ async def test_a_message_that_can_not_be_sent_costs_its_link_alone(
 ) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    long = AddRequest(request(prompt=60))
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", len(encode(long)))  # its start is longer
+    long = add(request(prompt=60))
+    monkeypatch.setattr(links, "MAX_FRAME_BYTES", len(join([encode(long)])))  # its start is longer
     frontend.send(long)
-    frontend.send(AddRequest(request("r2", prompt=10)))
+    frontend.send(add(request("r2", prompt=10)))
     assert await has_ended(runner)
     assert "does not fit a frame" in runner.end_reason
     monkeypatch.undo()
@@ -271,13 +298,13 @@ async def test_a_gpu_that_another_runner_joins_is_the_others(peers: Peers) -> No
     new = await peers.runner("new", gpus=("A",))
     await cluster_when(frontend, lambda cluster: cluster.counters["gpus_lost"] == 1)
     await old.close()
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     assert isinstance(await receive(new), StartRequest)
 
 
 async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
     frontend = await peers.frontend()
-    frontend.send(AddRequest(request()))
+    frontend.send(add(request()))
     assert (await cluster_of(frontend)).queue_length == 1
     runner = await peers.runner(gpus=("A",))
     assert (await receive(runner)).request == request()
@@ -286,27 +313,27 @@ async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
 async def test_time_ends_the_settling_and_the_waiting() -> None:
     async with serving(config(settle_s=0.1, queue_timeout_s=0.3)) as peers:
         frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
-        frontend.send(AddRequest(request("first", prompt=100)))
-        frontend.send(AddRequest(request("second", prompt=100)))
+        frontend.send(add(request("first", prompt=100), handle=1))
+        frontend.send(add(request("second", prompt=100), handle=2))
         assert (await receive(runner)).request.request_id == "first"
-        while not isinstance(delivery := await receive(frontend), Delivery):
-            pass
-        assert delivery.error is not None
-        assert (delivery.request_id, delivery.error.code) == ("second", "out_of_capacity")
+        ending = await next_ending(frontend)
+        assert ending.error is not None
+        assert (ending.handle, ending.error.code) == (2, "out_of_capacity")
 
 
 async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Peers) -> None:
     frontend = await peers.frontend()
     await peers.runner(gpus=("A",))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    frontend.send(AddRequest(request(prompt=500)))
-    error = (await receive(frontend)).error
+    frontend.send(add(request(prompt=500)))
+    error = (await next_ending(frontend)).error
+    assert error is not None
     assert (error.code, error.param) == ("invalid_request", "prompt")
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match=r"2\.0.*1\.0"):
-        await peers.frontend(major=2)
+    with pytest.raises(HandshakeRefused, match=r"3\.0.*2\.0"):
+        await peers.frontend(major=3)
     with pytest.raises(HandshakeRefused, match="token"):
         await peers.frontend(token="guess")
 

@@ -26,12 +26,12 @@ from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_clock import StepClock
-from punica_serve.engine.step_output import EndReason, Failure, GeneratedToken, StepOutput
+from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.engine.step_runner import CpuRunner, LaunchedStep, StepRunner
 from punica_serve.engine.step_shape import StepShapes
 from punica_serve.errors import ConfigError, InvalidRequest, RequestFailed
 from punica_serve.model_config import read_model_config
-from punica_serve.protocol import LoraGroup, Request
+from punica_serve.protocol import EndReason, LoraGroup, Request
 
 #: How many waiting requests are looked at for adapters that could be read from disk meanwhile.
 _NUM_PREFETCHED = 32

@@ -1,13 +1,9 @@
 """What an engine says of a step."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from punica_serve.errors import PunicaError
-from punica_serve.protocol import TokenLogprobs
-
-#: Why a request ended by itself.
-EndReason = Literal["stop", "length"]
+from punica_serve.protocol import EndReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

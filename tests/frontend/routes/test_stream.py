@@ -10,10 +10,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from punica_frontend.app import max_body_bytes
+from punica_frontend.live_request import Delivery
 from punica_frontend.main import EmbeddedServer
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
-from punica_serve.protocol import Delivery, WireError
+from punica_serve.protocol import WireError
 
 Until = Callable[..., Coroutine[Any, Any, None]]
 
@@ -185,7 +186,7 @@ async def test_too_many_live_requests(socket: ClientConnection, cluster: Any, mo
 async def test_a_request_that_fails_fails_alone(socket: ClientConnection, cluster: Any, unexpected: bool) -> None:
     cluster.fail_at = 1
     error = WireError("request_failed", "gave up")
-    failure = Delivery("r", 1, finish_reason="error", error=error)
+    failure = Delivery(1, finish_reason="error", error=error)
     cluster.failure = RuntimeError("secret") if unexpected else failure
     await send(socket, op="generate", request_id="a", prompt="42")
     last = (await frames_until_end(socket, 1))["a"][-1]

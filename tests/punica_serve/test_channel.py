@@ -1,0 +1,330 @@
+"""A channel over a socket that the test holds: what leaves in which frames, and what ends it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosedOK
+from websockets.frames import CloseCode
+
+from punica_serve import channel as channel_module
+from punica_serve.channel import Channel
+from punica_serve.errors import ProtocolError
+from punica_serve.protocol import (
+    CancelRequest,
+    Decoder,
+    FrontendToScheduler,
+    GetCluster,
+    Heartbeat,
+    Limits,
+    SchedulerToFrontend,
+    encode,
+    join,
+)
+
+DEADLINE_S = 10.0
+
+
+class Transport:
+    def __init__(self, socket: "FakeSocket") -> None:
+        self._socket = socket
+
+    def abort(self) -> None:
+        self._socket.end(CloseCode.ABNORMAL_CLOSURE, "")
+
+
+class FakeSocket:
+    """As much of a websocket as a channel uses. The peer is the test."""
+
+    def __init__(self) -> None:
+        self.transport = Transport(self)
+        self.close_code: int | None = None
+        self.close_reason = ""
+        #: Frames that have left; None is the end of what there is to receive.
+        self.sent: list[list[Any]] = []
+        self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        #: While it is clear, nothing that is sent gets out.
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self._ended = asyncio.Event()
+        self._decode = Decoder(FrontendToScheduler)
+
+    async def send(self, frame: bytes) -> None:
+        ended = asyncio.create_task(self._ended.wait())
+        takes = asyncio.create_task(self.takes.wait())
+        try:
+            await asyncio.wait([ended, takes], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            takes.cancel()
+        if self._ended.is_set():
+            raise ConnectionClosedOK(None, None)
+        self.sent.append(self._decode.joined(frame))
+
+    async def recv(self, *, decode: bool) -> bytes:
+        assert not decode
+        if (frame := await self.incoming.get()) is None:
+            self.incoming.put_nowait(None)
+            raise ConnectionClosedOK(None, None)
+        return frame
+
+    async def close(self, code: int, reason: str) -> None:
+        self.end(code, reason)
+
+    async def wait_closed(self) -> None:
+        await self._ended.wait()
+
+    def end(self, code: int, reason: str) -> None:
+        if self.close_code is None:
+            self.close_code, self.close_reason = code, reason
+        self._ended.set()
+        self.incoming.put_nowait(None)
+
+    @property
+    def messages(self) -> list[Any]:
+        return [message for frame in self.sent for message in frame]
+
+
+@pytest.fixture
+def socket() -> FakeSocket:
+    return FakeSocket()
+
+
+@pytest.fixture
+async def channel(socket: FakeSocket) -> AsyncIterator[Channel]:
+    async with AsyncExitStack() as stack:
+        yield await stack.enter_async_context(Channel(socket, SchedulerToFrontend))  # type: ignore[arg-type]
+
+
+async def until_sent(socket: FakeSocket, num_messages: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while len(socket.messages) < num_messages:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_what_is_sent_in_one_turn_leaves_in_one_frame(channel: Channel, socket: FakeSocket) -> None:
+    for i in range(5):
+        channel.send(GetCluster(i), may_wait=i % 2 == 0)
+    await until_sent(socket, 5)
+    assert socket.sent == [[GetCluster(i) for i in range(5)]]
+
+
+async def test_what_may_wait_leaves_at_once_on_a_quiet_link(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "LINGER_S", 0.0)
+    channel.send(GetCluster(1))
+    await until_sent(socket, 1)
+    channel.send(GetCluster(2), may_wait=True)
+    await until_sent(socket, 2)
+
+
+async def test_what_may_wait_shares_the_next_frame_soon_after_another(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "LINGER_S", 3600.0)
+    channel.send(GetCluster(1))
+    await until_sent(socket, 1)
+    channel.send(GetCluster(2), may_wait=True)
+    await asyncio.sleep(0.01)
+    channel.send(GetCluster(3), may_wait=True)
+    assert socket.sent == [[GetCluster(1)]]
+    channel.send(GetCluster(4))
+    await until_sent(socket, 4)
+    assert socket.sent == [[GetCluster(1)], [GetCluster(2), GetCluster(3), GetCluster(4)]]
+
+
+async def test_what_has_lingered_leaves_by_itself(channel: Channel, socket: FakeSocket) -> None:
+    for i in range(3):
+        channel.send(GetCluster(i), may_wait=True)
+        await until_sent(socket, i + 1)
+
+
+async def test_what_waits_for_a_busy_socket_leaves_together_up_to_a_length(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *rest = [CancelRequest(letter * 30) for letter in "abcdefg"]
+    monkeypatch.setattr(channel_module, "MAX_JOINED_BYTES", 3 * len(encode(first)))
+    socket.takes.clear()
+    channel.send(first)
+    await asyncio.sleep(0)
+    for message in rest:
+        channel.send(message)
+    socket.takes.set()
+    await until_sent(socket, 7)
+    assert socket.messages == [first, *rest]
+    assert max(map(len, socket.sent)) == 3
+
+
+async def test_a_message_longer_than_what_is_joined_goes_alone(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_JOINED_BYTES", 10)
+    messages = [CancelRequest(letter * 30) for letter in "abc"]
+    for message in messages:
+        channel.send(message)
+    await until_sent(socket, 3)
+    assert socket.sent == [[message] for message in messages]
+
+
+async def test_a_frame_is_iterated_message_by_message(channel: Channel, socket: FakeSocket) -> None:
+    messages = [Limits(1), Heartbeat(), Limits(2)]
+    socket.incoming.put_nowait(join([encode(message) for message in messages]))
+    socket.incoming.put_nowait(join([]))
+    socket.incoming.put_nowait(join([encode(Limits(3))]))
+    assert [await channel.receive(DEADLINE_S) for _ in range(3)] == [Limits(1), Limits(2), Limits(3)]
+
+
+async def test_a_broken_frame_is_a_protocol_error(channel: Channel, socket: FakeSocket) -> None:
+    socket.incoming.put_nowait(encode(Limits(1)))  # not in an array
+    with pytest.raises(ProtocolError, match="no message of this direction"):
+        await channel.receive(DEADLINE_S)
+
+
+async def test_a_message_beyond_the_limit_is_not_sent_and_the_link_goes_on(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = CancelRequest("x" * 80)
+    monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", len(join([encode(fits)])))
+    with pytest.raises(ProtocolError, match=r"CancelRequest of .* bytes does not fit"):
+        channel.send(CancelRequest("x" * 81))
+    channel.send(fits)
+    await until_sent(socket, 1)
+    assert socket.messages == [fits]
+
+
+async def test_a_peer_that_does_not_read_is_cut(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = CancelRequest("x" * 100)
+    monkeypatch.setattr(channel_module, "MAX_QUEUED_BYTES", 3 * len(encode(message)))
+    socket.takes.clear()
+    for _ in range(3):
+        channel.send(message)
+        await asyncio.sleep(0)
+    assert channel.end_reason == "it has not ended"
+    channel.send(message)
+    async with asyncio.timeout(DEADLINE_S):
+        assert [message async for message in channel] == []
+        assert "reads too slowly" in channel.end_reason
+        await channel.close()
+
+
+async def test_bytes_that_have_left_no_longer_count(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = CancelRequest("x" * 100)
+    monkeypatch.setattr(channel_module, "MAX_QUEUED_BYTES", 2 * len(encode(message)))
+    for i in range(10):
+        channel.send(message)
+        await until_sent(socket, i + 1)
+    assert channel.end_reason == "it has not ended"
+
+
+async def test_an_end_lets_out_what_is_queued_and_nothing_more(channel: Channel, socket: FakeSocket) -> None:
+    channel.send(GetCluster(1), may_wait=True)
+    channel.end("replaced")
+    channel.send(GetCluster(2))
+    async with asyncio.timeout(DEADLINE_S):
+        assert [message async for message in channel] == []
+    assert socket.messages == [GetCluster(1)]
+    assert channel.end_reason == "closed with code 1000 replaced"
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT_S", 0.05)
+    socket.takes.clear()
+    channel.send(GetCluster(1))
+    async with asyncio.timeout(DEADLINE_S):
+        await channel.close()
+    assert socket.messages == []
+    assert channel.end_reason == "the connection broke"
+
+
+async def test_a_reason_longer_than_a_close_frame_is_shortened(channel: Channel, socket: FakeSocket) -> None:
+    await channel.close("ü" * 100)
+    assert socket.close_reason == "ü" * 61
+
+
+# -------------------------------------------------------------- heartbeats
+
+
+@pytest.fixture
+def quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the channel is opened."""
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 0.05)
+
+
+@pytest.mark.usefixtures("quick_heartbeats")
+async def test_a_silent_peer_is_cut_off_though_it_was_told_that_we_live(socket: FakeSocket) -> None:
+    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+        async with asyncio.timeout(DEADLINE_S):
+            assert [message async for message in channel] == []
+        assert channel.end_reason == "the peer has said nothing for 0.05 s"
+    assert socket.messages and set(map(type, socket.messages)) == {Heartbeat}
+
+
+@pytest.mark.parametrize("frame", [[], [Heartbeat()], [Limits(1)]], ids=["an empty one", "a heartbeat", "a message"])
+async def test_whatever_arrives_is_a_sign_of_life(
+    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch, frame: list[Any]
+) -> None:
+    """Ten times as long as a silence may last, by the loop's turns, which the test counts out."""
+    turns: asyncio.Queue[None] = asyncio.Queue()
+    sleep = asyncio.sleep
+
+    async def sleep_a_turn(delay_s: float) -> None:
+        await (turns.get() if delay_s == channel_module.HEARTBEAT_S else sleep(delay_s))
+
+    monkeypatch.setattr("punica_serve.channel.asyncio.sleep", sleep_a_turn)
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 1.0)
+    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 2.0)
+    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+        reading = asyncio.create_task(anext(channel))
+        for _ in range(20):
+            if reading.done():
+                reading = asyncio.create_task(anext(channel))
+            socket.incoming.put_nowait(join([encode(message) for message in frame]))
+            await sleep(0.001)
+            turns.put_nowait(None)
+            await sleep(0.001)
+        assert channel.end_reason == "it has not ended"
+        for _ in range(3):
+            turns.put_nowait(None)
+            await sleep(0.001)
+        assert channel.end_reason == "the peer has said nothing for 2 s"
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_an_end_that_has_something_to_say_sends_no_heartbeats(
+    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.02)
+    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+        for i in range(20):
+            channel.send(GetCluster(i))
+            await asyncio.sleep(0.005)
+            socket.incoming.put_nowait(join([]))
+        talking = len(socket.messages)
+        await until_sent(socket, talking + 1)
+    assert socket.messages[-1] == Heartbeat()
+    assert sum(isinstance(message, Heartbeat) for message in socket.messages[:talking]) <= 2
+
+
+@pytest.mark.usefixtures("quick_heartbeats")
+async def test_heartbeats_do_not_pile_up_before_a_peer_that_does_not_read(
+    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 3600.0)
+    socket.takes.clear()
+    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+        channel.send(GetCluster(1))
+        await asyncio.sleep(0.1)
+        socket.takes.set()
+        await until_sent(socket, 2)
+    assert socket.messages[:2] == [GetCluster(1), Heartbeat()]
