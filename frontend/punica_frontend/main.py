@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from punica_frontend.app import create_app, max_body_bytes
 from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.adapters.catalog import AdapterCatalog
+from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import ModelConfig, read_model_config
@@ -121,9 +122,14 @@ async def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, A
     def read() -> tuple[ModelConfig, Tokenizer, AdapterCatalog]:
         engine = config.engine
         model = read_model_config(engine.model)
-        tokenizer = Tokenizer.from_folder(engine.model)
+        tokenizer = Tokenizer.from_folder(engine.tokenizer_folder)
         catalog = AdapterCatalog.load(
-            config.adapters, model, base_name=engine.served_name, strict_base=config.strict_base, stop=stop
+            config.adapters,
+            model,
+            base_name=engine.served_name,
+            strict_base=config.strict_base,
+            dummies=dummy_adapters(config.dummy_adapters.count, config.dummy_adapters.rank, model),
+            stop=stop,
         )
         return model, tokenizer, catalog
 

@@ -1,8 +1,9 @@
 """The configuration of a cluster: one YAML file, read once at the edge into frozen models.
 
 ``load_config(path)`` is the way in for files, ``parse_config`` for a program's own settings. Folders in a file are
-relative to the file itself; ``demo:NAME`` is a folder of the demo model that comes with the package. Every mistake is a
-ConfigError that names the file, the key and the fix.
+relative to the file itself; ``demo:NAME`` is a folder of the demo model that comes with the package, and ``shape:NAME``
+one of a well-known model's shape, without weights. Every mistake is a ConfigError that names the file, the key and the
+fix.
 """
 
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from punica_serve.config_fields import ConfigModel, Flag, Folder, Name, Port, PositiveInt, Seconds
+from punica_serve.config_fields import ConfigModel, Flag, Folder, Name, NonNegativeInt, Port, PositiveInt, Seconds
 from punica_serve.errors import ConfigError
+from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig, ModelDtype
 from punica_serve.yaml_file import read_yaml, validated
 
@@ -21,6 +23,8 @@ class EngineConfig(ConfigModel):
 
     #: Folder of the base model in Hugging Face's format.
     model: Folder
+    #: Folder of the tokenizer; the model's own by default. A model of dummy weights may have none.
+    tokenizer: Folder | None = None
     #: Name of the base model in the API; the folder's name by default.
     model_name: Name | None = None
     #: "dummy" makes random weights of config.json's shape, for benchmarks, and reads no weight files.
@@ -52,6 +56,10 @@ class EngineConfig(ConfigModel):
     def served_name(self) -> str:
         """What the API calls the base model."""
         return self.model_name or self.model.name
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.tokenizer or self.model
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:
         """What the model is served in."""
@@ -149,12 +157,21 @@ class FrontendConfig(ConfigModel):
     port: Port = 8000
 
 
+class DummyAdaptersConfig(ConfigModel):
+    """Adapters that exist by their shape alone, called dummy-0, dummy-1 and so on: for load tests and simulations."""
+
+    count: NonNegativeInt = 0
+    #: On all linear modules.
+    rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = 16
+
+
 class ClusterConfig(ConfigModel):
     """A whole config file. Every process reads the same one and uses its part."""
 
     engine: EngineConfig
     #: lora_id -> PEFT folder.
     adapters: dict[str, Folder] = Field(default_factory=dict)
+    dummy_adapters: DummyAdaptersConfig = DummyAdaptersConfig()
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False
     scheduler: SchedulerConfig = SchedulerConfig()

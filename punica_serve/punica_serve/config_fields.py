@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-DEMO_PREFIX = "demo:"
+#: What a folder that comes with the package starts with, and where those are.
+_PACKAGES = {"demo:": "punica_serve.demo", "shape:": "punica_serve.shapes"}
 
 
 def _refuse_empty(folder: Any) -> Any:
@@ -17,8 +18,9 @@ def _refuse_empty(folder: Any) -> Any:
 
 
 def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
-    if str(path).startswith(DEMO_PREFIX):
-        return Path(str(files("punica_serve.demo"))) / str(path).removeprefix(DEMO_PREFIX)
+    for prefix, package in _PACKAGES.items():
+        if str(path).startswith(prefix):
+            return Path(str(files(package))) / str(path).removeprefix(prefix)
     base = info.context["folder"] if info.context else Path.cwd()
     try:
         return Path(base / path.expanduser()).resolve()

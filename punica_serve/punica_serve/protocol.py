@@ -67,7 +67,7 @@ class AdapterRef(Struct, frozen=True):
 
     #: sha256(sha256(adapter_config.json) || sha256(adapter_model.safetensors)), hexadecimal.
     digest: str
-    #: Where the bytes are: the path of a PEFT folder.
+    #: Where the bytes are: the path of a PEFT folder, or `dummy:` and a number for random ones.
     uri: str
     #: Size of the weights file.
     num_bytes: int

@@ -105,3 +105,10 @@ def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, message
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml can't be read: No such file"):
         load_config(tmp_path / "none.yaml")
+
+
+def test_a_shape_is_a_folder_that_comes_with_the_package(tmp_path: Path) -> None:
+    document = {"engine": {"model": "shape:llama-2-7b", "tokenizer": "demo:model", "load_format": "dummy"}}
+    engine = parse_config(document, source="test", folder=tmp_path).engine
+    assert engine.served_name == "llama-2-7b" and (engine.model / "config.json").is_file()
+    assert (engine.tokenizer_folder / "tokenizer.json").is_file()

@@ -46,10 +46,12 @@ class AdapterCatalog:
         *,
         base_name: str,
         strict_base: bool = False,
+        dummies: Mapping[str, AdapterRef] = MappingProxyType({}),
         stop: Event | None = None,
     ) -> "AdapterCatalog":
         """Reads every folder, and leaves out those that can't be served. ``base_name`` is the API's for the base.
 
+        ``dummies`` are served too, where no folder has the name.
         Once another thread sets ``stop``, it ends after the folders at hand: raises CancelledError.
         """
 
@@ -68,7 +70,7 @@ class AdapterCatalog:
             results = dict(zip(folders, readers.map(read, folders), strict=True))
         refs = {name: result for name, result in results.items() if isinstance(result, AdapterRef)}
         rejected = {name: result for name, result in results.items() if isinstance(result, AdapterRejected)}
-        return cls(refs, rejected)
+        return cls({**dummies, **refs}, rejected)
 
     @property
     def entries(self) -> tuple[CatalogEntry, ...]:

@@ -1,7 +1,6 @@
 """Random adapters in bulk, each with bytes of its own: a thousand in host memory, or hundreds of PEFT folders, fast.
 
-The numbers are drawn on the device and copied down, since drawing 40 GB of them on CPU cores would take minutes. They
-are small enough that a model's outputs stay finite.
+The numbers are drawn on the device and copied down, since drawing 40 GB of them on CPU cores would take minutes.
 """
 
 import json
@@ -13,19 +12,16 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, weight_name
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.packing import PackedAdapter, packed_num_bytes, packed_views
+from punica_serve.engine.packing import packed_num_bytes
+from punica_serve.engine.random_pages import noise, pack_random
 from punica_serve.errors import ConfigError
-from punica_serve.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
-
-_STANDARD_DEVIATION = 0.02
 
 #: More would wait for the same memory.
 _MAX_THREADS = 8
@@ -45,7 +41,15 @@ def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, o
     def make(seed: int) -> AdapterRef:
         ref = AdapterRef(digest=f"random-r{rank}-{seed}", uri="", num_bytes=num_bytes, ranks=ranks)
         copy = engine.host_cache.make(
-            ref.digest, num_bytes, lambda memory: _fill(memory, ranks, engine.model_config, dtype, engine.device, seed)
+            ref.digest,
+            num_bytes,
+            lambda memory: pack_random(
+                memory,
+                noise(num_bytes // dtype.itemsize, dtype, engine.device, seed),
+                ranks,
+                engine.model_config,
+                dtype,
+            ),
         )
         engine.host_cache.release(copy)
         on_made()
@@ -68,7 +72,7 @@ def write_folders(
         path = folder / f"{seed}"
         path.mkdir(parents=True)
         (path / CONFIG_NAME).write_bytes(file.config)
-        numbers = _random(file.num_elements, torch.bfloat16, device, seed).cpu()
+        numbers = noise(file.num_elements, torch.bfloat16, device, seed).cpu()
         with (path / WEIGHTS_NAME).open("wb") as weights:
             weights.write(file.header)
             weights.write(numbers.view(torch.uint8).numpy().data)
@@ -114,25 +118,6 @@ def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[i
         out_features, in_features = model.linear_shapes[module]
         yield weight_name(path, "A"), (rank, in_features)
         yield weight_name(path, "B"), (out_features, rank)
-
-
-def _fill(
-    memory: Tensor, ranks: dict[str, int], model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
-) -> PackedAdapter:
-    """Random pages in uint8 ``memory``; their rows beyond the rank are zero."""
-    numbers = memory.view(dtype)
-    numbers.copy_(_random(numbers.numel(), dtype, device, seed))
-    packed = packed_views(memory, ranks, model, dtype)
-    for group, pages in packed.groups.items():
-        rows = max(ranks[module] for module in LORA_GROUPS[group]) - (len(pages.a) - 1) * LORA_PAGE_RANKS
-        pages.a[-1, ..., rows:, :] = 0
-        pages.b[-1, ..., rows:, :] = 0
-    return packed
-
-
-def _random(count: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.empty(count, dtype=dtype, device=device).normal_(std=_STANDARD_DEVIATION, generator=generator)
 
 
 def _in_threads(make: Callable[[int], AdapterRef], count: int) -> list[AdapterRef]:

@@ -2,17 +2,16 @@
 
 import gc
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from punica_serve.adapters.random_adapter import ALL_MODULES
-from punica_serve.bench.shapes import shape_of, write_shape
 from punica_serve.config import EngineConfig
 from punica_serve.engine.device_memory import open_device
 from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.lora_layout import LORA_PAGE_RANKS
 from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.shapes import shape_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,9 @@ class Subject:
         return cls(config, open_device(device), read_model_config(config.model))
 
     @classmethod
-    def of_shape(cls, name: str, folder: Path, device: str) -> "Subject":
-        """Random weights of a known shape; its config.json goes into ``folder``. Raises ConfigError."""
-        write_shape(shape_of(name), folder)
-        return cls.of(EngineConfig(model=folder, load_format="dummy"), device)
+    def of_shape(cls, name: str, device: str) -> "Subject":
+        """Random weights of a known shape. Raises ConfigError."""
+        return cls.of(EngineConfig(model=shape_folder(name), load_format="dummy"), device)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -56,7 +56,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
-    Tokenizer.from_folder(config.engine.model)
+    Tokenizer.from_folder(config.engine.tokenizer_folder)
     if config.engine.load_format == "safetensors":
         weight_files(config.engine.model)
     return model

@@ -5,10 +5,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import local
 
 import torch
+from torch import Tensor
 
+from punica_serve.adapters.dummy import dummy_number
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
 from punica_serve.engine.host_cache import HostCache, HostCopy
-from punica_serve.engine.packing import pack_adapter, packed_num_bytes
+from punica_serve.engine.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.random_pages import pack_random, repeated_noise
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
@@ -37,6 +40,17 @@ class AdapterReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, ref: AdapterRef) -> HostCopy:
+        number = dummy_number(ref)
+        return self._read_folder(ref) if number is None else self._make_dummy(ref, number)
+
+    def _make_dummy(self, ref: AdapterRef, number: int) -> HostCopy:
+        def pack(memory: Tensor) -> PackedAdapter:
+            numbers = repeated_noise(len(memory) // self._dtype.itemsize, self._dtype, seed=number)
+            return pack_random(memory, numbers, ref.ranks, self._model, self._dtype)
+
+        return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
+
+    def _read_folder(self, ref: AdapterRef) -> HostCopy:
         if not hasattr(self._buffers, "own"):
             self._buffers.own = ReadBuffer()
         adapter = load_adapter(ref, self._model, self._buffers.own)

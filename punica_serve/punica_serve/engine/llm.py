@@ -69,7 +69,7 @@ class LLM:
         cluster = parse_config(document, source="LLM", folder=Path.cwd())
         config = cluster.engine
         self.engine = Engine(config, device)
-        self.tokenizer = Tokenizer.from_folder(config.model)
+        self.tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
         self._catalog = AdapterCatalog.load(
             cluster.adapters,
             self.engine.model_config,

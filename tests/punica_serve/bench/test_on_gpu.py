@@ -1,5 +1,6 @@
 """The benchmarks of kernels, layers and steps on a GPU, at sizes that take seconds: that they run, what they see."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from punica_serve.bench.layer import run as layer
 from punica_serve.bench.layer.setting import LayerSettings
 from punica_serve.bench.overhead import run as overhead
 from punica_serve.bench.overhead.sweep import OverheadSettings
-from punica_serve.bench.shapes import SHAPES, write_shape
 from punica_serve.bench.subject import Subject
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
+from punica_serve.shapes import shape_folder, shape_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
-SMALL = replace(SHAPES["1b"], hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4)
+SMALL = replace(shape_of("1b"), hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4)
 MODEL: ModelConfig = replace(SMALL, num_key_value_heads=4, max_position_embeddings=256, name="small")
 
 
@@ -44,8 +45,15 @@ def test_layer() -> None:
     assert not report.failures and len(report.tables) == 2
 
 
+def write_model(folder: Path) -> Path:
+    config = json.loads((shape_folder("1b") / "config.json").read_text())
+    fields = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    (folder / "config.json").write_text(json.dumps(config | {name: getattr(MODEL, name) for name in fields}))
+    return folder
+
+
 def test_a_trace_of_the_engine_shows_the_kernels_by_name(tmp_path: Path) -> None:
-    config = EngineConfig(model=write_shape(MODEL, tmp_path / "model"), load_format="dummy", num_kv_pages=64)
+    config = EngineConfig(model=write_model(tmp_path), load_format="dummy", num_kv_pages=64)
     settings = OverheadSettings((1, 4), ranks=(8, 128), adapter_counts=(1, 4), batch_size=4, num_steps=4)
     report = overhead.run(Subject.of(config, "cuda:0"), settings, tmp_path, Progress(disable=True))
     assert not report.failures

@@ -3,8 +3,8 @@
 import torch
 
 from punica_serve.bench.driver import StepTime
-from punica_serve.bench.shapes import shape_of
 from punica_serve.bench.step_floor import StepBytes
+from punica_serve.shapes import shape_of
 
 
 def test_bytes_of_a_7b_step() -> None:

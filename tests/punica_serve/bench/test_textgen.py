@@ -157,7 +157,7 @@ def test_a_row_that_fails_ends_no_other(subject: Subject, monkeypatch: pytest.Mo
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_steps_on_a_gpu_stand_beside_their_floor(tmp_path: Path) -> None:
-    subject = Subject.of_shape("1b", tmp_path / "1b", "cuda:0")
+    subject = Subject.of_shape("1b", "cuda:0")
     rows = parse_rows("distinct,backbone,files,same_adapter_only", on_gpu=True)
     report = measure_all(subject, Settings(rows=rows, num_requests=40), Progress(disable=True))
     assert not report.failures

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.engine.adapter_reader import AdapterReader
@@ -44,4 +45,16 @@ def test_reading_takes_few_operations_of_python(tiny_model: ModelConfig, tmp_pat
         copy = profile.runcall(reader._read, ref)
         cache.release(copy)
     assert pstats.Stats(profile).total_calls < 2 * 3000  # type: ignore[attr-defined]
+    reader.close()
+
+
+def test_a_dummy_is_made_of_its_number_and_needs_no_files(tiny_model: ModelConfig) -> None:
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    first, second = dummy_adapters(2, 12, tiny_model).values()
+    packed = [reader.start(ref).result(10).packed.groups["o"] for ref in (first, second)]
+    assert not torch.equal(packed[0].a, packed[1].a)
+    assert packed[0].a.shape[0] == 2, "twelve rank rows take two pages"
+    assert packed[0].a[0].abs().min() > 0 and packed[0].a.isfinite().all()
+    assert not packed[0].a[1, ..., 4:, :].any() and not packed[0].b[1, ..., 4:, :].any()
     reader.close()

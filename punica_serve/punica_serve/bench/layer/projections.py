@@ -16,10 +16,10 @@ from punica_serve.bench.kernels.peers import LAYER, LAYER_GOALS, SOURCE
 from punica_serve.bench.layer.layers import DecodeStep, Layers, NoAttention
 from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.report import Column, TableData, Value, numbers
-from punica_serve.bench.shapes import SHAPES
 from punica_serve.model_config import ModelConfig
 from punica_serve.models.llama import LoraBatch
 from punica_serve.protocol import LoraGroup
+from punica_serve.shapes import shape_of
 from punica_serve.workload import Population
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: floa
     backbone = layers.decode(adapters_of(None, batch_size))
     gemms_us = bench.layer_us(_products(layers, backbone.lora, batch_size))
     layer_us = bench.layer_us(layers.forward(_without_attention(backbone)))
-    is_goal = layers.config.hidden_size == SHAPES["llama-2-7b"].hidden_size and bench.settings.rank == 16
+    is_goal = layers.config.hidden_size == shape_of("llama-2-7b").hidden_size and bench.settings.rank == 16
     rows: list[tuple[Value, ...]] = []
     for population in Population:
         adapters = adapters_of(population, batch_size)

@@ -32,11 +32,11 @@ def command(
 
     sizes = tuple(size for size in Settings().decode_batches if size <= largest)
     settings = Settings(decode_batches=sizes, rank=rank)
-    with subject_of(config, shape, device) as subject:
+    subject = subject_of(config, shape, device)
 
-        def benchmark(progress: Progress) -> "Report":
-            from punica_serve.bench.batching_report import measure_all
+    def benchmark(progress: Progress) -> "Report":
+        from punica_serve.bench.batching_report import measure_all
 
-            return measure_all(subject, settings, progress)
+        return measure_all(subject, settings, progress)
 
-        measure(benchmark, out, REFRESH_PER_S)
+    measure(benchmark, out, REFRESH_PER_S)

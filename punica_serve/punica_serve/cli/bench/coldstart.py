@@ -61,11 +61,11 @@ def command(
         batch_size=batch_size,
         folder=folder,
     )
-    with subject_of(config, shape, device) as subject:
+    subject = subject_of(config, shape, device)
 
-        def benchmark(progress: Progress) -> "Report":
-            from punica_serve.bench.coldstart_report import measure_all
+    def benchmark(progress: Progress) -> "Report":
+        from punica_serve.bench.coldstart_report import measure_all
 
-            return measure_all(subject, settings, progress)
+        return measure_all(subject, settings, progress)
 
-        measure(benchmark, out, REFRESH_PER_S)
+    measure(benchmark, out, REFRESH_PER_S)

@@ -1,9 +1,6 @@
 """Which engine a benchmark runs: a config's, or one of a known shape with random weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,8 +29,7 @@ EngineDeviceOption = Annotated[
 RankOption = Annotated[int, typer.Option("--rank", min=1, max=128, help="Rank of the random adapters.")]
 
 
-@contextmanager
-def subject_of(config: Path | None, shape: str | None, device: str | None) -> Iterator["Subject"]:
+def subject_of(config: Path | None, shape: str | None, device: str | None) -> "Subject":
     """The engine to be. Raises ConfigError."""
     from punica_serve.bench.subject import Subject
     from punica_serve.config import load_config
@@ -41,9 +37,7 @@ def subject_of(config: Path | None, shape: str | None, device: str | None) -> It
 
     if shape is None:
         cluster = load_config(config or DEFAULT_CONFIG)
-        yield Subject.of(cluster.engine, device or cluster.runner.devices[0])
-        return
+        return Subject.of(cluster.engine, device or cluster.runner.devices[0])
     if config is not None:
         raise ConfigError("`--shape` and `--config` both say which model to run; give one", param="shape")
-    with TemporaryDirectory(prefix="punica-shape-") as folder:
-        yield Subject.of_shape(shape, Path(folder) / shape, device or "cuda:0")
+    return Subject.of_shape(shape, device or "cuda:0")

@@ -21,7 +21,7 @@ def command(
     """Whole transformer layers: figure 10, and what LoRA on all seven projections adds to one."""
     from punica_serve.bench.layer.run import run
     from punica_serve.bench.layer.setting import LayerSettings
-    from punica_serve.bench.shapes import shape_of
+    from punica_serve.shapes import shape_of
 
     settings = LayerSettings(
         models=tuple(map(shape_of, shape or ("llama-2-7b", "llama-2-13b"))),

@@ -42,5 +42,5 @@ def command(
         batch_size=batch_of_ranks,
         num_steps=steps,
     )
-    with subject_of(config, shape, device) as subject:
-        measure(partial(run, subject, settings, out), out, REFRESH_PER_S)
+    subject = subject_of(config, shape, device)
+    measure(partial(run, subject, settings, out), out, REFRESH_PER_S)

@@ -65,28 +65,28 @@ def command(
     from punica_serve.bench.textgen_rows import parse_rows
     from punica_serve.workload import RequestLength
 
-    with subject_of(config, shape, device) as subject:
-        if not subject.on_gpu:
-            requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
-        if length:
-            check_length(length, subject.config.context_of(subject.model))
-        settings = Settings(
-            rows=parse_rows(rows, on_gpu=subject.on_gpu),
-            num_requests=requests or 1000,
-            rank=rank,
-            batch_size=batch_size,
-            num_rounds=rounds or 1,
-            length=RequestLength(*length) if length else None,
-            resident=not subject.on_gpu if resident is None else resident,
-            folder=folder,
-        )
+    subject = subject_of(config, shape, device)
+    if not subject.on_gpu:
+        requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
+    if length:
+        check_length(length, subject.config.context_of(subject.model))
+    settings = Settings(
+        rows=parse_rows(rows, on_gpu=subject.on_gpu),
+        num_requests=requests or 1000,
+        rank=rank,
+        batch_size=batch_size,
+        num_rounds=rounds or 1,
+        length=RequestLength(*length) if length else None,
+        resident=not subject.on_gpu if resident is None else resident,
+        folder=folder,
+    )
 
-        def benchmark(progress: Progress) -> "Report":
-            from punica_serve.bench.textgen_report import measure_all
+    def benchmark(progress: Progress) -> "Report":
+        from punica_serve.bench.textgen_report import measure_all
 
-            return measure_all(subject, settings, progress)
+        return measure_all(subject, settings, progress)
 
-        measure(benchmark, out, REFRESH_PER_S)
+    measure(benchmark, out, REFRESH_PER_S)
 
 
 def check_length(length: tuple[int, int], context: int) -> None:

@@ -10,8 +10,8 @@ from punica_serve.bench.layer.projections import adapter_bytes_of_layer
 from punica_serve.bench.layer.run import run
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import TableData, save_figures, write_json
-from punica_serve.bench.shapes import SHAPES
 from punica_serve.model_config import ModelConfig
+from punica_serve.shapes import shape_of
 
 
 @pytest.fixture
@@ -55,4 +55,4 @@ def test_a_part_that_fails_is_named_and_the_other_is_kept(
 
 def test_the_floor_counts_a_and_b_of_all_seven_projections() -> None:
     # q, k, v, o: 4096 + 4096 each; gate, up, down: 4096 + 11008 each.
-    assert adapter_bytes_of_layer(SHAPES["llama-2-7b"], 16, 2) == 16 * 2 * (4 * 8192 + 3 * 15104)
+    assert adapter_bytes_of_layer(shape_of("llama-2-7b"), 16, 2) == 16 * 2 * (4 * 8192 + 3 * 15104)

@@ -21,21 +21,21 @@ def config_file(tiny_llama: Path, tmp_path: Path) -> Path:
 
 
 def test_a_config_brings_its_model_and_device(config_file: Path) -> None:
-    with subject_of(config_file, None, None) as subject:
-        assert subject.device.type == "cpu" and subject.model.hidden_size == 32
-        assert subject.config.load_format == "safetensors"
+    subject = subject_of(config_file, None, None)
+    assert subject.device.type == "cpu" and subject.model.hidden_size == 32
+    assert subject.config.load_format == "safetensors"
 
 
 def test_a_shape_has_random_weights() -> None:
-    with subject_of(None, "llama-2-7b", "cpu") as subject:
-        assert subject.device.type == "cpu" and subject.model.hidden_size == 4096
-        assert subject.config.load_format == "dummy"
-        assert subject.config.dtype_of(subject.model) == "bfloat16"
+    subject = subject_of(None, "llama-2-7b", "cpu")
+    assert subject.device.type == "cpu" and subject.model.hidden_size == 4096
+    assert subject.config.load_format == "dummy"
+    assert subject.config.dtype_of(subject.model) == "bfloat16"
 
 
 def test_one_model_only(config_file: Path) -> None:
-    with pytest.raises(ConfigError, match="both say which model"), subject_of(config_file, "1b", None):
-        pass
+    with pytest.raises(ConfigError, match="both say which model"):
+        subject_of(config_file, "1b", None)
 
 
 def test_textgen_from_end_to_end(config_file: Path, tmp_path: Path) -> None:

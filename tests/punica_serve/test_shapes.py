@@ -1,28 +1,24 @@
-"""The shapes that benchmarks are run at."""
-
-from pathlib import Path
-
 import pytest
 
-from punica_serve.bench.shapes import SHAPES, shape_of, write_shape
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import ModelConfig, read_model_config
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_written_shape_reads_back_as_itself(name: str, tmp_path: Path) -> None:
-    assert read_model_config(write_shape(SHAPES[name], tmp_path / name)) == SHAPES[name]
+from punica_serve.model_config import ModelConfig
+from punica_serve.shapes import SHAPE_NAMES, shape_folder, shape_of
 
 
 def test_shapes_have_the_published_numbers_of_parameters() -> None:
-    assert _num_parameters(SHAPES["llama-2-7b"]) == 6_738_415_616
-    assert _num_parameters(SHAPES["llama-2-13b"]) == 13_015_864_320
+    assert _num_parameters(shape_of("llama-2-7b")) == 6_738_415_616
+    assert _num_parameters(shape_of("llama-2-13b")) == 13_015_864_320
 
 
 def _num_parameters(model: ModelConfig) -> int:
     """Norms, embedding and output layer included."""
     layer = sum(out * inputs for out, inputs in model.linear_shapes.values()) + 2 * model.hidden_size
     return model.num_hidden_layers * layer + model.hidden_size + 2 * model.vocab_size * model.hidden_size
+
+
+@pytest.mark.parametrize("name", SHAPE_NAMES)
+def test_a_shape_is_called_what_its_folder_is(name: str) -> None:
+    assert shape_of(name).name == name == shape_folder(name).name
 
 
 def test_an_unknown_shape_names_the_known_ones() -> None:

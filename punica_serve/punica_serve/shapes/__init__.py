@@ -1,0 +1,26 @@
+"""Shapes of models, without weights: folders that hold a config.json and nothing else.
+
+`shape:NAME` is such a folder in a config file. They serve `load_format: dummy`, simulated GPUs and benchmarks:
+the paper's 7B and 13B (Llama 2), and a small model for checks that must be quick.
+"""
+
+from pathlib import Path
+
+from punica_serve.errors import ConfigError
+from punica_serve.model_config import ModelConfig, read_model_config
+
+_FOLDER = Path(__file__).parent
+
+SHAPE_NAMES = ("llama-2-7b", "llama-2-13b", "1b")
+
+
+def shape_folder(name: str) -> Path:
+    """Raises ConfigError, with the names that there are, for an unknown one."""
+    if name not in SHAPE_NAMES:
+        raise ConfigError(f"model shape {name!r} is unknown; there are {', '.join(SHAPE_NAMES)}", param="model")
+    return _FOLDER / name
+
+
+def shape_of(name: str) -> ModelConfig:
+    """Raises ConfigError, as ``shape_folder``."""
+    return read_model_config(shape_folder(name))
