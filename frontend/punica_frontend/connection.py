@@ -31,10 +31,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class BodyLimit:
-    """Refuses the bodies of HTTP requests beyond a number of bytes with 413, before they are held in memory.
+#: From the head of an HTTP request to the end of its body.
+BODY_TIMEOUT_S = 60.0
 
-    FastAPI's own limit answers in plain text; here the refusal is an exception that becomes an answer like all others.
+
+class BodyLimit:
+    """Refuses bodies of HTTP requests that are too long (413), before they are held in memory, or too late (408).
+
+    FastAPI's own limit answers in plain text; here a refusal is an exception that becomes an answer like all others.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -42,14 +46,25 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        num_bytes = 0
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes, deadline_s = 0, asyncio.get_running_loop().time() + BODY_TIMEOUT_S
+        is_complete = False
 
         async def receive_limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_complete
+            if is_complete:  # whoever waits now waits for the client to leave
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
+            is_complete = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
                 raise HTTPException(413, f"the body is longer than {self._max_bytes} bytes")
             return message
 
-        await self._app(scope, receive_limited if scope["type"] == "http" else receive, send)
+        await self._app(scope, receive_limited, send)

@@ -65,6 +65,11 @@ def error_object(error: Exception) -> dict[str, Any]:
     return _error_object(500, "internal error; the frontend's log says more", code=PunicaError.code)
 
 
+def answer_of(error: PunicaError) -> Response:
+    """The whole HTTP answer."""
+    return _answer(status_of(error), error_object(error))
+
+
 def from_wire(error: WireError) -> PunicaError:
     """The error that the scheduler ended a request with."""
     return _BY_CODE.get(error.code, RequestFailed)(error.message, param=error.param)
@@ -99,7 +104,7 @@ def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str] | 
 
 def _answer_punica_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PunicaError)
-    return _answer(status_of(error), error_object(error))
+    return answer_of(error)
 
 
 def _answer_validation_error(_: Request, error: Exception) -> Response:

@@ -155,6 +155,10 @@ class FrontendConfig(ConfigModel):
 
     host: Name = "127.0.0.1"
     port: Port = 8000
+    #: HTTP connections and websockets at once; one beyond it is answered with 503. Each takes an open file.
+    max_connections: PositiveInt = 16_384
+    #: After SIGTERM, how long the answers under way may take before they are cancelled.
+    drain_timeout_s: Seconds = 30.0
 
 
 class DummyAdaptersConfig(ConfigModel):

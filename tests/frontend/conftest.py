@@ -14,8 +14,9 @@ from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers
 
 from punica_frontend.app import create_app, max_body_bytes
+from punica_frontend.http_server import EmbeddedServer, http_server
+from punica_frontend.listener import bind
 from punica_frontend.live_request import Delivery
-from punica_frontend.main import EmbeddedServer, bind, http_server
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.channel import Channel
 from punica_serve.config import EngineConfig
@@ -37,6 +38,8 @@ from punica_serve.wire import accept, listen
 
 EOS = 0
 CONTEXT = 64
+#: Of the server, at once.
+MAX_CONNECTIONS = 50
 
 
 class EchoCluster:
@@ -207,7 +210,7 @@ async def server(
     app: FastAPI, model: ModelConfig, engine: EngineConfig, listener: socket.socket
 ) -> AsyncIterator[EmbeddedServer]:
     """The application behind a real server."""
-    server = http_server(app, max_body_bytes=max_body_bytes(model, engine))
+    server = http_server(app, max_body_bytes=max_body_bytes(model, engine), max_connections=MAX_CONNECTIONS)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started)

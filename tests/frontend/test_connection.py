@@ -2,11 +2,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 
-from punica_frontend.connection import run_while_connected
+from punica_frontend import connection
+from punica_frontend.connection import BodyLimit, run_while_connected
 
 
-async def never() -> Any:
+async def never(*_: Any) -> Any:
     await asyncio.Event().wait()
 
 
@@ -42,3 +44,36 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_behind() -> None:
     await asyncio.wait([running])
     assert running.cancelled()
     assert asyncio.all_tasks() == before
+
+
+async def read_to_the_end(scope: Any, receive: Any, send: Any) -> None:
+    """An application that reads a body, and then waits for the client to leave."""
+    while (message := await receive())["type"] == "http.request":
+        pass
+    await send(message)
+
+
+async def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.001)
+    pieces = iter([{"type": "http.request", "body": b"x", "more_body": True}])
+
+    async def receive() -> Any:
+        return next(pieces, None) or await never()
+
+    with pytest.raises(HTTPException) as caught:
+        await BodyLimit(read_to_the_end, max_bytes=10)({"type": "http"}, receive, never)
+    assert caught.value.status_code == 408
+
+
+async def test_a_client_whose_body_has_come_may_stay() -> None:
+    messages = iter([{"type": "http.request", "body": b"x"}, {"type": "http.disconnect"}])
+    sent = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await BodyLimit(read_to_the_end, max_bytes=10)({"type": "http"}, receive, send)
+    assert sent == [{"type": "http.disconnect"}]

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from punica_frontend.main import EmbeddedServer, bind, serve
+from punica_frontend.http_server import EmbeddedServer
+from punica_frontend.listener import bind
+from punica_frontend.main import serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
@@ -137,20 +139,6 @@ async def test_a_port_in_use_is_named(config: ClusterConfig) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
             await serve(config, "secret", scheduler_url="ws://127.0.0.1:1", host="127.0.0.1", port=port)
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
-def test_an_address_that_is_not_ours(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"can't listen on {host}:8000"), bind(host, 8000):
-        pass
-
-
-def test_a_listener_is_closed_in_the_end() -> None:
-    with bind("127.0.0.1", 0) as listener:
-        address = listener.getsockname()
-        socket.create_connection(address).close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
 
 
 async def test_a_scheduler_url_that_is_none(config: ClusterConfig) -> None:

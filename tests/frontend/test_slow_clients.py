@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from punica_frontend import main
+from punica_frontend import http_server
+from punica_frontend import listener as listening
+from punica_frontend.http_server import EmbeddedServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux cuts them")
 
@@ -27,8 +29,8 @@ BODY = {"prompt": "4", "ignore_eos": True, "logprobs": 1}
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    monkeypatch.setattr(main, "SEND_TIMEOUT_S", 0.2)
-    with main.bind("127.0.0.1", 0) as listener:
+    monkeypatch.setattr(listening, "SEND_TIMEOUT_S", 0.2)
+    with listening.bind("127.0.0.1", 0) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         yield listener
 
@@ -74,7 +76,12 @@ async def leave(asked: ClientConnection | None) -> None:
 
 @pytest.mark.parametrize("ask", [ask_for_events, ask_on_websocket])
 async def test_they_are_cut(
-    ask: Ask, peer: socket.socket, server: main.EmbeddedServer, listener: socket.socket, cluster: Any, until: Until
+    ask: Ask,
+    peer: socket.socket,
+    server: EmbeddedServer,
+    listener: socket.socket,
+    cluster: Any,
+    until: Until,
 ) -> None:
     asked = await ask(peer, listener.getsockname())
     await until(lambda: cluster.live)
@@ -87,14 +94,14 @@ async def test_they_are_cut(
 async def test_the_servers_end_waits_for_them_no_longer_than_for_others(
     ask: Ask,
     peer: socket.socket,
-    server: main.EmbeddedServer,
+    server: EmbeddedServer,
     listener: socket.socket,
     cluster: Any,
     until: Until,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(main, "SHUTDOWN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_server, "SHUTDOWN_TIMEOUT_S", 0.2)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
     asked = await ask(peer, listener.getsockname())
     await until(lambda: cluster.num_tokens >= 60)

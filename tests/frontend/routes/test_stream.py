@@ -10,8 +10,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from punica_frontend.app import max_body_bytes
+from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.live_request import Delivery
-from punica_frontend.main import EmbeddedServer
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import WireError

@@ -1,0 +1,82 @@
+"""The listening socket of the HTTP server, and how many connections a process can hold."""
+
+import contextlib
+import logging
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+
+from punica_serve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+#: A client that takes nothing of its answer for so long, or is gone without a word, is cut by the kernel.
+SEND_TIMEOUT_S = 60.0
+#: What the kernel holds for a client that takes nothing; by itself it would hold megabytes for each.
+SEND_BUFFER_BYTES = 128 << 10
+#: A connection that is idle for so long is asked whether its other end still lives, and cut after three silences.
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 20, 3
+BACKLOG = 2_048
+
+#: Open files that are not clients': the link to the scheduler, the adapters being read, the log.
+NUM_RESERVED_FILES = 256
+
+
+@contextlib.contextmanager
+def bind(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, closed at the end. Raises ConfigError that names the address."""
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _guard(listener)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        if listener:
+            listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {reason}; choose another with --port", param="port"
+        ) from error
+    with listener:
+        yield listener
+
+
+def _guard(listener: socket.socket) -> None:
+    """Options against clients that are gone or take nothing; connections inherit them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        # The kernel counts from the last byte that the client took, and cuts for good, where closing from here would
+        # wait until the client takes what is left. Other systems have no such option.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * SEND_TIMEOUT_S))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def raise_file_limit() -> int:
+    """Raises this process's limit of open files to the highest that it may choose; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems say that they have no limit, and then refuse
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def num_connections(wanted: int, file_limit: int) -> int:
+    """How many of the ``wanted`` connections can be held. Says clearly where the limit of open files is too low."""
+    possible = max(1, file_limit - NUM_RESERVED_FILES)
+    if possible < wanted:
+        log.warning(
+            "the limit of %d open files leaves room for %d connections, but `frontend.max_connections` is %d; "
+            "raise it (ulimit -n, or LimitNOFILE= of a systemd unit) to %d",
+            file_limit,
+            possible,
+            wanted,
+            wanted + NUM_RESERVED_FILES,
+        )
+    return min(wanted, possible)

@@ -1,0 +1,165 @@
+"""uvicorn's two protocols, with bounds on what one client may cost: time for a head, time to take an answer, and room.
+
+A client that stops reading fills the transport's buffer (64 KiB) and the kernel's; from then on nothing is written for
+it, its requests' tokens wait merged in their LiveRequests, and after STALL_TIMEOUT_S its connection is ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
+from websockets.protocol import State
+
+from punica_frontend.corked import CorkedTransport
+from punica_frontend.errors import answer_of
+from punica_serve.errors import ClusterUnavailable
+
+log = logging.getLogger(__name__)
+
+#: From the first byte of a request, or from the connection's start, to the end of its headers.
+HEAD_TIMEOUT_S = 10.0
+#: A client that does not take a buffer of its answer in so long is cut.
+STALL_TIMEOUT_S = 30.0
+#: For a websocket that is ended for its stall to take what is left, and the reason.
+CLOSE_TIMEOUT_S = 5.0
+
+#: So many connections beyond the limit are told so; more are cut without a word, or they would take all open files.
+NUM_TOLD = 64
+
+_TEXT_HEAD = 0x81  # one whole message of text
+
+
+class Deadline:
+    """Calls ``act`` so long after ``start``, unless ``cancel`` comes first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float, act: Callable[[], None]) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._act = act
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Goes on where it was when it has started already."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._act)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class GuardedHttp(H11Protocol):
+    """One HTTP connection. The server's ``limit_concurrency`` counts connections; one beyond it is told so."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._stall = Deadline(self.loop, STALL_TIMEOUT_S, self._cut)
+        self._head = Deadline(self.loop, HEAD_TIMEOUT_S, self._cut)
+        self._head.start()
+        # uvicorn's own check answers in plain text, and lets websockets through.
+        max_connections, self.limit_concurrency = self.limit_concurrency, None
+        num_beyond = 0 if max_connections is None else len(self.connections) - max_connections
+        self._is_crowded = num_beyond > 0
+        if self._is_crowded:
+            self.app = cast(Any, _answer_crowded)
+        if num_beyond > NUM_TOLD:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head.cancel()
+        self._stall.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._head.start()
+        else:
+            self._head.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall.cancel()
+
+    def _should_upgrade(self) -> bool:
+        return not self._is_crowded and super()._should_upgrade()
+
+    def _cut(self) -> None:
+        """The request of a client that is cut ends as if the client had left."""
+        self.transport.abort()
+
+
+class GuardedWebSocket(WebSocketsSansIOProtocol):
+    """One websocket. Messages of one turn of the event loop leave together."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, CorkedTransport(cast(asyncio.Transport, transport), self.loop)))
+        self._stall = Deadline(self.loop, STALL_TIMEOUT_S, self._end_stalled)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall.cancel()
+
+    async def send(self, message: Any) -> None:
+        """Text, which is nearly all that is sent, goes the short way: a few bytes of head and out."""
+        text = message.get("text")
+        if text is None or not self.handshake_complete:
+            await super().send(message)
+            return
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.disconnected or self.conn.state is not State.OPEN:
+            raise ClientDisconnected()
+        payload = text.encode()
+        self.transport.write(_head(len(payload)) + payload)
+
+    def _end_stalled(self) -> None:
+        """The client learns the reason if it reads on within CLOSE_TIMEOUT_S; its requests end now."""
+        if self.close_sent or self.transport.is_closing():
+            return
+        self.stop_keepalive()
+        reason = f"took nothing for {STALL_TIMEOUT_S:g} s"
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
+        self.conn.send_close(CloseCode.POLICY_VIOLATION, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = self.disconnected = True
+        self.transport.close()
+        self.writable.set()
+        self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+
+
+def _head(num_bytes: int) -> bytes:
+    """Of an unmasked websocket message of text (RFC 6455, section 5.2)."""
+    if num_bytes < 126:
+        return bytes((_TEXT_HEAD, num_bytes))
+    if num_bytes < 1 << 16:
+        return bytes((_TEXT_HEAD, 126)) + num_bytes.to_bytes(2)
+    return bytes((_TEXT_HEAD, 127)) + num_bytes.to_bytes(8)
+
+
+async def _answer_crowded(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application for connections beyond the limit."""
+    error = ClusterUnavailable("this frontend holds as many connections as it can; try again later, or another one")
+    response = answer_of(error)
+    response.headers["Connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,49 @@
+import asyncio
+from typing import Any, cast
+
+from punica_frontend.corked import CorkedTransport
+
+
+class Written:
+    """A transport that remembers."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes | str] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.writes.append("closed")
+
+    def get_extra_info(self, name: str) -> str:
+        return f"extra {name}"
+
+
+def corked(written: Written) -> CorkedTransport:
+    return CorkedTransport(cast(Any, written), asyncio.get_running_loop())
+
+
+async def test_what_is_written_in_one_turn_leaves_together() -> None:
+    written = Written()
+    transport = corked(written)
+    transport.write(b"a")
+    transport.write(b"b")
+    assert written.writes == []
+    await asyncio.sleep(0)
+    transport.write(b"c")
+    await asyncio.sleep(0)
+    assert written.writes == [b"ab", b"c"]
+
+
+async def test_what_was_written_leaves_before_the_end() -> None:
+    written = Written()
+    transport = corked(written)
+    transport.write(b"last")
+    transport.close()
+    await asyncio.sleep(0)
+    assert written.writes == [b"last", "closed"]
+
+
+async def test_all_else_is_the_transports_own() -> None:
+    assert corked(Written()).get_extra_info("peername") == "extra peername"

@@ -1,0 +1,218 @@
+"""The bounds of one connection. Transports are fakes wherever it matters what a client takes."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, cast
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.server import ServerState
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from punica_frontend import protocols
+from punica_frontend.http_server import EmbeddedServer
+from punica_frontend.protocols import Deadline, GuardedHttp, GuardedWebSocket
+
+Until = Callable[..., Coroutine[Any, Any, None]]
+
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+class FakeTransport:
+    """A client that takes what it is told to take."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = self.is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed or self.is_aborted
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        pass
+
+
+async def hold(scope: Any, receive: Any, send: Any) -> None:
+    """An application that holds what it gets."""
+    await asyncio.Event().wait()
+
+
+def config() -> uvicorn.Config:
+    config = uvicorn.Config(hold, ws=GuardedWebSocket, ws_ping_interval=None, log_config=None, lifespan="off")
+    config.load()
+    return config
+
+
+@pytest.fixture
+def transport() -> FakeTransport:
+    return FakeTransport()
+
+
+@pytest.fixture
+async def http(transport: FakeTransport) -> GuardedHttp:
+    protocol = GuardedHttp(config(), ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(cast(asyncio.Transport, transport))
+    return protocol
+
+
+@pytest.fixture
+async def websocket(transport: FakeTransport) -> AsyncIterator[GuardedWebSocket]:
+    """Accepted."""
+    protocol = GuardedWebSocket(config(), ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(cast(asyncio.Transport, transport))
+    protocol.data_received(HANDSHAKE)
+    await protocol.send({"type": "websocket.accept"})
+    await asyncio.sleep(0)
+    transport.written = b""
+    yield protocol
+    for task in protocol.tasks:
+        task.cancel()
+
+
+async def test_a_deadline_that_has_started_goes_on_where_it_was() -> None:
+    fired = asyncio.Event()
+    deadline = Deadline(asyncio.get_running_loop(), 0.001, fired.set)
+    deadline.start()
+    timer = deadline._timer
+    deadline.start()
+    assert deadline._timer is timer
+    deadline.cancel()
+    deadline.start()
+    await asyncio.wait_for(fired.wait(), 5)
+
+
+async def test_a_head_has_a_deadline_and_a_request_under_way_has_none(http: GuardedHttp) -> None:
+    assert http._head._timer is not None
+    http.data_received(b"GET / HTTP/1.1\r\n")
+    assert http._head._timer is not None
+    http.data_received(b"Host: x\r\n\r\n")
+    assert http._head._timer is None
+
+
+async def test_a_head_that_trickles_is_cut(
+    address: str, server: EmbeddedServer, listener: socket.socket, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "HEAD_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    # A first request that is served does not buy time for the second one's head.
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.write(b"GET /health HT")
+    async with asyncio.timeout(5):
+        while not reader.at_eof():
+            try:
+                await reader.read(1_000)
+            except ConnectionResetError:
+                break
+    await until(lambda: not server.server_state.connections)
+    writer.close()
+
+
+async def test_an_answer_that_is_not_taken_is_cut(http: GuardedHttp, transport: FakeTransport, until: Until) -> None:
+    http.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    http._stall = Deadline(http.loop, 0.001, http._cut)
+    http.pause_writing()
+    http.resume_writing()
+    assert http._stall._timer is None
+    http.pause_writing()
+    await until(lambda: transport.is_aborted)
+    for task in http.tasks:
+        task.cancel()
+
+
+async def test_a_websocket_that_takes_nothing_is_closed_with_the_reason(
+    websocket: GuardedWebSocket, transport: FakeTransport, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "CLOSE_TIMEOUT_S", 0.001)
+    websocket._stall = Deadline(websocket.loop, 0.001, websocket._end_stalled)
+    websocket.pause_writing()
+    blocked = asyncio.create_task(websocket.send({"type": "websocket.send", "text": "more"}))
+    await until(lambda: transport.is_closed)
+    content = (1008).to_bytes(2) + b"took nothing for 30 s"
+    assert transport.written == bytes((0x88, len(content))) + content
+    with pytest.raises(ClientDisconnected):
+        await blocked
+    assert (await websocket.receive())["type"] == "websocket.connect"
+    assert (await websocket.receive())["type"] == "websocket.disconnect"
+    await until(lambda: transport.is_aborted)
+
+
+async def test_what_is_taken_in_time_ends_nothing(websocket: GuardedWebSocket) -> None:
+    websocket.pause_writing()
+    assert websocket._stall._timer is not None
+    websocket.resume_writing()
+    assert websocket._stall._timer is None
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "head"),
+    [(125, b"\x81\x7d"), (126, b"\x81\x7e\x00\x7e"), (65_536, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00")],
+)
+async def test_messages_of_one_turn_leave_together(
+    websocket: GuardedWebSocket, transport: FakeTransport, num_bytes: int, head: bytes
+) -> None:
+    for _ in range(2):
+        await websocket.send({"type": "websocket.send", "text": "x" * num_bytes})
+    assert transport.written == b""
+    await asyncio.sleep(0)
+    assert transport.written == 2 * (head + b"x" * num_bytes)
+
+
+async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, address: str, until: Until) -> None:
+    limit = server.config.limit_concurrency
+    assert limit is not None
+    host, port = address.split(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(limit)]
+    await until(lambda: len(server.server_state.connections) == limit)
+    async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+        response = await client.get("/health")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        assert "as many connections as it can" in response.json()["error"]["message"]
+        with pytest.raises(InvalidStatus, match="503"):
+            await connect(f"ws://{address}/v1/generate/stream", proxy=None)
+        held[0][1].close()
+        await until(lambda: len(server.server_state.connections) < limit)
+        assert (await client.get("/health")).status_code == 200
+    for _, writer in held:
+        writer.transport.abort()
+
+
+async def test_connections_far_beyond_the_limit_are_cut(
+    server: EmbeddedServer, address: str, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "NUM_TOLD", 0)
+    limit = server.config.limit_concurrency
+    assert limit is not None
+    host, port = address.split(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(limit)]
+    await until(lambda: len(server.server_state.connections) == limit)
+    reader, beyond = await asyncio.open_connection(host, int(port))
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), 5)
+    for _, writer in [*held, (reader, beyond)]:
+        writer.transport.abort()
