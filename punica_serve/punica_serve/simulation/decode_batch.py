@@ -1,0 +1,154 @@
+"""The rows that decode, as columns with one clock.
+
+All of them get a token at every step, so what differs between two steps is the clock alone: positions, token ids and
+pages follow from it. A step then costs little more than the tuples of its report, and no object for each token.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from punica_serve.simulation.row import Row
+from punica_serve.simulation.tokens import TOKEN_STRIDE
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What stays the same while nobody joins or leaves."""
+
+    keys: tuple[int, ...]
+    #: Position - clock, for each row.
+    positions: list[int]
+    #: Token id - TOKEN_STRIDE * clock, before it is reduced by the vocabulary.
+    token_ids: list[int]
+
+
+class DecodeBatch:
+    """Rows join and leave between two steps. Before ``advance``, ``num_pages_due`` pages must be had: see ``grow``."""
+
+    def __init__(self, *, page_size: int, vocab_size: int) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._clock = 0
+        self._rows: dict[int, Row] = {}
+        self._columns: _Columns | None = None
+        #: Tokens of all rows, less one clock for each.
+        self._num_tokens_base = 0
+        #: Clock -> rows that need a page then.
+        self._growth: Counter[int] = Counter()
+        #: Clock -> rows that get their last token then.
+        self._ends: defaultdict[int, list[Row]] = defaultdict(list)
+        self._adapters: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Keys that the next step reads, of all rows."""
+        return self._num_tokens_base + self._clock * len(self._rows)
+
+    @property
+    def num_pages_due(self) -> int:
+        """Pages that the next step needs beside those that are held."""
+        return self._growth.get(self._clock, 0)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the rows hold."""
+        return sum(row.num_pages + self._num_growths(row) for row in self._rows.values())
+
+    @property
+    def newest(self) -> Row | None:
+        return max(self._rows.values(), key=_by_arrival, default=None)
+
+    def num_adapters_with(self, digest: str | None) -> int:
+        """Different adapters of the rows and of one more."""
+        return len(self._adapters) + (digest is not None and digest not in self._adapters)
+
+    def rows_due(self) -> list[Row]:
+        """Those that need a page for the next step, by arrival."""
+        due = [row for row in self._rows.values() if self._next_growth(row) == self._clock]
+        return sorted(due, key=_by_arrival)
+
+    def join(self, row: Row) -> None:
+        """The row, which must be decoding, is in the next step."""
+        row.joined = self._clock
+        self._rows[row.key] = row
+        self._num_tokens_base += row.num_tokens - self._clock
+        self._growth[self._next_growth(row)] += 1
+        self._ends[self._end(row)].append(row)
+        if row.digest is not None:
+            self._adapters[row.digest] += 1
+        self._columns = None
+
+    def leave(self, key: int) -> Row:
+        """Takes a row out, with its numbers as they are now."""
+        row = self._rows.pop(key)
+        ending = self._ends[self._end(row)]
+        ending.remove(row)
+        if not ending:
+            del self._ends[self._end(row)]
+        return self._settle(row)
+
+    def grow(self) -> None:
+        """The rows that need a page have it."""
+        if self._clock in self._growth:
+            self._growth[self._clock + self._page_size] += self._growth.pop(self._clock)
+
+    def advance(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[Row]]:
+        """Every row gets a token: their keys, positions and token ids, and the rows that have ended, which are gone."""
+        columns = self._columns or self._make_columns()
+        clock, vocab_size, shift = self._clock, self._vocab_size, self._clock * TOKEN_STRIDE
+        positions = tuple([clock + offset for offset in columns.positions])
+        token_ids = tuple([(shift + offset) % vocab_size for offset in columns.token_ids])
+        self._clock += 1
+        ended = self._ends.pop(clock, [])
+        for row in ended:
+            self._settle(self._rows.pop(row.key))
+        return columns.keys, positions, token_ids, ended
+
+    def _settle(self, row: Row) -> Row:
+        """Takes a row out of the sums and gives it its own numbers back."""
+        next_growth = self._next_growth(row)
+        self._growth[next_growth] -= 1
+        if not self._growth[next_growth]:
+            del self._growth[next_growth]
+        if row.digest is not None:
+            self._adapters[row.digest] -= 1
+            if not self._adapters[row.digest]:
+                del self._adapters[row.digest]
+        self._num_tokens_base -= row.num_tokens - row.joined
+        row.num_pages += self._num_growths(row)
+        row.num_tokens += self._clock - row.joined
+        row.num_cached = row.num_tokens - 1
+        self._columns = None
+        return row
+
+    def _make_columns(self) -> _Columns:
+        rows = self._rows.values()
+        positions = [row.position - row.joined for row in rows]
+        token_ids = [row.next_token - row.joined * TOKEN_STRIDE for row in rows]
+        self._columns = _Columns(tuple(self._rows), positions, token_ids)
+        return self._columns
+
+    def _end(self, row: Row) -> int:
+        """The clock of the step that makes its last token."""
+        return row.joined + row.max_length - row.num_tokens - 1
+
+    def _first_growth(self, row: Row) -> int:
+        """The clock of the step that first needs a page beyond those it joined with."""
+        return row.joined + row.num_pages * self._page_size + 1 - row.num_tokens
+
+    def _num_growths(self, row: Row) -> int:
+        """Pages it has got since it joined: those of all steps before the next one."""
+        return max(0, -(-(self._clock - self._first_growth(row)) // self._page_size))
+
+    def _next_growth(self, row: Row) -> int:
+        return self._first_growth(row) + self._num_growths(row) * self._page_size
+
+
+def _by_arrival(row: Row) -> tuple[int, str]:
+    return row.arrival

@@ -1,0 +1,231 @@
+"""A GPU that only keeps count: the engine's rules for batches and pages, and no model.
+
+A step mixes at most one chunk of a prefill with all decodes; waiting requests are admitted first come, first served,
+with pages for their tokens and one more; who lacks a page takes it from the newest. These are the steps of
+``punica_serve.engine.planner``, one for one.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+
+from punica_serve.errors import InvalidRequest
+from punica_serve.protocol import EndReason, GpuInfo, Request
+from punica_serve.simulation.decode_batch import DecodeBatch
+from punica_serve.simulation.lora_residency import LoraResidency
+from punica_serve.simulation.row import Row
+from punica_serve.simulation.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step under way. With nothing to run it only tells who was put back to wait."""
+
+    prefill: Row | None
+    num_prefill_tokens: int
+    batch_size: int
+    num_adapters: int
+    duration_s: float
+    starved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """What has come of a step, in columns; requests are named by their keys."""
+
+    plan: PlannedStep
+    keys: tuple[int, ...]
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finished: tuple[tuple[int, EndReason], ...]
+
+
+class SimulatedGpu:
+    """Requests come and go between steps: after ``begin_step`` only ``end_step`` may follow."""
+
+    def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
+        self._info = info
+        self._model = model
+        self._prefill_budget_tokens = prefill_budget_tokens
+        self._vocab_size = vocab_size
+        self._loras = LoraResidency(info.num_lora_pages, model.profile.adapter_load)
+        self._rows: dict[int, Row] = {}
+        self._waiting: list[Row] = []  # by arrival
+        #: Admitted, and not yet decoding: they prefill or await their adapters.
+        self._starting: list[Row] = []  # by arrival
+        self._decodes = DecodeBatch(page_size=info.page_size, vocab_size=vocab_size)
+        self.num_free_kv_pages = info.num_kv_pages
+        self._plan: PlannedStep | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests added and not gone."""
+        return len(self._rows)
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """Digests of the adapters that are there, sorted."""
+        return self._loras.resident
+
+    @property
+    def next_ready_s(self) -> float | None:
+        """When the next adapter will be there."""
+        return self._loras.next_ready_s
+
+    def add(self, key: int, request: Request, now_s: float) -> None:
+        """Takes a request in. Raises InvalidRequest for one that could never finish here."""
+        capacity = self._info.num_kv_pages * self._info.page_size
+        if request.max_num_tokens > capacity:
+            message = f"the request may grow to {request.max_num_tokens} tokens, the KvCache holds {capacity}"
+            raise InvalidRequest(message, param="max_tokens")
+        if request.num_tokens >= request.max_num_tokens:
+            raise InvalidRequest("the request has all its tokens already", param="generated_ids")
+        if request.adapter is not None and not self._loras.could_hold(request.adapter):
+            raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
+        row = self._rows[key] = Row.of(key, request)
+        insort(self._waiting, row, key=_by_arrival)
+        self._admit(now_s)
+
+    def cancel(self, key: int) -> None:
+        """Drops a request; its pages come back at once. Unknown keys are ignored."""
+        row = self._rows.get(key)
+        if row is None:
+            return
+        if key in self._decodes:
+            self._decodes.leave(key)
+        else:
+            (self._starting if row.num_pages else self._waiting).remove(row)
+        self._drop(row)
+
+    def begin_step(self, now_s: float) -> PlannedStep | None:
+        """Decides on the next step and starts it; None if nothing can run before something changes."""
+        assert self._plan is None, "a step is under way"
+        self._loras.settle(now_s)
+        self._admit(now_s)
+        self._join_decoding()
+        starved = self._give_pages() if self._decodes.num_pages_due else ()
+        prefill = self._next_prefill()
+        num_decodes = len(self._decodes)
+        if prefill is None and not num_decodes and not starved:
+            return None
+        num_tokens = 0
+        if prefill is not None:
+            num_tokens = min(prefill.num_tokens - prefill.num_cached, self._prefill_budget_tokens)
+        num_adapters = self._decodes.num_adapters_with(prefill.digest if prefill else None)
+        duration_s = 0.0
+        if prefill or num_decodes:
+            duration_s = self._model.step_s(
+                num_prefill_tokens=num_tokens,
+                num_decodes=num_decodes,
+                num_context_tokens=self._decodes.num_context_tokens,
+                num_adapters=num_adapters,
+            )
+        batch_size = num_decodes + (prefill is not None)
+        self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, starved)
+        return self._plan
+
+    def end_step(self) -> SimulatedStep:
+        """The step that began has run."""
+        plan, self._plan = self._plan, None
+        assert plan is not None, "no step is under way"
+        keys, positions, token_ids, ended = self._decodes.advance() if self._decodes else ((), (), (), [])
+        for row in ended:
+            self._drop(row)
+        if plan.prefill is not None and self._prefill(plan.prefill, plan.num_prefill_tokens):
+            row = plan.prefill
+            keys, positions = (row.key, *keys), (row.position, *positions)
+            token_ids = (row.next_token % self._vocab_size, *token_ids)
+            row.num_tokens += 1
+            if row.num_tokens == row.max_length:
+                ended = [row, *ended]
+                self._drop(row)
+            else:
+                self._decodes.join(row)
+        return SimulatedStep(plan, keys, positions, token_ids, tuple([(row.key, "length") for row in ended]))
+
+    def check_invariants(self) -> None:
+        """Audits the books; AssertionError is a bug of ours."""
+        held = sum(row.num_pages for row in self._starting) + self._decodes.num_pages
+        assert held + self.num_free_kv_pages == self._info.num_kv_pages, "pages are lost, or held twice"
+        assert not any(row.num_pages for row in self._waiting), "a waiting request holds pages"
+        num_running = len(self._starting) + len(self._decodes)
+        assert num_running <= self._info.max_batch_size, f"{num_running} requests run"
+        assert num_running + len(self._waiting) == len(self._rows), "a request is lost or unknown"
+        self._loras.check_invariants()
+
+    def _admit(self, now_s: float) -> None:
+        """First come, first served: who does not fit blocks those behind."""
+        while self._waiting and len(self._starting) + len(self._decodes) < self._info.max_batch_size:
+            row = self._waiting[0]
+            num_pages = self._pages_for(row.num_tokens + 1)
+            if num_pages > self.num_free_kv_pages:
+                return
+            if row.adapter is not None:
+                if not self._loras.has_room_for(row.adapter):
+                    return
+                self._loras.acquire(row.adapter, now_s)
+            del self._waiting[0]
+            self.num_free_kv_pages -= num_pages
+            row.num_pages = num_pages
+            insort(self._starting, row, key=_by_arrival)
+
+    def _join_decoding(self) -> None:
+        """A request of one token needs no prefill."""
+        for row in [row for row in self._starting if row.is_decoding and self._loras.is_ready(row.digest)]:
+            self._starting.remove(row)
+            self._decodes.join(row)
+
+    def _next_prefill(self) -> Row | None:
+        return next((row for row in self._starting if self._loras.is_ready(row.digest)), None)
+
+    def _prefill(self, row: Row, num_tokens: int) -> bool:
+        """Counts a chunk; whether it was the last, and so the row has left and gets a token."""
+        row.num_cached += num_tokens
+        if row.num_cached < row.num_tokens:
+            return False
+        self._starting.remove(row)
+        return True
+
+    def _give_pages(self) -> tuple[int, ...]:
+        """Gives decodes the pages for their next tokens; keys of those that were put back to wait for it."""
+        starved: list[int] = []
+        num_given = self._decodes.num_pages_due
+        if num_given > self.num_free_kv_pages:
+            num_given = 0
+            for row in self._decodes.rows_due():
+                while num_given == self.num_free_kv_pages and row.key not in starved:
+                    starved.append(self._displace_newest().key)
+                num_given += row.key not in starved
+        self.num_free_kv_pages -= num_given
+        self._decodes.grow()
+        return tuple(starved)
+
+    def _displace_newest(self) -> Row:
+        """Puts the newest running request back to wait."""
+        candidates = [row for row in (self._decodes.newest, self._starting[-1] if self._starting else None) if row]
+        newest = max(candidates, key=_by_arrival)
+        if newest.key in self._decodes:
+            self._decodes.leave(newest.key)
+        else:
+            self._starting.remove(newest)
+        self._take_back(newest)
+        insort(self._waiting, newest, key=_by_arrival)
+        return newest
+
+    def _drop(self, row: Row) -> None:
+        del self._rows[row.key]
+        if row.num_pages:
+            self._take_back(row)
+
+    def _take_back(self, row: Row) -> None:
+        """Pages and adapter of a row that runs no more."""
+        self.num_free_kv_pages += row.num_pages
+        row.num_pages = row.num_cached = 0
+        if row.digest is not None:
+            self._loras.release(row.digest)
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._info.page_size)
+
+
+def _by_arrival(row: Row) -> tuple[int, str]:
+    return row.arrival

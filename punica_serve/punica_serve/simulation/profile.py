@@ -1,0 +1,115 @@
+"""How long steps take on a device: a performance profile, from a YAML file.
+
+Profiles of an A100 and an H200 come with the package; `punica-serve profile` measures others.
+"""
+
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from punica_serve.config_fields import ConfigModel, Name, NonNegative, NonNegativeInt, PositiveInt
+from punica_serve.errors import ConfigError
+from punica_serve.yaml_file import read_yaml, validated
+
+Milliseconds = NonNegative
+_Numbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+def _check_ascending(name: str, numbers: tuple[int, ...]) -> None:
+    if any(first >= second for first, second in pairwise(numbers)):
+        raise ValueError(f"`{name}` must ascend")
+
+
+class PrefillTimes(ConfigModel):
+    """Steps of one prefill alone: milliseconds for each number of tokens."""
+
+    tokens: _Numbers
+    ms: tuple[Milliseconds, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_ascending("tokens", self.tokens)
+        if len(self.ms) != len(self.tokens):
+            raise ValueError("`ms` must be as long as `tokens`")
+        return self
+
+
+class DecodeTimes(ConfigModel):
+    """Steps of decodes alone, without LoRA: a line of milliseconds for each batch size, one for each context."""
+
+    batch: _Numbers
+    #: Tokens of each request, on average.
+    context: _Numbers
+    ms: tuple[tuple[Milliseconds, ...], ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_ascending("batch", self.batch)
+        _check_ascending("context", self.context)
+        if len(self.ms) != len(self.batch) or any(len(line) != len(self.context) for line in self.ms):
+            raise ValueError("`ms` must have a line for each of `batch`, with a number for each of `context`")
+        return self
+
+
+class LoraTimes(ConfigModel):
+    """What so many different adapters add to a step."""
+
+    adapters: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    ms: tuple[Milliseconds, ...] = (0.0,)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_ascending("adapters", self.adapters)
+        if len(self.ms) != len(self.adapters):
+            raise ValueError("`ms` must be as long as `adapters`")
+        return self
+
+
+class AdapterLoad(ConfigModel):
+    """A copy of an adapter from host memory to the device, beside the steps."""
+
+    latency_ms: Milliseconds = 0.0
+    gb_per_s: Annotated[float, Field(strict=True, gt=0)]
+
+    def copy_s(self, num_bytes: int) -> float:
+        """Seconds that it takes."""
+        return self.latency_ms / 1e3 + num_bytes / (self.gb_per_s * 1e9)
+
+
+class PerformanceProfile(ConfigModel):
+    """One model on one device."""
+
+    #: The device and the model.
+    name: Name
+    #: Where the numbers are from.
+    source: Name
+    prefill: PrefillTimes
+    decode: DecodeTimes
+    lora: LoraTimes = LoraTimes()
+    adapter_load: AdapterLoad
+    #: What every step takes beside the device's work.
+    step_overhead_ms: Milliseconds = 0.0
+
+
+def shipped_profiles() -> tuple[str, ...]:
+    """The names of the profiles that come with the package."""
+    folder = files("punica_serve.simulation") / "profiles"
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def load_profile(name: str, folder: Path | None = None) -> PerformanceProfile:
+    """A shipped profile by its name, or a file, relative to ``folder``. Raises ConfigError."""
+    if name in shipped_profiles():
+        path = Path(str(files("punica_serve.simulation"))) / "profiles" / f"{name}.yaml"
+    elif name.endswith((".yaml", ".yml")):
+        path = (folder or Path.cwd()) / Path(name).expanduser()
+    else:
+        raise ConfigError(
+            f"there is no performance profile {name!r}; give one of {', '.join(shipped_profiles())}, or a YAML file",
+            param="simulation.profile",
+        )
+    document = read_yaml(path, what="performance profile", example_key="decode")
+    return validated(PerformanceProfile, document, source=str(path), folder=path.resolve().parent)

@@ -1,0 +1,60 @@
+"""A request on a simulated GPU: numbers only, no tokens."""
+
+from dataclasses import dataclass
+
+from punica_serve.protocol import AdapterRef, Request
+from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """``num_tokens`` and ``num_pages`` stand still while the row is in a DecodeBatch, which counts for all its rows."""
+
+    #: What the owner calls it: the counter of its assignment.
+    key: int
+    #: First come, first served goes by this.
+    arrival: tuple[int, str]
+    adapter: AdapterRef | None
+    num_prompt: int
+    #: Prompt and generated.
+    num_tokens: int
+    #: Prompt and the longest answer.
+    max_length: int
+    first_token: int
+    #: Tokens, from the first, whose keys and values are in the KvCache.
+    num_cached: int = 0
+    num_pages: int = 0
+    #: The decode batch's clock when it joined.
+    joined: int = 0
+
+    @classmethod
+    def of(cls, key: int, request: Request) -> "Row":
+        return cls(
+            key,
+            (request.arrival_ns, request.request_id),
+            request.adapter,
+            len(request.prompt_ids),
+            request.num_tokens,
+            request.max_num_tokens,
+            first_token(request.sampling.seed),
+        )
+
+    @property
+    def digest(self) -> str | None:
+        """Of its adapter; None runs the base model."""
+        return self.adapter.digest if self.adapter else None
+
+    @property
+    def is_decoding(self) -> bool:
+        """All but its newest token is cached."""
+        return self.num_tokens - self.num_cached == 1
+
+    @property
+    def position(self) -> int:
+        """Of the token that it gets next."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def next_token(self) -> int:
+        """The token that it gets next, to be reduced by the vocabulary's size."""
+        return self.first_token + self.position * TOKEN_STRIDE

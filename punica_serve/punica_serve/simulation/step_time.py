@@ -1,0 +1,70 @@
+"""How long a step takes, from a performance profile.
+
+Between measured points times are linear, and beyond the last they go on as before it. All rows of a step share its
+projections, and only attention reads the context; so a step that mixes a prefill with decodes takes as long as a
+prefill of as many rows, and what the decodes' context adds to it. It is never shorter than its decodes alone.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from punica_serve.simulation.profile import PerformanceProfile
+
+
+class _Line:
+    """Straight pieces through points: seconds as a function of a number."""
+
+    def __init__(self, numbers: Sequence[int], ms: Sequence[float]) -> None:
+        points = list(zip(numbers, ms, strict=True))
+        if len(points) == 1:
+            points.append((numbers[0] + 1, ms[0]))
+        #: Where each piece but the first begins.
+        self._breaks = [number for number, _ in points[1:-1]]
+        self._pieces: list[tuple[float, float]] = []
+        for (x0, y0), (x1, y1) in pairwise(points):
+            slope = (y1 - y0) / (x1 - x0)
+            self._pieces.append(((y0 - slope * x0) / 1e3, slope / 1e3))
+
+    def __call__(self, number: float) -> float:
+        base, slope = self._pieces[bisect_right(self._breaks, number)] if self._breaks else self._pieces[0]
+        return base + slope * number
+
+
+class StepTimeModel:
+    """``step_s`` of a profile. Made once; a call takes about a microsecond."""
+
+    def __init__(self, profile: PerformanceProfile) -> None:
+        self.profile = profile
+        self._prefill = _Line(profile.prefill.tokens, profile.prefill.ms)
+        self._lora = _Line(profile.lora.adapters, profile.lora.ms)
+        self._overhead_s = profile.step_overhead_ms / 1e3
+        by_context = [_Line(profile.decode.context, line) for line in profile.decode.ms]
+        self._batches = profile.decode.batch
+        self._contexts = by_context
+        #: Batch size -> its times by context, made when first asked for.
+        self._decodes: dict[int, _Line] = {}
+
+    def step_s(self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int, num_adapters: int) -> float:
+        """Seconds of a step; ``num_context_tokens`` are those of all its decodes together."""
+        lora_s = self._lora(num_adapters) if num_adapters else 0.0
+        return self._base_s(num_prefill_tokens, num_decodes, num_context_tokens) + lora_s + self._overhead_s
+
+    def _base_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int) -> float:
+        if not num_decodes:
+            return self._prefill(num_prefill_tokens) if num_prefill_tokens else 0.0
+        decode = self._decodes.get(num_decodes) or self._make_decode(num_decodes)
+        decode_s = decode(num_context_tokens / num_decodes)
+        if not num_prefill_tokens:
+            return decode_s
+        return max(decode_s, self._prefill(num_prefill_tokens + num_decodes) + decode_s - decode(0))
+
+    def _make_decode(self, num_decodes: int) -> _Line:
+        """Times by context of one batch size, between those of the two measured sizes around it."""
+        contexts = self.profile.decode.context
+        ms = [
+            1e3 * _Line(self._batches, [1e3 * line(context) for line in self._contexts])(num_decodes)
+            for context in contexts
+        ]
+        self._decodes[num_decodes] = _Line(contexts, ms)
+        return self._decodes[num_decodes]

@@ -1,0 +1,104 @@
+"""Step for step, a simulated GPU runs what the real engine runs: the same batches, pages, starvation and ends."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.engine import Engine
+from punica_serve.protocol import Request, SamplingParams
+from punica_serve.simulation.gpu import SimulatedGpu
+
+PAGE_SIZE, NUM_PAGES, BATCH_SIZE, BUDGET = 4, 24, 5, 8
+NUM_REQUESTS = 30
+
+
+class Outcome(NamedTuple):
+    """What must be the same. Tokens are other ones, so they are named by request and position."""
+
+    tokens: set[tuple[int, int]]
+    finished: set[int]
+    starved: set[int]
+    batch_size: int
+    num_prefill_tokens: int
+    num_free_pages: int
+
+
+@pytest.fixture
+def engine(tiny_llama: Path) -> Iterator[Engine]:
+    config = EngineConfig(
+        model=tiny_llama,
+        dtype="float32",
+        page_size=PAGE_SIZE,
+        num_kv_pages=NUM_PAGES,
+        max_batch_size=BATCH_SIZE,
+        prefill_budget_tokens=BUDGET,
+        num_lora_pages=1,
+    )
+    engine = Engine(config)
+    yield engine
+    engine.check_invariants()
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_step_is_the_engines(seed: int, engine: Engine, make_gpu: Callable[..., SimulatedGpu]) -> None:
+    gpu = make_gpu(prefill_budget_tokens=BUDGET, page_size=PAGE_SIZE, num_kv_pages=NUM_PAGES, max_batch_size=BATCH_SIZE)
+    rng = random.Random(seed)
+    requests = [_request(number, rng) for number in range(NUM_REQUESTS)]
+    arrivals = rng.sample(requests, len(requests))  # a moved request arrives late and is served early
+    num_steps = num_starved = 0
+    while arrivals or engine.num_requests:
+        for _ in range(min(len(arrivals), rng.choice((0, 0, 1, 3)))):
+            request = arrivals.pop()
+            engine.add(request)
+            gpu.add(request.arrival_ns, request, now_s=0.0)
+        if rng.random() < 0.05:
+            victim = rng.choice(requests)
+            engine.cancel(victim.request_id)
+            gpu.cancel(victim.arrival_ns)
+        expected = _engine_step(engine)
+        assert _simulated_step(gpu) == expected
+        gpu.check_invariants()
+        num_steps += 1
+        num_starved += len(expected.starved)
+    assert num_starved, "the case is too easy: no request ever lacked a page"
+    assert gpu.num_requests == 0
+    assert num_steps > NUM_REQUESTS
+
+
+def _request(number: int, rng: random.Random) -> Request:
+    prompt = tuple(rng.randrange(1, 97) for _ in range(rng.choice((1, 2, 3, 4, 7, 8, 9, 20))))
+    generated = tuple(rng.randrange(1, 97) for _ in range(rng.choice((0, 0, 3))))
+    params = SamplingParams(max_tokens=len(generated) + rng.choice((1, 2, 5, 12, 30)), ignore_eos=True, seed=number)
+    return Request(f"r{number:02}", number, prompt, params, generated_ids=generated)
+
+
+def _engine_step(engine: Engine) -> Outcome:
+    output = engine.step()
+    assert not output.failures
+    return Outcome(
+        {(int(token.request_id[1:]), token.position) for token in output.tokens},
+        {int(request_id[1:]) for request_id, _ in output.finished},
+        {int(request_id[1:]) for request_id in output.starved},
+        output.batch_size,
+        output.num_prefill_tokens,
+        engine.num_free_kv_pages,
+    )
+
+
+def _simulated_step(gpu: SimulatedGpu) -> Outcome:
+    if gpu.begin_step(now_s=0.0) is None:
+        return Outcome(set(), set(), set(), 0, 0, gpu.num_free_kv_pages)
+    step = gpu.end_step()
+    return Outcome(
+        set(zip(step.keys, step.positions, strict=True)),
+        {key for key, _ in step.finished},
+        set(step.plan.starved),
+        step.plan.batch_size,
+        step.plan.num_prefill_tokens,
+        gpu.num_free_kv_pages,
+    )

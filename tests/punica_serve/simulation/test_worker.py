@@ -1,0 +1,111 @@
+"""A simulated worker says on the wire what a real one's step loop says."""
+
+from pathlib import Path
+
+import pytest
+
+from punica_serve.config import EngineConfig
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import (
+    AssignmentId,
+    AssignmentsFailed,
+    Request,
+    Reset,
+    StartRequest,
+    StepReport,
+    StopRequest,
+)
+from punica_serve.simulation.profile import PerformanceProfile
+from punica_serve.simulation.step_time import StepTimeModel
+from punica_serve.simulation.tokens import token_at
+from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info
+from simulated_gpus import VOCAB_SIZE, adapter_ref, gpu_info, make_request
+
+UUID = "SIM-1"
+
+
+@pytest.fixture
+def worker(profile: PerformanceProfile) -> SimulatedWorker:
+    return SimulatedWorker(gpu_info(), StepTimeModel(profile), prefill_budget_tokens=8, vocab_size=VOCAB_SIZE)
+
+
+def _start(seq: int, counter: int, request: Request) -> StartRequest:
+    return StartRequest(UUID, seq, AssignmentId(77, counter), request)
+
+
+def _step(worker: SimulatedWorker, now_s: float = 0.0) -> StepReport:
+    assert worker.begin_step(now_s) is not None
+    return worker.end_step()
+
+
+def test_a_start_is_acknowledged_before_it_runs(worker: SimulatedWorker) -> None:
+    [report] = worker.apply([_start(1, 10, make_request(1))], 0.0)
+    assert isinstance(report, StepReport)
+    assert (report.applied_seq, report.step, report.counters, report.batch_size) == (1, 0, (), 0)
+    assert report.free_kv_pages == 30
+    assert worker.apply([], 0.0) == []
+
+
+def test_a_step_is_reported_in_columns(worker: SimulatedWorker) -> None:
+    worker.apply([_start(1, 10, make_request(1, 5)), _start(2, 11, make_request(2, 6, max_tokens=1))], 0.0)
+    first, second = _step(worker), _step(worker)
+    assert (first.counters, first.positions, first.token_ids) == ((10,), (0,), (token_at(1, 0, VOCAB_SIZE),))
+    assert (first.incarnation, first.step, first.batch_size, first.num_prefill_tokens) == (77, 1, 1, 5)
+    assert first.duration_s == pytest.approx(0.015)
+    assert (second.counters, second.positions, second.finished) == ((11, 10), (0, 1), ((11, "length"),))
+    assert (second.batch_size, second.num_prefill_tokens, second.num_adapters) == (2, 6, 0)
+    assert worker.num_requests == 1
+    worker.check_invariants()
+
+
+def test_the_end_of_a_batch_is_told_once(worker: SimulatedWorker) -> None:
+    worker.apply([_start(1, 10, make_request(1, max_tokens=1))], 0.0)
+    _step(worker)
+    assert worker.begin_step(0.0) is None
+    [report] = worker.idle()
+    assert (report.batch_size, report.free_kv_pages) == (0, 32)
+    assert worker.idle() == []
+
+
+def test_a_stop_gives_the_pages_back(worker: SimulatedWorker) -> None:
+    worker.apply([_start(1, 10, make_request(1))], 0.0)
+    _step(worker)
+    [report] = worker.apply([StopRequest(UUID, 2, AssignmentId(77, 10)), StopRequest(UUID, 3, AssignmentId(77, 99))], 0)
+    assert isinstance(report, StepReport)
+    assert (report.applied_seq, report.free_kv_pages) == (3, 32)
+    assert worker.begin_step(0.0) is None
+
+
+def test_a_new_start_of_the_same_request_replaces_the_old_one(worker: SimulatedWorker) -> None:
+    worker.apply([_start(1, 10, make_request(1)), _start(2, 20, make_request(1))], 0.0)
+    assert _step(worker).counters == (20,)
+    assert worker.num_requests == 1
+
+
+def test_what_can_never_run_fails_for_good(worker: SimulatedWorker) -> None:
+    failed, report = worker.apply([_start(1, 10, make_request(1, max_tokens=500))], 0.0)
+    assert isinstance(failed, AssignmentsFailed)
+    assert (failed.assignments, failed.permanent) == ((AssignmentId(77, 10),), True)
+    assert isinstance(report, StepReport)
+    assert report.free_kv_pages == 32
+
+
+def test_adapters_are_told_when_they_come_and_again_after_a_reset(worker: SimulatedWorker) -> None:
+    worker.apply([_start(1, 10, make_request(1, adapter=adapter_ref("a")))], 0.0)
+    assert worker.begin_step(0.0) is None
+    assert worker.wakes_at_s == pytest.approx(0.010)
+    assert _step(worker, 0.011).resident == ("a",)
+    assert _step(worker).resident is None
+    [report] = worker.apply([Reset(5)], 0.0)
+    assert isinstance(report, StepReport)
+    assert (report.epoch, report.applied_seq, report.free_kv_pages, report.resident) == (5, 0, 32, ("a",))
+    assert worker.num_requests == 0
+
+
+def test_a_simulated_gpu_has_the_size_of_the_config(tmp_path: Path) -> None:
+    engine = EngineConfig(model=tmp_path, max_batch_size=8, page_size=16, num_kv_pages=100, num_lora_pages=7)
+    info = simulated_gpu_info(engine, UUID)
+    assert (info.max_batch_size, info.page_size, info.num_kv_pages, info.device) == (8, 16, 100, "simulated")
+    assert set(info.num_lora_pages.values()) == {7}
+    with pytest.raises(ConfigError, match=r"set `engine.num_kv_pages`"):
+        simulated_gpu_info(engine.model_copy(update={"num_kv_pages": None}), UUID)
