@@ -18,6 +18,7 @@ from punica_serve.errors import (
     AdapterNotFound,
     AdapterRejected,
     ClusterUnavailable,
+    GpuNotFound,
     InvalidRequest,
     OutOfCapacity,
     PunicaError,
@@ -32,6 +33,7 @@ STATUS: dict[type[PunicaError], int] = {
     InvalidRequest: 400,
     AdapterRejected: 400,
     AdapterNotFound: 404,
+    GpuNotFound: 404,
     OutOfCapacity: 429,
     ClusterUnavailable: 503,
     RequestFailed: 500,
@@ -50,7 +52,15 @@ _RETRY_AFTER_S = {429: 1, 503: 2}
 #: Kinds of errors that come over the wire by their code.
 _BY_CODE: dict[str, type[PunicaError]] = {
     kind.code: kind
-    for kind in (InvalidRequest, AdapterRejected, AdapterNotFound, OutOfCapacity, ClusterUnavailable, RequestFailed)
+    for kind in (
+        InvalidRequest,
+        AdapterRejected,
+        AdapterNotFound,
+        GpuNotFound,
+        OutOfCapacity,
+        ClusterUnavailable,
+        RequestFailed,
+    )
 }
 
 
@@ -71,7 +81,7 @@ def answer_of(error: PunicaError) -> Response:
 
 
 def from_wire(error: WireError) -> PunicaError:
-    """The error that the scheduler ended a request with."""
+    """The error that the scheduler ended a request with, or answered a call."""
     return _BY_CODE.get(error.code, RequestFailed)(error.message, param=error.param)
 
 

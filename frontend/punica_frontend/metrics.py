@@ -24,6 +24,7 @@ _SCHEDULER_COUNTERS = {
     "tokens": ("cluster_tokens", "Tokens delivered to frontends."),
     "evictions": ("evictions", "Requests taken off a GPU that ran out of KvCache pages."),
     "migrations": ("migrations", "Requests moved to another GPU."),
+    "consolidations": ("consolidations", "Requests moved to empty a lightly loaded GPU."),
     "gpus_lost": ("gpus_lost", "GPUs lost with their workers or runners."),
 }
 
@@ -54,6 +55,13 @@ def cluster_families(cluster: ClusterSnapshot) -> Iterator[Metric]:
     yield _gauge("gpus", "GPUs that have joined.", len(cluster.gpus))
     yield _gauge("runners", "Runners connected to the scheduler.", cluster.num_runners)
     yield _gauge("frontends", "Frontends connected to the scheduler.", cluster.num_frontends)
+    releasable = cluster.advice.releasable_runners
+    yield _gauge("advised_more_gpus", "GPUs that the fleet should grow by.", cluster.advice.num_more_gpus)
+    yield _gauge("advised_releasable_runners", "Runners that could be released: all idle.", len(releasable))
+    named = GaugeMetricFamily(f"{PREFIX}runner_releasable", "1 for a runner that could be released.", labels=["runner"])
+    for runner_id in releasable:
+        named.add_metric([runner_id], 1)
+    yield named
     for counter, (name, text) in _SCHEDULER_COUNTERS.items():
         yield _counter(name, text, cluster.counters.get(counter, 0))
     yield from _gpu_families(cluster)
@@ -73,6 +81,7 @@ def _gpu_families(cluster: ClusterSnapshot) -> Iterator[Metric]:
         gauge("kv_pages", "Pages of the KvCache."),
         gauge("adapters", "Different adapters in the newest step."),
         gauge("resident_adapters", "Adapters in the GPU's memory."),
+        gauge("draining", "1 while nothing new is placed on the GPU and what runs there moves."),
         CounterMetricFamily(f"{PREFIX}gpu_steps", "Model invocations.", labels=labels),
         CounterMetricFamily(f"{PREFIX}gpu_tokens", "Tokens generated.", labels=labels),
     )
@@ -85,6 +94,7 @@ def _gpu_families(cluster: ClusterSnapshot) -> Iterator[Metric]:
             gpu.gpu.num_kv_pages,
             gpu.num_adapters,
             len(gpu.resident_adapters),
+            gpu.is_draining,
             gpu.steps,
             gpu.tokens,
         )

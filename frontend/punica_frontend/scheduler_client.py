@@ -6,10 +6,12 @@
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from itertools import repeat
 from typing import Any, Never, Protocol
 
+from punica_frontend.errors import from_wire
 from punica_frontend.live_request import Delivery, LiveRequest
 from punica_serve.channel import Channel
 from punica_serve.errors import ClusterUnavailable, ProtocolError
@@ -20,6 +22,8 @@ from punica_serve.protocol import (
     ClusterReply,
     ClusterSnapshot,
     Deliveries,
+    DrainGpu,
+    DrainReply,
     FrontendHello,
     GetCluster,
     Limits,
@@ -61,6 +65,9 @@ class SchedulerClient(Protocol):
     async def cluster(self) -> ClusterSnapshot:
         """The scheduler's view of now. Raises ClusterUnavailable."""
 
+    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
+        """Has a GPU emptied and left alone, or used again. Raises GpuNotFound, InvalidRequest or ClusterUnavailable."""
+
 
 class WireSchedulerClient:
     """Owns this frontend's requests until they finish, whatever happens to the link.
@@ -79,7 +86,7 @@ class WireSchedulerClient:
         self._live: dict[int, LiveRequest] = {}
         self._handles = itertools.count()
         self._call_ids = itertools.count()
-        self._calls: dict[int, asyncio.Future[ClusterSnapshot]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
 
     @property
     def connected(self) -> bool:
@@ -127,11 +134,21 @@ class WireSchedulerClient:
                 self._channel.send(CancelRequest(request.request_id))
 
     async def cluster(self) -> ClusterSnapshot:
+        reply: ClusterReply = await self._call(GetCluster)
+        return reply.cluster
+
+    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
+        reply: DrainReply = await self._call(partial(DrainGpu, gpu_uuid=gpu_uuid, drain=drain))
+        if reply.error:
+            raise from_wire(reply.error)
+
+    async def _call(self, message: Callable[[int], Message]) -> Any:
+        """The reply to a unary call, which ``message`` makes from its call_id. Raises ClusterUnavailable."""
         call_id = next(self._call_ids)
-        call: asyncio.Future[ClusterSnapshot] = asyncio.get_running_loop().create_future()
+        call: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = call
         try:
-            self._send(GetCluster(call_id))
+            self._send(message(call_id))
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await call
         except TimeoutError:
@@ -161,10 +178,10 @@ class WireSchedulerClient:
                 self._deliver(message)
             case Limits():
                 self._limits = message
-            case ClusterReply():
+            case ClusterReply() | DrainReply():
                 call = self._calls.get(message.call_id)
                 if call and not call.done():
-                    call.set_result(message.cluster)
+                    call.set_result(message)
             case _:
                 raise ProtocolError(f"the scheduler sent a {type(message).__name__} after its welcome")
 

@@ -92,6 +92,13 @@ class GenerateBody(GenerateFields):
     stream: bool = Field(False, description="Answer with server-sent events while tokens are generated.")
 
 
+class DrainBody(_Strict):
+    """Body of POST /v1/cluster/drain."""
+
+    gpu: Text = Field(min_length=1, max_length=MAX_ID_CHARS, description="The GPU's UUID, as in /v1/cluster.")
+    drain: bool = Field(True, description="False: use the GPU again.")
+
+
 class ErrorObject(BaseModel):
     """What went wrong, and where; ``param`` names the field."""
 

@@ -3,6 +3,7 @@
     PunicaError
     |- InvalidRequest         the client: a field of the request is wrong                      HTTP 400
     |- AdapterNotFound        the client: no such lora_id, or not yours                        HTTP 404
+    |- GpuNotFound            the operator: no GPU of that UUID is in the cluster              HTTP 404
     |- OutOfCapacity          the client, later: the cluster is full                           HTTP 429
     |- ClusterUnavailable     the operator: no scheduler or no GPU can be reached              HTTP 503
     |- RequestFailed          the operator: the cluster gave up on one request                 HTTP 500
@@ -37,6 +38,12 @@ class AdapterNotFound(PunicaError):
     """The lora_id names no adapter that this client may use."""
 
     code = "adapter_not_found"
+
+
+class GpuNotFound(PunicaError):
+    """No GPU of this UUID is in the cluster. The message names those that are."""
+
+    code = "gpu_not_found"
 
 
 class OutOfCapacity(PunicaError):

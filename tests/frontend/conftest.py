@@ -20,7 +20,7 @@ from punica_frontend.live_request import Delivery
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.channel import Channel
 from punica_serve.config import EngineConfig
-from punica_serve.errors import AdapterRejected, ClusterUnavailable
+from punica_serve.errors import AdapterRejected, ClusterUnavailable, GpuNotFound
 from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import (
     AdapterRef,
@@ -31,6 +31,7 @@ from punica_serve.protocol import (
     Limits,
     Message,
     Request,
+    ScaleAdvice,
     TokenLogprobs,
 )
 from punica_serve.text.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class EchoCluster:
         #: What the request ends with instead of its token at ``fail_at``.
         self.failure: Delivery | Exception | None = None
         self.fail_at = 0
+        self.drained: set[str] = set()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
         self.requests.append(request)
@@ -95,8 +97,13 @@ class EchoCluster:
         if not self.connected:
             raise ClusterUnavailable("the scheduler can't be reached; try again")
         info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8})
-        gpu = GpuSnapshot(info, "host", 2, 1, 1, 90, ("d1",), 7, 11)
-        return ClusterSnapshot(1, 2, (gpu,), 0, 1, 1, {"tokens": 11})
+        gpu = GpuSnapshot(info, "host", 2, 1, 1, 90, ("d1",), 7, 11, is_draining="CPU-1" in self.drained)
+        return ClusterSnapshot(1, 2, (gpu,), 0, 1, 1, {"tokens": 11}, ScaleAdvice(1, ("host",)))
+
+    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
+        if gpu_uuid != "CPU-1":
+            raise GpuNotFound(f"no GPU {gpu_uuid!r}; there are CPU-1")
+        (self.drained.add if drain else self.drained.discard)(gpu_uuid)
 
 
 class ScriptedScheduler:

@@ -4,7 +4,8 @@ import httpx
 async def test_the_routes_are_documented(client: httpx.AsyncClient) -> None:
     assert (await client.get("/docs")).status_code == 200
     paths = (await client.get("/openapi.json")).json()["paths"]
-    assert set(paths) == {"/v1/generate", "/v1/models", "/v1/cluster", "/health", "/ready", "/metrics"}
+    others = {"/v1/models", "/v1/cluster", "/v1/cluster/drain", "/health", "/ready", "/metrics"}
+    assert set(paths) == {"/v1/generate", *others}
     assert all(operation["summary"] for path in paths.values() for operation in path.values())
     answers = paths["/v1/generate"]["post"]["responses"]
     schemas = [answers[status]["content"]["application/json"]["schema"]["$ref"] for status in ("400", "404", "422")]

@@ -2,7 +2,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from punica_frontend.figures import Figures
 from punica_frontend.metrics import PREFIX, cluster_families, exposition, frontend_families
-from punica_serve.protocol import ClusterSnapshot, GpuInfo, GpuSnapshot
+from punica_serve.protocol import ClusterSnapshot, GpuInfo, GpuSnapshot, ScaleAdvice
 
 
 def values(text: bytes) -> dict[str, float]:
@@ -33,16 +33,21 @@ def test_a_frontends_own_figures() -> None:
 
 def test_the_clusters_figures() -> None:
     info = GpuInfo("GPU-1", "cuda:0", 32, 16, 100, {})
-    gpu = GpuSnapshot(info, "host", 5, 4, 2, 90, ("d1", "d2"), 7, 11)
-    cluster = ClusterSnapshot(1, 2, (gpu,), 9, 1, 1, {"migrations": 3, "unheard_of": 1})
+    gpu = GpuSnapshot(info, "host", 5, 4, 2, 90, ("d1", "d2"), 7, 11, is_draining=True)
+    advice = ScaleAdvice(num_more_gpus=2, releasable_runners=("idle",))
+    cluster = ClusterSnapshot(1, 2, (gpu,), 9, 1, 1, {"migrations": 3, "unheard_of": 1}, advice)
     shown = values(exposition(cluster_families(cluster)))
     assert shown["punica_queue_length"] == 9
     assert shown["punica_migrations_total"] == 3
     assert shown["punica_evictions_total"] == 0
+    assert shown["punica_advised_more_gpus"] == 2
+    assert shown["punica_advised_releasable_runners"] == 1
+    assert shown["punica_runner_releasable idle"] == 1
     of_gpu = {name.removeprefix("punica_gpu_"): value for name, value in shown.items() if name.endswith("GPU-1 host")}
     assert of_gpu["batch_size GPU-1 host"] == 4
     assert of_gpu["working_set GPU-1 host"] == 5
     assert of_gpu["free_kv_pages GPU-1 host"] == 90
     assert of_gpu["resident_adapters GPU-1 host"] == 2
+    assert of_gpu["draining GPU-1 host"] == 1
     assert of_gpu["tokens_total GPU-1 host"] == 11
     assert all(name.startswith(PREFIX) for name in shown)

@@ -8,13 +8,15 @@ import pytest
 from punica_frontend import scheduler_client
 from punica_frontend.live_request import Delivery
 from punica_frontend.scheduler_client import WireSchedulerClient
-from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
     AddRequest,
     CancelRequest,
     ClusterReply,
     ClusterSnapshot,
     Deliveries,
+    DrainGpu,
+    DrainReply,
     Ending,
     FinishReason,
     GetCluster,
@@ -22,6 +24,7 @@ from punica_serve.protocol import (
     Request,
     SamplingParams,
     TokenLogprobs,
+    WireError,
 )
 
 Until = Callable[..., Coroutine[Any, Any, None]]
@@ -154,3 +157,15 @@ async def test_a_call_has_a_deadline(client: WireSchedulerClient, monkeypatch: p
     monkeypatch.setattr(scheduler_client, "CALL_TIMEOUT_S", 0.02)
     with pytest.raises(ClusterUnavailable, match="did not answer within"):
         await client.cluster()
+
+
+async def test_a_gpu_is_drained(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+    asking = asyncio.create_task(client.drain_gpu("GPU-1", drain=True))
+    await until(lambda: scheduler.received == [DrainGpu(0, "GPU-1", True)])
+    scheduler.send(DrainReply(0))
+    await asking
+    asking = asyncio.create_task(client.drain_gpu("GPU-2", drain=False))
+    await until(lambda: len(scheduler.received) == 2)
+    scheduler.send(DrainReply(1, WireError("gpu_not_found", "no GPU 'GPU-2'; there are GPU-1")))
+    with pytest.raises(GpuNotFound, match="there are GPU-1"):
+        await asking

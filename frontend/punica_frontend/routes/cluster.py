@@ -1,4 +1,4 @@
-"""GET /v1/cluster: the scheduler's view, as JSON objects."""
+"""/v1/cluster: the scheduler's view, as JSON objects, and what operators may do to it."""
 
 from typing import Any
 
@@ -7,6 +7,12 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.schemas import DrainBody, ErrorBody
+
+_DRAIN_RESPONSES: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorBody, "description": "No such GPU; the message names those there are."},
+    503: {"model": ErrorBody, "description": "The scheduler can't be reached; try again later."},
+}
 
 
 def cluster_router(client: SchedulerClient) -> APIRouter:
@@ -14,8 +20,16 @@ def cluster_router(client: SchedulerClient) -> APIRouter:
 
     @router.get("/v1/cluster", summary="GPUs, queue and counters")
     async def cluster() -> JSONResponse:
-        """Each GPU's batch size, free KvCache pages and resident adapters; the queue; what happened so far."""
+        """Each GPU's batch size, free KvCache pages and resident adapters, and whether it is being drained; the queue;
+        what happened so far; and `advice`: how many GPUs more are wanted, and which runners could be released.
+        """
         return JSONResponse(as_objects(await client.cluster()))
+
+    @router.post("/v1/cluster/drain", summary="Empty a GPU, or use it again", responses=_DRAIN_RESPONSES)
+    async def drain(body: DrainBody) -> JSONResponse:
+        """Nothing new is placed on a GPU that is drained, and what runs there moves to others as they have room."""
+        await client.drain_gpu(body.gpu, drain=body.drain)
+        return JSONResponse({"gpu": body.gpu, "drain": body.drain})
 
     return router
 
