@@ -145,6 +145,8 @@ class RunnerConfig(ConfigModel):
     step_timeout_s: Seconds = 60.0
     #: How long a worker may take to stop before it is killed.
     stop_timeout_s: Seconds = 5.0
+    #: After SIGTERM, how long requests may take to move to other runners before the workers stop all the same.
+    drain_timeout_s: Seconds = 30.0
     #: Wait before a dead worker starts again: doubled at every death up to the highest, reset by a minute of life.
     restart_backoff_s: Seconds = 0.5
     restart_backoff_max_s: Seconds = 30.0

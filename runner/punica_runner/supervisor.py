@@ -17,11 +17,15 @@ from punica_serve.backoff import Backoff
 from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, RunnerConfig
 from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.notify import READY, notify
+from punica_serve.process import Drain
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AssignmentsFailed,
+    DrainRunner,
     GpuJoined,
     GpuLost,
+    RunnerDrained,
     RunnerHello,
     SchedulerToRunner,
     StartRequest,
@@ -47,8 +51,11 @@ async def serve(
     runner_id: str,
     scheduler_url: str,
     worker_command: WorkerCommand | None = None,
+    drain: Drain | None = None,
 ) -> None:
     """Runs the host until cancelled; then stops its workers within ``runner.stop_timeout_s`` and leaves none behind.
+
+    Once ``drain`` is wanted it asks the scheduler to move what runs here, goes on until that is done, and returns.
 
     Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help and none has been
     ready yet, or when two of the devices are one.
@@ -62,9 +69,17 @@ async def serve(
         return RunnerHello(PROTOCOL_VERSION, token, runner_id, instance)
 
     async with asyncio.TaskGroup() as tasks:
-        for index in range(len(config.runner.devices)):
+        running = [
             tasks.create_task(supervisor.keep_worker(index, command(index)))
-        tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session))
+            for index in range(len(config.runner.devices))
+        ]
+        running.append(tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session)))
+        notify(READY)
+        if drain is not None:
+            await drain.wanted()
+            await supervisor.drain()
+            for task in running:
+                task.cancel()
 
 
 def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> Sequence[str]:
@@ -87,6 +102,9 @@ class Supervisor:
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is sound, and whatever goes wrong later may pass.
         self._was_ready = False
+        self._is_draining = False
+        #: The scheduler has said so, or the link has ended and with it all assignments.
+        self._is_drained = asyncio.Event()
 
     async def keep_worker(self, index: int, command: Sequence[str]) -> None:
         """Runs one life of a worker after the other, until cancelled. Raises ConfigError when that can't help."""
@@ -118,6 +136,16 @@ class Supervisor:
         finally:
             self._channel = None
             self._reset_workers()
+            if self._is_draining:
+                self._is_drained.set()
+
+    async def drain(self) -> None:
+        """Returns when nothing runs here any more. Until then the workers go on as ever, but no other joins."""
+        self._is_draining = True
+        if self._channel is not None:
+            log.info("draining: what runs here moves elsewhere")
+            self._channel.send(DrainRunner())
+            await self._is_drained.wait()
 
     async def _serve_worker(self, name: str, worker: WorkerProcess) -> Never:
         """Passes on what a worker says until its death, which it raises."""
@@ -141,7 +169,8 @@ class Supervisor:
         self._workers[uuid] = worker
         self._was_ready = True
         log.info("%s is ready as %s", name, uuid)
-        self._send(GpuJoined(worker.gpu))
+        if not self._is_draining:
+            self._send(GpuJoined(worker.gpu))
 
     def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed) -> None:
         """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
@@ -149,6 +178,9 @@ class Supervisor:
             self._channel.send(message, may_wait=isinstance(message, StepReport))
 
     def _dispatch(self, message: object) -> None:
+        if isinstance(message, RunnerDrained):
+            self._is_drained.set()
+            return
         if not isinstance(message, StartRequest | StopRequest):
             raise ProtocolError(f"the scheduler sent {type(message).__name__} after the handshake")
         # A worker that has died meanwhile needs no command: its loss is on its way to the scheduler.

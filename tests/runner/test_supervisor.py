@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,16 +14,19 @@ from typing import Any, TypeVar
 import pytest
 
 from punica_runner import supervisor, worker_process
-from punica_serve import wire
+from punica_serve import channel, wire
 from punica_serve.backoff import Backoff
 from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.errors import ConfigError
+from punica_serve.process import Drain
 from punica_serve.protocol import (
     AssignmentId,
+    DrainRunner,
     GpuJoined,
     GpuLost,
     Request,
+    RunnerDrained,
     RunnerHello,
     SamplingParams,
     StartRequest,
@@ -51,6 +55,8 @@ class FakeScheduler:
         self.url = ""
         self.hellos: list[Any] = []
         self.heard: list[Any] = []
+        #: Links that have ended.
+        self.num_ended = 0
         self.channel: Channel | None = None
 
     async def session(self, channel: Channel) -> None:
@@ -58,6 +64,7 @@ class FakeScheduler:
         self.channel = channel
         async for message in channel:
             self.heard.append(message)
+        self.num_ended += 1
 
     def tell(self, *messages: Any) -> None:
         assert self.channel is not None
@@ -88,7 +95,7 @@ def config(num_devices: int = 1, **settings: Any) -> ClusterConfig:
 
 @asynccontextmanager
 async def running(
-    scheduler: FakeScheduler, *commands: list[str], **settings: Any
+    scheduler: FakeScheduler, *commands: list[str], drain: Drain | None = None, **settings: Any
 ) -> AsyncIterator["asyncio.Task[None]"]:
     """A supervisor of one worker for each command line; cancelled at the end."""
     serve = supervisor.serve(
@@ -97,6 +104,7 @@ async def running(
         runner_id="host",
         scheduler_url=scheduler.url,
         worker_command=lambda index: commands[index],
+        drain=drain,
     )
     task = asyncio.create_task(serve)
     try:
@@ -224,6 +232,63 @@ async def test_reports_of_an_old_epoch_never_reach_the_scheduler(
     assert not [report for report in scheduler.all(StepReport) if report.gpu_uuid == "CPU-a" and report.token_ids]
 
 
+async def test_a_runner_that_drains_goes_on_until_the_scheduler_has_moved_everything(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive
+) -> None:
+    drain = Drain(60.0)
+    async with running(scheduler, fake_worker("CPU-a"), drain=drain) as task:
+        await until(lambda: scheduler.all(GpuJoined))
+        scheduler.tell(start(1))
+        await until(lambda: len(scheduler.pids()) == 1)
+        drain.begin()
+        await until(lambda: scheduler.all(DrainRunner))
+        scheduler.tell(start(2))
+        await until(lambda: len(scheduler.pids()) == 2)
+        assert not task.done() and is_alive(scheduler.pids()[0])
+        scheduler.tell(RunnerDrained())
+        async with asyncio.timeout(10):
+            await task
+    assert not any(map(is_alive, scheduler.pids())) and len(scheduler.hellos) == 1
+
+
+async def test_a_lost_link_is_the_end_of_a_drain(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until
+) -> None:
+    drain = Drain(60.0)
+    async with running(scheduler, fake_worker("CPU-a"), drain=drain) as task:
+        await until(lambda: scheduler.all(GpuJoined))
+        drain.begin()
+        await until(lambda: scheduler.all(DrainRunner))
+        assert scheduler.channel is not None
+        await scheduler.channel.close("gone")
+        async with asyncio.timeout(10):
+            await task
+
+
+async def test_without_a_link_there_is_nothing_to_drain(fake_worker: FakeWorker) -> None:
+    nobody = FakeScheduler()
+    nobody.url = "ws://127.0.0.1:1"
+    drain = Drain(60.0)
+    async with running(nobody, fake_worker("CPU-a"), drain=drain) as task:
+        drain.begin()
+        async with asyncio.timeout(10):
+            await task
+
+
+async def test_a_worker_that_gets_ready_during_a_drain_does_not_join(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    drain = Drain(60.0)
+    async with running(scheduler, fake_worker("CPU-a"), drain=drain):
+        await until(lambda: scheduler.all(GpuJoined))
+        drain.begin()
+        await until(lambda: scheduler.all(DrainRunner))
+        scheduler.tell(start(1, request_id="exit"))
+        await until(lambda: caplog.text.count("worker 0 (cpu) is ready") == 2)
+    assert scheduler.all(GpuLost) and len(scheduler.all(GpuJoined)) == 1
+
+
 async def test_a_permanent_failure_ends_the_runner_with_the_workers_words(
     scheduler: FakeScheduler, fake_worker: FakeWorker
 ) -> None:
@@ -279,21 +344,28 @@ async def test_a_device_named_twice_is_a_config_error(scheduler: FakeScheduler, 
         task.result()
 
 
-async def test_a_killed_supervisor_takes_its_workers_along(
-    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive, tmp_path: Path
-) -> None:
-    script = tmp_path / "run_supervisor.py"
+def supervisor_script(folder: Path, scheduler: FakeScheduler, worker: list[str]) -> list[str]:
+    """The command line of a process that is a supervisor of one worker."""
+    script = folder / "run_supervisor.py"
     script.write_text(
         textwrap.dedent(f"""
             import asyncio
             from punica_runner import supervisor
+            from punica_serve import channel
             from punica_serve.config import ClusterConfig
+            channel.HEARTBEAT_S = 0.2
             config = ClusterConfig.model_validate_json({config().model_dump_json()!r})
             asyncio.run(supervisor.serve(config, {TOKEN!r}, runner_id="host", scheduler_url={scheduler.url!r},
-                                         worker_command=lambda index: {fake_worker("CPU-a")!r}))
+                                         worker_command=lambda index: {worker!r}))
             """)
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-P", str(script))
+    return [sys.executable, "-P", str(script)]
+
+
+async def test_a_killed_supervisor_takes_its_workers_along(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(*supervisor_script(tmp_path, scheduler, fake_worker("CPU-a")))
     try:
         await until(lambda: scheduler.all(GpuJoined))
         scheduler.tell(start(1))
@@ -303,6 +375,28 @@ async def test_a_killed_supervisor_takes_its_workers_along(
         await process.wait()
     (pid,) = scheduler.pids()
     await until(lambda: not is_alive(pid), timeout_s=2.0)
+
+
+async def test_a_supervisor_that_was_stopped_starts_over_with_its_worker_reset(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "LINK_SILENCE_S", 2.0)
+    process = await asyncio.create_subprocess_exec(*supervisor_script(tmp_path, scheduler, fake_worker("CPU-a")))
+    try:
+        await until(lambda: scheduler.all(GpuJoined))
+        scheduler.tell(start(1))
+        await until(scheduler.pids)
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: scheduler.num_ended == 1, timeout_s=30)
+        scheduler.heard.clear()
+        process.send_signal(signal.SIGCONT)
+        await until(lambda: scheduler.all(StepReport))
+    finally:
+        process.kill()
+        await process.wait()
+    assert len(scheduler.hellos) == 2 and isinstance(scheduler.heard[0], GpuJoined)
+    first = scheduler.all(StepReport)[0]
+    assert first.epoch > 1 and first.applied_seq == 0 and not first.counters
 
 
 def test_importing_the_supervisor_never_imports_torch() -> None:

@@ -37,18 +37,20 @@ def runner(
     scheduler_url: SchedulerUrlOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
-    """Run this host's runner: a worker for each of its devices."""
+    """Run this host's runner: a worker for each of its devices. SIGTERM moves its requests to other runners first."""
     from punica_runner import supervisor
     from punica_serve.config import load_config
 
     cluster = load_config(config)
+    drain = process.Drain(cluster.runner.drain_timeout_s)
     serve = supervisor.serve(
         cluster,
         process.cluster_token(),
         runner_id=runner_id or socket.gethostname(),
         scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler.host, cluster.scheduler.port),
+        drain=drain,
     )
-    process.run("runner", serve, log_level=log_level)
+    process.run("runner", serve, log_level=log_level, drain=drain)
 
 
 def frontend(
