@@ -54,6 +54,18 @@ def test_a_signal_cancels_the_coroutine_and_lets_it_clean_up(signum: signal.Sign
     assert (stdout, stderr, child.returncode) == ("cleaned up\nreturned\n", "", 0)
 
 
+@pytest.mark.parametrize(("without", "loop"), [("", "uvloop"), ("sys.modules['uvloop'] = None", "asyncio.unix_events")])
+def test_the_event_loop_is_uvloop_where_it_is_installed(without: str, loop: str) -> None:
+    code = f"""
+async def say():
+    print(type(asyncio.get_running_loop()).__module__)
+{without}
+process.run('test', say())
+"""
+    with started(code, wait_for=loop) as child:
+        assert child.communicate(timeout=TIMEOUT_S) == ("", "")
+
+
 def test_a_coroutine_that_does_not_stop_in_time_is_ended() -> None:
     code = """
 async def stubborn():
