@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from punica_serve.config_fields import ConfigModel, Flag, Folder, Name, NonNegativeInt, Port, PositiveInt, Seconds
+from punica_serve.config_fields import (
+    ConfigModel,
+    Flag,
+    Folder,
+    Name,
+    NameOrFile,
+    NonNegativeInt,
+    Port,
+    PositiveInt,
+    Seconds,
+)
 from punica_serve.errors import ConfigError
 from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig, ModelDtype
@@ -134,7 +144,7 @@ class SchedulerConfig(ConfigModel):
 class RunnerConfig(ConfigModel):
     """The workers of one host."""
 
-    #: One worker each: "cpu", or "cuda:0".
+    #: One worker each: "cpu", "cuda:0", or "simulated", which keeps count and runs no model.
     devices: Annotated[tuple[Name, ...], Field(min_length=1)] = ("cpu",)
     #: A worker that is not ready by then is killed and started again.
     ready_timeout_s: Seconds = 300.0
@@ -163,6 +173,15 @@ class FrontendConfig(ConfigModel):
     drain_timeout_s: Seconds = 30.0
 
 
+class SimulationConfig(ConfigModel):
+    """Simulated GPUs: of the size that ``engine`` says, and as fast as a performance profile."""
+
+    #: One that comes with the package (a100-40g-7b, h200-7b), or a YAML file.
+    profile: NameOrFile = "a100-40g-7b"
+    #: Simulated seconds in a second. Slower, so that a small machine can follow many GPUs, or faster.
+    speed: Annotated[float, Field(strict=True, gt=0)] = 1.0
+
+
 class DummyAdaptersConfig(ConfigModel):
     """Adapters that exist by their shape alone, called dummy-0, dummy-1 and so on: for load tests and simulations."""
 
@@ -178,6 +197,8 @@ class ClusterConfig(ConfigModel):
     #: lora_id -> PEFT folder.
     adapters: dict[str, Folder] = Field(default_factory=dict)
     dummy_adapters: DummyAdaptersConfig = DummyAdaptersConfig()
+    #: For `runner.devices: [simulated]`.
+    simulation: SimulationConfig = SimulationConfig()
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -28,11 +28,17 @@ def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
         raise ValueError(str(error)) from error
 
 
+def _resolve_file(name: str, info: ValidationInfo) -> str:
+    return str(_resolve_folder(Path(name), info)) if name.endswith((".yaml", ".yml")) else name
+
+
 #: A folder, made absolute while the file is read.
 Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
 
 # Strict: YAML knows numbers, texts and booleans apart, so one in another's place is a mistake.
 Name = Annotated[str, Field(min_length=1)]
+#: A name as it is, or a YAML file, made absolute.
+NameOrFile = Annotated[Name, AfterValidator(_resolve_file)]
 Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]

@@ -86,6 +86,7 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
     return (
         *(sys.executable, "-P", "-m", "punica_runner.worker"),
         *("--engine-config", config.engine.model_dump_json()),
+        *("--simulation", config.simulation.model_dump_json()),
         *("--device", config.runner.devices[index]),
         *("--runner-id", runner_id),
         *("--index", str(index)),

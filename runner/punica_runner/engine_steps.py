@@ -1,0 +1,68 @@
+"""The step loop of a worker that runs an engine."""
+
+from typing import TYPE_CHECKING, NoReturn
+
+from punica_runner.device_names import host_uuid
+from punica_runner.link import Link
+from punica_runner.step_loop import StepLoop
+from punica_serve.config import EngineConfig
+from punica_serve.errors import ConfigError
+from punica_serve.process import missing_extra
+from punica_serve.protocol import GpuInfo, WorkerReady
+
+if TYPE_CHECKING:
+    from punica_serve.engine.engine import Engine
+
+#: The longest sleep of a worker with nothing to do. Whatever there is to do wakes it earlier.
+IDLE_WAIT_S = 1.0
+
+
+def run(config: EngineConfig, device: str, runner_id: str, index: int, link: Link) -> NoReturn:
+    """Makes the engine, says that it is ready, and steps for ever. Raises ConfigError and ModelRejected."""
+    engine = _make_engine(config, device)
+    gpu_uuid = _gpu_uuid(engine, runner_id, index)
+    link.wake = engine.wake
+    link.send([WorkerReady(_describe(engine, config, gpu_uuid, device))])
+    loop = StepLoop(engine, gpu_uuid)
+    while True:
+        link.send(loop.apply(link.commands()))
+        reports, has_run = loop.step()
+        link.send(reports)
+        link.num_turns += has_run or not engine.has_runnable
+        # In this order: a command that comes after the look at the inbox wakes the wait.
+        if not has_run and not link.has_commands():
+            engine.wait(IDLE_WAIT_S)
+
+
+def _make_engine(config: EngineConfig, device: str) -> "Engine":
+    """Raises ConfigError, too, where an extra is not installed: some are imported only for a certain device."""
+    try:
+        # Only here, for it takes seconds: signals and the pipe's end are already heeded.
+        from punica_serve.engine.engine import Engine
+
+        return Engine(config, device)
+    except ModuleNotFoundError as error:
+        message = missing_extra(error)
+        if message is None:
+            raise
+        raise ConfigError(message) from error
+
+
+def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str) -> GpuInfo:
+    return GpuInfo(
+        uuid=gpu_uuid,
+        device=device,
+        max_batch_size=config.max_batch_size,
+        page_size=config.page_size,
+        num_kv_pages=engine.num_kv_pages,
+        num_lora_pages=engine.num_lora_pages,
+    )
+
+
+def _gpu_uuid(engine: "Engine", runner_id: str, index: int) -> str:
+    """The device's own; a CPU gets one that is stable over restarts."""
+    if engine.device.type == "cpu":
+        return host_uuid("CPU", runner_id, index)
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(engine.device).uuid}"

@@ -1,0 +1,74 @@
+"""The step loop of a worker without a device: a simulated GPU whose steps take their time for real. Free of torch."""
+
+import threading
+import time
+from typing import NoReturn
+
+from punica_runner.device_names import host_uuid
+from punica_runner.link import Link
+from punica_serve.config import EngineConfig, SimulationConfig
+from punica_serve.model_config import read_model_config
+from punica_serve.protocol import WorkerReady
+from punica_serve.simulation.profile import load_profile
+from punica_serve.simulation.step_time import StepTimeModel
+from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info
+
+#: The longest sleep of a worker with nothing to do.
+IDLE_WAIT_S = 1.0
+#: A loop that is late, for sleeps are never exact, starts its steps when they were due, unless by more than this.
+_MAX_LAG_S = 0.1
+
+
+def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, index: int, link: Link) -> NoReturn:
+    """Says that the simulated GPU is ready, and steps for ever. Raises ConfigError and ModelRejected."""
+    info = simulated_gpu_info(engine, host_uuid("SIM", runner_id, index))
+    worker = SimulatedWorker(
+        info,
+        StepTimeModel(load_profile(simulation.profile)),
+        prefill_budget_tokens=engine.prefill_budget_tokens,
+        vocab_size=read_model_config(engine.model).vocab_size,
+    )
+    has_work = threading.Event()
+    link.wake = has_work.set
+    clock = Clock(simulation.speed)
+    link.send([WorkerReady(info)])
+    while True:
+        has_work.clear()
+        link.send(worker.apply(link.commands(), clock.now_s()))
+        duration_s = worker.begin_step(clock.next_step_s())
+        if duration_s is not None:
+            clock.pass_step(duration_s)
+            link.send([worker.end_step()])
+        else:
+            link.send(worker.idle())
+            has_work.wait(clock.idle_wait_s(worker.wakes_at_s))
+        link.num_turns += 1
+
+
+class Clock:
+    """Simulated seconds, of which ``speed`` pass in a real one."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._started_s = time.monotonic()
+        #: When the newest step ended.
+        self._ended_s = 0.0
+
+    def now_s(self) -> float:
+        return (time.monotonic() - self._started_s) * self._speed
+
+    def next_step_s(self) -> float:
+        """When a step that is about to begin does: at the end of the one before it, if that was just now."""
+        return max(self._ended_s, self.now_s() - _MAX_LAG_S * self._speed)
+
+    def pass_step(self, duration_s: float) -> None:
+        """Sleeps until a step that begins now ends."""
+        self._ended_s = self.next_step_s() + duration_s
+        time.sleep(max(0.0, (self._ended_s - self.now_s()) / self._speed))
+
+    def idle_wait_s(self, wakes_at_s: float | None) -> float:
+        """Real seconds to sleep when nothing can run before that time."""
+        self._ended_s = self.now_s()
+        if wakes_at_s is None:
+            return IDLE_WAIT_S
+        return min(IDLE_WAIT_S, max(0.0, (wakes_at_s - self._ended_s) / self._speed))
