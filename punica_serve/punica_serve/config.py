@@ -111,6 +111,8 @@ class ScaleConfig(ConfigModel):
     idle_s: Seconds = 60.0
     #: Command and arguments that run when the advice changes, with the advice as JSON on standard input.
     hook: tuple[Name, ...] = ()
+    #: A hook that takes longer is killed.
+    hook_timeout_s: Seconds = 60.0
 
 
 class SchedulerConfig(ConfigModel):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from punica_serve.protocol import AssignmentId, Deliveries, Limits, Request
+from punica_serve.protocol import AssignmentId, Deliveries, Limits, Request, ScaleAdvice, WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,27 @@ class AnnounceLimits:
     limits: Limits
 
 
-Action = Start | Stop | Deliver | AnnounceLimits
+@dataclass(frozen=True, slots=True)
+class RunnerDrained:
+    """Tell a runner that asked for it that nothing is left on its GPUs."""
+
+    runner_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAnswered:
+    """Tell a frontend that a GPU is being drained, or is used again, or why not."""
+
+    frontend_id: str
+    call_id: int
+    error: WireError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advise:
+    """Tell whoever runs the cluster what it should become. Only what differs from before is said."""
+
+    advice: ScaleAdvice
+
+
+Action = Start | Stop | Deliver | AnnounceLimits | RunnerDrained | DrainAnswered | Advise

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from punica_scheduler.gpu import STEPS_AHEAD, GpuRecord
+from punica_scheduler.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.request import RequestRecord
 from punica_serve.errors import InvalidRequest, PunicaError, RequestFailed
 from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, Request, encode
@@ -11,20 +11,19 @@ from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, 
 _START_BYTES = 1024
 
 
-def refusal(record: RequestRecord, gpus: Collection[GpuRecord]) -> PunicaError | None:
-    """Why none of these GPUs, of which there is at least one, can run the request even alone; None if one can.
+def refusal(record: RequestRecord, capacities: Collection[Capacity]) -> PunicaError | None:
+    """Why no GPU of these capacities, of which there is at least one, can run the request even alone; None if one can.
 
     A request that has not begun must fit with its whole answer. One that has begun goes on for as long as it fits.
     """
     has_begun = bool(record.generated_ids)
-    num_tokens = record.num_tokens_after(STEPS_AHEAD) if has_begun else record.request.max_num_tokens
-    if any(gpu.could_load(record) and num_tokens <= gpu.max_request_tokens for gpu in gpus):
+    num_tokens = record.num_tokens_after(STEPS_AHEAD) if has_begun else record.num_prompt + record.max_tokens
+    if any(num_tokens <= capacity.num_tokens and capacity.could_load(record) for capacity in capacities):
         return None
-    loadable = [gpu for gpu in gpus if gpu.could_load(record)]
+    loadable = [capacity.num_tokens for capacity in capacities if capacity.could_load(record)]
     if not loadable:
         return _adapter_too_large(record)
-    capacity = max(gpu.max_request_tokens for gpu in loadable)
-    return _outgrown(record, capacity) if has_begun else _too_long(record, capacity)
+    return _outgrown(record, max(loadable)) if has_begun else _too_long(record, max(loadable))
 
 
 def too_long_to_send(request: Request) -> InvalidRequest | None:

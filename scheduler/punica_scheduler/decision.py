@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from punica_scheduler.actions import Action, Deliver
 from punica_scheduler.delivery import DeliveryColumns
@@ -22,6 +23,8 @@ class Decision:
     deliveries: defaultdict[str, DeliveryColumns] = field(default_factory=lambda: defaultdict(DeliveryColumns))
     #: request_id -> UUID of the GPU that it was just taken from, where this decision does not put it back.
     barred: dict[str, str] = field(default_factory=dict)
+    #: Whether something has left a GPU that is being drained, so that its runner may have to be told.
+    has_drained: bool = False
 
     def allows(self, record: RequestRecord, gpu: GpuRecord) -> bool:
         """Whether this decision may place the request there."""
@@ -38,8 +41,7 @@ class Decision:
         return list(self.actions)
 
 
-@dataclass(frozen=True, slots=True)
-class StoryEntry:
+class StoryEntry(NamedTuple):
     """One call of the scheduler. Its events, handled again in order, give its actions again: a bug report is a test."""
 
     now_ns: int

@@ -50,6 +50,24 @@ class RunnerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerDrainRequested:
+    """A runner is about to stop, and waits for its GPUs to be empty."""
+
+    runner_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDrainRequested:
+    """Someone wants a GPU drained, or used again."""
+
+    frontend_id: str
+    #: What the frontend calls its question.
+    call_id: int
+    gpu_uuid: str
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GpuJoined:
     """A worker is ready, with an empty working set. One of the same UUID counts as lost."""
 
@@ -59,6 +77,8 @@ class GpuJoined:
 
 @dataclass(frozen=True, slots=True)
 class GpuLost:
+    """A worker has died or was given up, says its runner."""
+
     gpu_uuid: str
 
 
@@ -84,6 +104,8 @@ Event = (
     | RequestCancelled
     | RunnerJoined
     | RunnerLost
+    | RunnerDrainRequested
+    | GpuDrainRequested
     | GpuJoined
     | GpuLost
     | StepFinished

@@ -1,65 +1,76 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from punica_scheduler.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.page_book import PageBook
 from punica_scheduler.request import RequestRecord
-from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, StepReport
-
-#: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
-STEPS_AHEAD = 2
+from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, LoraGroup, StepReport
 
 
 @dataclass(slots=True, eq=False)
 class GpuRecord:
-    """A joined GPU. Its working set is every request placed and not stopped, also those awaiting adapter or prefill."""
+    """A joined GPU. Its working set is every request placed and not stopped, also those awaiting adapter or prefill.
+
+    What a placement asks of it is kept as sums, changed by what changes them: a token that stays within its request's
+    pages costs nothing here. The audit recomputes them all.
+    """
 
     info: GpuInfo
     runner_id: str
+    #: Nothing new is placed here, and what is here moves away when it can.
+    is_draining: bool = False
+    #: Since when the working set is empty; meaningless while it is not.
+    idle_since_ns: int = 0
+    uuid: str = field(init=False)
+    capacity: Capacity = field(init=False)
     book: PageBook = field(init=False)
     #: By the counter of the assignment.
     working_set: dict[int, RequestRecord] = field(default_factory=dict)
+    #: Pages that the working set needs STEPS_AHEAD steps from now.
+    num_pages_ahead: int = 0
+    #: Tokens that fit the pages for a newcomer: those free by the book, and not needed by the working set.
+    room: int = field(init=False)
+    #: Requests of the working set that use each adapter, by digest.
+    num_users: Counter[str | None] = field(default_factory=Counter)
+    #: Pages of the LoRA pool that those adapters take.
+    lora_pages: Counter[LoraGroup] = field(default_factory=Counter)
     resident: tuple[str, ...] = ()
     batch_size: int = 0
     num_adapters: int = 0
     num_steps: int = 0
+    #: Of the newest step that had a batch.
+    step_s: float = 0.0
     #: Accepted from this GPU.
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self.uuid = self.info.uuid
+        self.capacity = Capacity.of(self.info)
         self.book = PageBook(self.info.num_kv_pages)
+        self._update_room()
 
     @property
-    def uuid(self) -> str:
-        return self.info.uuid
+    def load(self) -> float:
+        """How full it is, from 0 to 1: the share of its batch or of its KvCache, whichever is higher."""
+        return max(len(self.working_set) / self.info.max_batch_size, self.num_pages_ahead / self.info.num_kv_pages)
 
     @property
-    def max_request_tokens(self) -> int:
-        """Tokens of the longest request that its KvCache can hold, alone."""
-        return self.info.num_kv_pages * self.info.page_size
+    def is_full(self) -> bool:
+        return len(self.working_set) >= self.info.max_batch_size
+
+    @property
+    def newest(self) -> RequestRecord:
+        """The latest by arrival, not by placement. The working set must not be empty."""
+        return max(self.working_set.values(), key=attrgetter("arrival"))
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.info.page_size)
 
-    @property
-    def num_free_pages(self) -> int:
-        """By the book, and with the pages of the whole working set counted as used, taken by the worker yet or not."""
-        used = sum(self.pages_for(record.num_tokens_after(1)) for record in self.working_set.values())
-        return min(self.book.num_free, self.info.num_kv_pages - used)
-
-    def place(self, assignment: AssignmentId, record: RequestRecord) -> int:
-        """Adds a request to the working set; returns the number of the start command."""
-        self.working_set[assignment.counter] = record
-        return self.book.start(assignment, self.pages_for(record.num_tokens + 1))
-
-    def account(self, report: StepReport) -> None:
-        self.book.report(report.applied_seq, report.free_kv_pages)
-        self.batch_size = report.batch_size
-        self.num_adapters = report.num_adapters
-        self.num_steps = report.step
-        if report.resident is not None:
-            self.resident = report.resident
+    # -------------------------------------------------------------- questions
 
     def has_room_for(self, record: RequestRecord) -> bool:
         """A place in the batch, pages for prompt, generated and one token, and room for the adapter.
@@ -68,41 +79,118 @@ class GpuRecord:
         would be evicted for the next steps of the working set must not start, or it starts and stops without a token.
         """
         return (
-            len(self.working_set) < self.info.max_batch_size
-            and self.pages_for(record.num_tokens + 1) <= self.num_free_pages
-            and not self.overflows(record)
-            and self.fits_loras(record)
+            record.num_tokens < self.room
+            and not self.is_full
+            and self.num_pages_ahead + self.pages_ahead_of(record) <= self.info.num_kv_pages
+            and self._fits_lora(record)
         )
 
-    def could_run(self, record: RequestRecord) -> bool:
-        """Whether the request's next steps and its adapter fit when it is alone."""
-        return record.num_tokens_after(STEPS_AHEAD) <= self.max_request_tokens and self.could_load(record)
-
-    def could_load(self, record: RequestRecord) -> bool:
-        """Whether the request's adapter fits the LoRA pool when it is alone."""
-        return all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in record.lora_pages.items())
-
-    def fits_loras(self, *more: RequestRecord) -> bool:
-        """Whether the different adapters of the working set and of ``more`` fit the LoRA pool together."""
-        adapters = {record.digest: record.lora_pages for record in (*self.working_set.values(), *more)}
-        return all(
-            sum(pages.get(group, 0) for pages in adapters.values()) <= self.info.num_lora_pages.get(group, 0)
-            for group in {group for pages in adapters.values() for group in pages}
+    def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
+        """Whether there is room for all of these together, and a free page for each request then."""
+        num_requests = len(self.working_set) + len(records)
+        num_pages_ahead = self.num_pages_ahead + sum(map(self.pages_ahead_of, records))
+        return (
+            sum(self.pages_for(record.num_tokens + 1) for record in records) * self.info.page_size <= self.room
+            and num_requests <= self.info.max_batch_size
+            and num_pages_ahead + num_requests <= self.info.num_kv_pages
+            and self._fits_loras(records)
         )
 
-    def overflows(self, *more: RequestRecord) -> bool:
-        """Whether the next steps of the working set and of ``more`` would not fit.
+    @property
+    def overflows(self) -> bool:
+        """Whether the next steps of the working set would not fit.
 
         What each request holds and what is free add up to the pool, where stops on their way are obeyed in time; so
         growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
         """
-        ahead = (record.num_tokens_after(STEPS_AHEAD) for record in (*self.working_set.values(), *more))
-        return sum(map(self.pages_for, ahead)) > self.info.num_kv_pages
+        return self.num_pages_ahead > self.info.num_kv_pages
+
+    def pages_ahead_of(self, record: RequestRecord) -> int:
+        return self.pages_for(record.num_tokens_after(STEPS_AHEAD))
+
+    def _fits_lora(self, record: RequestRecord) -> bool:
+        """Whether the adapters of the working set and the request's fit the LoRA pool together."""
+        return record.digest in self.num_users or self._fits_loras((record,))
+
+    def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
+        taken = Counter(self.lora_pages)
+        for digest, pages in {record.digest: record.lora_pages for record in records}.items():
+            if digest not in self.num_users:
+                taken.update(pages)
+        return all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in taken.items())
+
+    # -------------------------------------------------------------- changes
+
+    def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
+        """Adds a request to the working set; returns the number of the start command."""
+        self.working_set[assignment.counter] = record
+        self.num_users[record.digest] += 1
+        if self.num_users[record.digest] == 1:
+            self.lora_pages.update(record.lora_pages)
+        record.num_pages_ahead = 0
+        self.grow(record)
+        seq = self.book.start(assignment, self.pages_for(record.num_tokens + 1))
+        self._update_room()
+        return seq
+
+    def remove(self, assignment: AssignmentId, now_ns: int) -> None:
+        """Takes a request out of the working set."""
+        record = self.working_set.pop(assignment.counter)
+        self.num_pages_ahead -= record.num_pages_ahead
+        self.num_users[record.digest] -= 1
+        if not self.num_users[record.digest]:
+            del self.num_users[record.digest]
+            self.lora_pages.subtract(record.lora_pages)
+        if not self.working_set:
+            self.idle_since_ns = now_ns
+        self._update_room()
+
+    def grow(self, record: RequestRecord) -> None:
+        """A request of the working set has reached the position at which it needs more pages ahead than before."""
+        needed = self.pages_ahead_of(record)
+        self.num_pages_ahead += needed - record.num_pages_ahead
+        record.num_pages_ahead = needed
+        record.grows_at = needed * self.info.page_size - record.num_prompt - STEPS_AHEAD
+
+    def drop(self, assignment: AssignmentId) -> None:
+        """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
+        self.book.drop(assignment)
+        self._update_room()
+
+    def account(self, report: StepReport) -> None:
+        """What a report says beside its tokens, which must have been taken before."""
+        self.book.report(report.applied_seq, report.free_kv_pages)
+        self.batch_size = report.batch_size
+        self.num_adapters = report.num_adapters
+        self.num_steps = report.step
+        if report.batch_size:
+            self.step_s = report.duration_s
+        if report.resident is not None:
+            self.resident = report.resident
+        self._update_room()
 
     @property
-    def newest(self) -> RequestRecord:
-        """The latest by arrival, not by placement. The working set must not be empty."""
-        return max(self.working_set.values(), key=attrgetter("arrival"))
+    def _num_free_pages(self) -> int:
+        return min(self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead)
+
+    def _update_room(self) -> None:
+        self.room = self._num_free_pages * self.info.page_size
+
+    def check_invariants(self) -> None:
+        """Audits the sums. AssertionError is a bug of ours."""
+        self.book.check_invariants()
+        records = list(self.working_set.values())
+        for record in records:
+            assert record.num_pages_ahead == self.pages_ahead_of(record), f"{record.request_id} has grown unseen"
+        assert self.num_pages_ahead == sum(record.num_pages_ahead for record in records), f"pages of {self.uuid}"
+        assert self.room == self._num_free_pages * self.info.page_size, f"room of {self.uuid}"
+        assert self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}"
+        lora_pages: Counter[LoraGroup] = Counter()
+        for pages in {record.digest: record.lora_pages for record in records}.values():
+            lora_pages.update(pages)
+        assert +self.lora_pages == lora_pages, f"LoRA pages of {self.uuid}"
+        assert all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid
+        assert len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch"
 
     def snapshot(self) -> GpuSnapshot:
         return GpuSnapshot(
@@ -115,4 +203,5 @@ class GpuRecord:
             resident_adapters=self.resident,
             steps=self.num_steps,
             tokens=self.num_tokens,
+            is_draining=self.is_draining,
         )

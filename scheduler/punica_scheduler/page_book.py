@@ -18,11 +18,13 @@ class PageBook:
         self._last_stop_seq = 0
         #: Of each start that no report has acknowledged: its number and the pages it will take.
         self._starts: dict[AssignmentId, tuple[int, int]] = {}
+        #: Of all those starts.
+        self._num_booked = 0
 
     @property
     def num_free(self) -> int:
         """May be negative: requests grow while a start is on its way."""
-        return self.num_reported_free - sum(num_pages for _, num_pages in self._starts.values())
+        return self.num_reported_free - self._num_booked
 
     @property
     def awaits_pages(self) -> bool:
@@ -33,6 +35,7 @@ class PageBook:
         """Books a start; returns its number."""
         self.last_seq += 1
         self._starts[assignment] = (self.last_seq, num_pages)
+        self._num_booked += num_pages
         return self.last_seq
 
     def stop(self) -> int:
@@ -47,14 +50,21 @@ class PageBook:
 
     def drop(self, assignment: AssignmentId) -> None:
         """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
-        self._starts.pop(assignment, None)
+        _, num_pages = self._starts.pop(assignment, (0, 0))
+        self._num_booked -= num_pages
 
     def report(self, applied_seq: int, num_free: int) -> None:
         self.applied_seq = applied_seq
         self.num_reported_free = num_free
-        self._starts = {assignment: start for assignment, start in self._starts.items() if start[0] > applied_seq}
+        while self._starts:
+            # Their numbers rise, so the first is the oldest.
+            oldest = next(iter(self._starts))
+            if self._starts[oldest][0] > applied_seq:
+                break
+            self.drop(oldest)
 
     def check_invariants(self) -> None:
         assert self.applied_seq <= self.last_seq, f"{self.applied_seq} applied, {self.last_seq} sent"
         assert all(self.applied_seq < seq <= self.last_seq for seq, _ in self._starts.values()), self._starts
         assert all(num_pages > 0 for _, num_pages in self._starts.values()), self._starts
+        assert self._num_booked == sum(num_pages for _, num_pages in self._starts.values()), self._starts

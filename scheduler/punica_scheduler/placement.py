@@ -1,37 +1,40 @@
-"""Where a request goes: the policies, one function each."""
+"""Where a request goes: the policies, one function each.
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+A policy is an order: of the GPUs that it gives, the first that has room for the request is taken.
+"""
+
+from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.gpu_index import GpuIndex
 from punica_scheduler.request import RequestRecord
 
-#: Picks one of the GPUs that have room for the request; there is at least one.
-Placement = Callable[[RequestRecord, Sequence[GpuRecord]], GpuRecord]
+#: GPUs in the order in which they are asked. Those that surely have no room may be left out, and no others.
+Placement = Callable[[RequestRecord, GpuIndex], Iterator[GpuRecord]]
 
 
-def punica(_record: RequestRecord, candidates: Sequence[GpuRecord]) -> GpuRecord:
+def punica(record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
     """The largest working set, so that few GPUs are busy and the others can be given back; ties to the highest UUID.
 
     Punica, section 5.1.
     """
-    return max(candidates, key=lambda gpu: (len(gpu.working_set), gpu.uuid))
+    return index.largest_first(record.num_tokens + 1)
 
 
-def most_idle(_record: RequestRecord, candidates: Sequence[GpuRecord]) -> GpuRecord:
-    """The smallest working set: what balances load. Ties go to the lowest UUID."""
-    return min(candidates, key=lambda gpu: (len(gpu.working_set), gpu.uuid))
+def most_idle(record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+    """The smallest working set, which balances the load; ties to the highest UUID."""
+    return index.smallest_first(record.num_tokens + 1)
 
 
-def first_fit(_record: RequestRecord, candidates: Sequence[GpuRecord]) -> GpuRecord:
+def first_fit(_record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
     """The lowest UUID."""
-    return min(candidates, key=attrgetter("uuid"))
+    return index.by_uuid()
 
 
-def drawn(record: RequestRecord, candidates: Sequence[GpuRecord]) -> GpuRecord:
-    """Any of them, drawn by the request's id, so that the same requests are placed the same."""
-    return candidates[crc32(record.request_id.encode()) % len(candidates)]
+def drawn(record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+    """From one drawn by the request's id on, so that the same requests are placed the same."""
+    return index.by_uuid(crc32(record.request_id.encode()) % max(1, len(index)))
 
 
 PLACEMENTS: dict[str, Placement] = {"punica": punica, "most_idle": most_idle, "first_fit": first_fit, "random": drawn}

@@ -70,13 +70,29 @@ class RequestRecord:
     last_gpu_uuid: str | None = None
     #: Assignments that ended in a failure that may have been the GPU's.
     num_failures: int = 0
-    #: GPUs that were lost while it was running on them, since it was last acquitted.
+    #: Workers that died while it was running on them, since it was last acquitted.
     num_losses: int = 0
+    #: Tokens that it had generated when it was placed last.
+    num_generated_at_start: int = 0
+    #: Without migration, the GPU that it was evicted from and waits for.
+    home_uuid: str | None = None
+    #: It was moved to empty a GPU. That happens to a request once.
+    was_consolidated: bool = False
+    #: What its tenant has been charged for it, in weighted tokens; see ``vtc_queue``.
+    num_charged: int = 0
+    #: Pages that it needs some steps from now, as its GPU's sum has it, and the position at which it needs more.
+    num_pages_ahead: int = 0
+    grows_at: int = 0
+    #: Of prompt; and of the longest answer.
+    num_prompt: int = field(init=False)
+    max_tokens: int = field(init=False)
     #: First come, first served goes by this.
     arrival: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrival = (self.request.arrival_ns, self.request.request_id)
+        self.num_prompt = len(self.request.prompt_ids)
+        self.max_tokens = self.request.sampling.max_tokens
 
     @classmethod
     def of(cls, frontend_id: str, handle: int, request: Request) -> "RequestRecord":
@@ -95,7 +111,7 @@ class RequestRecord:
     @property
     def num_tokens(self) -> int:
         """Of prompt and answer so far."""
-        return len(self.request.prompt_ids) + len(self.generated_ids)
+        return self.num_prompt + len(self.generated_ids)
 
     @property
     def is_suspect(self) -> bool:
@@ -105,18 +121,16 @@ class RequestRecord:
     @property
     def is_complete(self) -> bool:
         """It has all its tokens: running it would make one too many."""
-        return len(self.generated_ids) >= self.request.sampling.max_tokens
+        return len(self.generated_ids) >= self.max_tokens
 
     def num_tokens_after(self, num_steps: int) -> int:
         """Tokens it may have so many steps from now."""
-        return min(self.num_tokens + num_steps, self.request.max_num_tokens)
-
-    def continues_at(self, position: int) -> bool:
-        """Whether a token of this position is its next: no gap, no repeat, none too many."""
-        return position == len(self.generated_ids) and position < self.request.sampling.max_tokens
+        return self.num_prompt + min(len(self.generated_ids) + num_steps, self.max_tokens)
 
     def as_it_is(self) -> Request:
         """What a GPU needs to go on with it."""
+        if len(self.generated_ids) == len(self.request.generated_ids):
+            return self.request
         return replace(self.request, generated_ids=tuple(self.generated_ids))
 
     def become(self, state: RequestState, story: Iterable[object]) -> None:

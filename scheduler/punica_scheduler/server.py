@@ -9,10 +9,10 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Never
+from typing import Never, assert_never
 
-from punica_scheduler import events
-from punica_scheduler.actions import Action, AnnounceLimits, Deliver, Start, Stop
+from punica_scheduler import actions, events
+from punica_scheduler.actions import Action, Advise, AnnounceLimits, Deliver, DrainAnswered, Start, Stop
 from punica_scheduler.factory import scheduler_of
 from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, SchedulerConfig
@@ -23,12 +23,16 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     CancelRequest,
     ClusterReply,
+    DrainGpu,
+    DrainReply,
+    DrainRunner,
     FrontendHello,
     GetCluster,
     GpuInfo,
     GpuJoined,
     GpuLost,
     Message,
+    RunnerDrained,
     RunnerHello,
     StartRequest,
     StepReport,
@@ -107,10 +111,10 @@ class Server:
                 self._instances[peer_id] = instance
                 try:
                     await self._serve_peer(
-                        f"runner {peer_id}", channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
+                        _runner(peer_id), channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
                     )
                 finally:
-                    if f"runner {peer_id}" not in self._links:
+                    if _runner(peer_id) not in self._links:
                         self._instances.pop(peer_id, None)
                     self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
 
@@ -153,6 +157,15 @@ class Server:
                 _send(self._links[_frontend(frontend_id)], deliveries, may_wait=True)
             case AnnounceLimits(frontend_id, limits):
                 _send(self._links[_frontend(frontend_id)], limits)
+            case actions.RunnerDrained(runner_id):
+                log.info("nothing is left on the GPUs of runner %s", runner_id)
+                _send(self._links[_runner(runner_id)], RunnerDrained())
+            case DrainAnswered(frontend_id, call_id, error):
+                _send(self._links[_frontend(frontend_id)], DrainReply(call_id, error))
+            case Advise(advice):
+                log.info("advice: %s", advice)
+            case _:
+                assert_never(action)
 
     def _frontend_said(self, channel: Channel, frontend_id: str, message: ToScheduler) -> None:
         match message:
@@ -162,6 +175,9 @@ class Server:
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
                 _send(channel, ClusterReply(call_id, self._scheduler.snapshot(time.time_ns())))
+            case DrainGpu(call_id, gpu_uuid, drain):
+                log.info("GPU %s is to be %s", gpu_uuid, "drained" if drain else "used again")
+                self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu_uuid, drain))
             case _:
                 raise ProtocolError(f"a frontend may not send {type(message).__name__}")
 
@@ -176,6 +192,9 @@ class Server:
                 log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
                 self._gpus[gpu.uuid] = channel
                 self.apply(events.GpuJoined(runner_id, gpu))
+            case DrainRunner():
+                log.info("runner %s is to be drained", runner_id)
+                self.apply(events.RunnerDrainRequested(runner_id))
             case _:
                 raise ProtocolError(f"a runner may not send {type(message).__name__}")
 
@@ -193,6 +212,10 @@ class Server:
 
 def _frontend(frontend_id: str) -> str:
     return f"frontend {frontend_id}"
+
+
+def _runner(runner_id: str) -> str:
+    return f"runner {runner_id}"
 
 
 def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None:

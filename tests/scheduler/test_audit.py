@@ -5,45 +5,107 @@ from collections.abc import Callable
 import pytest
 
 from punica_scheduler import events
+from punica_scheduler.books import Books
 from punica_scheduler.request import RequestRecord, RequestState
 from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.settings import SchedulerSettings
 from punica_serve.protocol import GpuInfo, Request, SamplingParams
 
 
-def forget_a_request(scheduler: Scheduler) -> None:
-    del scheduler._requests["waits"]
+def forget_a_request(books: Books) -> None:
+    del books.requests["waits"]
 
 
-def end_without_leaving(scheduler: Scheduler) -> None:
-    scheduler._requests["runs"].state = RequestState.FINISHED
+def end_without_leaving(books: Books) -> None:
+    books.requests["runs"].state = RequestState.FINISHED
 
 
-def wait_twice(scheduler: Scheduler) -> None:
-    scheduler._queue.add(scheduler._requests["waits"])
+def wait_twice(books: Books) -> None:
+    books.waiting.add(books.requests["waits"])
 
 
-def wait_and_run(scheduler: Scheduler) -> None:
-    scheduler._requests["waits"].gpu_uuid = "A"
+def wait_and_run(books: Books) -> None:
+    books.requests["waits"].gpu_uuid = "A"
 
 
-def run_unseen(scheduler: Scheduler) -> None:
+def run_unseen(books: Books) -> None:
     stranger = RequestRecord.of("f", 3, Request("stranger", 1, (1,), SamplingParams()))
-    scheduler._gpus["A"].working_set[99] = stranger
+    books.fleet.gpus["A"].working_set[99] = stranger
 
 
-def acknowledge_the_future(scheduler: Scheduler) -> None:
-    scheduler._gpus["A"].book.report(99, 4)
+def acknowledge_the_future(books: Books) -> None:
+    books.fleet.gpus["A"].book.report(99, 4)
+
+
+def grow_unseen(books: Books) -> None:
+    books.requests["runs"].generated_ids += [1] * 15
+
+
+def miscount_pages(books: Books) -> None:
+    books.fleet.gpus["A"].num_pages_ahead -= 1
+
+
+def miscount_adapters(books: Books) -> None:
+    books.fleet.gpus["A"].num_users["stranger"] += 1
+
+
+def drain_in_part(books: Books) -> None:
+    books.fleet.gpus["A"].is_draining = True
+
+
+def forget_a_kind_of_gpu(books: Books) -> None:
+    books.fleet.capacities.clear()
+
+
+def leave_a_gpu_out(books: Books) -> None:
+    books.fleet.index.discard(books.fleet.gpus["B"])
+
+
+def free_room_unseen(books: Books) -> None:
+    gpu = books.fleet.gpus["B"]
+    gpu.book.num_reported_free -= 1
+    gpu._update_room()
+
+
+def wait_for_nothing(books: Books) -> None:
+    books.requests["waits"].num_prompt = 1
 
 
 @pytest.mark.parametrize(
-    "cook", [forget_a_request, end_without_leaving, wait_twice, wait_and_run, run_unseen, acknowledge_the_future]
+    "cook",
+    [
+        forget_a_request,
+        end_without_leaving,
+        wait_twice,
+        wait_and_run,
+        run_unseen,
+        acknowledge_the_future,
+        grow_unseen,
+        miscount_pages,
+        miscount_adapters,
+        drain_in_part,
+        forget_a_kind_of_gpu,
+        leave_a_gpu_out,
+        free_room_unseen,
+        wait_for_nothing,
+    ],
 )
-def test_cooked_books_are_caught(cook: Callable[[Scheduler], None]) -> None:
-    scheduler = Scheduler(1)
-    scheduler.handle(events.GpuJoined("runner", GpuInfo("A", "cpu", 1, 16, 4, {})), 1)
-    for handle, name in enumerate(("runs", "waits")):
-        scheduler.handle(events.RequestArrived("f", handle, Request(name, 1, (1,), SamplingParams())), 1)
-    scheduler.check_invariants()
-    cook(scheduler)
+def test_cooked_books_are_caught(cook: Callable[[Books], None]) -> None:
+    scheduler = Scheduler(1, SchedulerSettings(audit_every=1))
+    for uuid in "AB":
+        scheduler.handle(events.GpuJoined("runner", GpuInfo(uuid, "cpu", 2, 16, 4, {})), 1)
+    for handle, name in enumerate(("runs", "runs too", "waits")):
+        sampling = SamplingParams(max_tokens=30)
+        scheduler.handle(events.RequestArrived("f", handle, Request(name, handle, (1,) * 33, sampling)), 1)
+    cook(scheduler._books)
     with pytest.raises((AssertionError, KeyError)):
         scheduler.check_invariants()
+
+
+def test_an_audit_comes_after_every_so_manieth_event() -> None:
+    scheduler = Scheduler(1, SchedulerSettings(audit_every=3))
+    scheduler.handle(events.RequestArrived("f", 1, Request("r", 1, (1,), SamplingParams())), 1)
+    scheduler._books.counters["arrived"] += 1
+    scheduler.handle(events.RunnerLost("nobody"), 1)
+    with pytest.raises(AssertionError, match="requests appeared or vanished"):
+        scheduler.handle(events.RunnerLost("nobody"), 1)

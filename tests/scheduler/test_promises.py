@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from punica_scheduler import events
 from punica_scheduler.actions import Deliver, Start, Stop
 from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.settings import SchedulerSettings
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
@@ -320,7 +321,7 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         self.now_ns += 1
         self.incarnation = self.now_ns
-        self.scheduler = Scheduler(self.incarnation, settle_ns=settle_ns)
+        self.scheduler = Scheduler(self.incarnation, SchedulerSettings(settle_ns=settle_ns))
         infos = [worker.info for worker in self.workers.values()]
         self.workers = {}
         frontend_first = data.draw(st.booleans())

@@ -31,14 +31,6 @@ def test_nothing_follows_an_end() -> None:
     assert {state for state, nexts in TRANSITIONS.items() if not nexts} == ends
 
 
-@pytest.mark.parametrize(
-    ("num_generated", "position", "expected"),
-    [(0, 0, True), (2, 2, True), (3, 3, True), (2, 1, False), (2, 3, False), (0, 1, False), (4, 4, False)],
-)
-def test_only_the_next_token_continues_a_stream(num_generated: int, position: int, expected: bool) -> None:
-    assert record(generated_ids=(8,) * num_generated).continues_at(position) is expected
-
-
 def test_growth_ends_at_max_tokens() -> None:
     request = record(max_tokens=4, generated_ids=(8, 9))
     assert [request.num_tokens_after(num_steps) for num_steps in range(4)] == [5, 6, 7, 7]

@@ -1,0 +1,32 @@
+"""What a GPU could hold if it were empty. Few kinds of GPUs are in a cluster, so questions to all of them are cheap."""
+
+from dataclasses import dataclass
+
+from punica_scheduler.request import RequestRecord
+from punica_serve.protocol import GpuInfo, LoraGroup
+
+#: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
+STEPS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """One kind of GPU."""
+
+    #: Of the longest request that the KvCache can hold, alone.
+    num_tokens: int
+    #: Pages of the LoRA pool, by group.
+    lora_pages: tuple[tuple[LoraGroup, int], ...]
+
+    @classmethod
+    def of(cls, info: GpuInfo) -> "Capacity":
+        return cls(info.num_kv_pages * info.page_size, tuple(sorted(info.num_lora_pages.items())))
+
+    def could_run(self, record: RequestRecord) -> bool:
+        """Whether the request's next steps and its adapter fit."""
+        return record.num_tokens_after(STEPS_AHEAD) <= self.num_tokens and self.could_load(record)
+
+    def could_load(self, record: RequestRecord) -> bool:
+        """Whether the request's adapter fits the LoRA pool."""
+        pool = dict(self.lora_pages)
+        return all(pages <= pool.get(group, 0) for group, pages in record.lora_pages.items())

@@ -1,0 +1,113 @@
+from typing import Any
+
+
+def test_the_newest_by_arrival_is_evicted_not_the_newest_placed(filled: Any) -> None:
+    cluster = filled("A", pages=5)
+    cluster.arrives("young", prompt=6, at=20)  # 2 pages
+    cluster.arrives("old", prompt=6, at=10)  # 2 pages
+    # After one token each, two more steps need 9 tokens of both: 3 pages each, and there are 5.
+    assert cluster.steps("A", "young old") == ["young: 1 token at 0", "old: 1 token at 0", "A: stop young"]
+    assert cluster.counter("evictions") == 1
+
+
+def test_an_evicted_request_goes_on_elsewhere_with_its_tokens(filled: Any) -> None:
+    cluster = filled("A", "B", pages=5)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    assert cluster.steps("B", "r1 r2")[2:] == ["B: stop r2", "A: start r2 after 1"]
+    stale = (2, 1)
+    assert cluster.reports("B", [stale], applied=2) == []
+    assert cluster.steps("A", "r2") == ["r2: 1 token at 1"]
+    assert cluster.delivered["r2"] == [100, 101]
+    assert cluster.counter("migrations") == 1
+
+
+def test_an_evicted_request_does_not_return_in_the_same_decision(filled: Any) -> None:
+    cluster = filled("A", pages=6)
+    cluster.arrives("r1", prompt=7)
+    cluster.arrives("r2", prompt=3)
+    # The worker lacks a page that the book has: r2 would fit again at once.
+    assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 0", "A: stop r2"]
+    assert cluster.time_passes(0) == ["A: start r2"]
+    assert cluster.counter("migrations") == 0
+
+
+def test_a_starved_worker_waits_for_stops_on_their_way(filled: Any) -> None:
+    cluster = filled("A", pages=6)
+    for name in ("r1", "r2", "r3"):
+        cluster.arrives(name, prompt=3)
+    cluster.is_cancelled("r1")
+    assert cluster.steps("A", "r2", applied=3, starved="r3") == ["r2: 1 token at 0"]
+
+
+def test_an_evicted_request_waits_at_its_place_by_arrival(filled: Any) -> None:
+    cluster = filled("A", pages=5)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.arrives("r3", prompt=6)
+    cluster.steps("A", "r1 r2")
+    assert cluster.steps("A", "r1", finished="r1")[1:] == ["A: start r2 after 1", "A: start r3"]
+
+
+def test_eviction_goes_on_until_the_rest_fits(filled: Any) -> None:
+    cluster = filled("A", pages=8)
+    for name in ("r1", "r2", "r3", "r4"):
+        cluster.arrives(name, prompt=6)
+    cluster.steps("A", "r1 r2 r3 r4")
+    assert cluster.working_sets() == {"A": 2}
+    assert cluster.counter("evictions") == 2
+
+
+def test_growth_stops_at_max_tokens(filled: Any) -> None:
+    cluster = filled("A", pages=4)
+    cluster.arrives("r1", prompt=7, max_tokens=1)
+    cluster.arrives("r2", prompt=7, max_tokens=1)
+    assert cluster.steps("A") == []  # 2 pages each hold all that they can ever have
+
+
+def test_a_request_that_outgrows_its_gpu_moves_to_a_larger_one(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("small", pages=2)
+    cluster.gpu_joins("large", pages=4)
+    cluster.arrives("r1", prompt=5, max_tokens=8)
+    assert cluster.steps("small", "r1") == ["r1: 1 token at 0"]
+    assert cluster.steps("small", "r1")[1:] == ["small: stop r1", "large: start r1 after 2"]
+
+
+def test_a_request_that_has_outgrown_a_gpu_does_not_come_back_to_it(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("small", pages=2)
+    cluster.gpu_joins("large", pages=4, batch=1)
+    cluster.arrives("r1", prompt=12, max_tokens=4)
+    cluster.arrives("r2", prompt=5, max_tokens=8)
+    cluster.steps("small", "r2")
+    assert cluster.steps("small", "r2")[1:] == ["small: stop r2"]
+    assert cluster.steps("small") == []
+    assert cluster.steps("large", "r1", finished="r1")[1:] == ["large: start r2 after 2"]
+
+
+def test_a_request_that_has_outgrown_all_that_is_left_fails(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("small", pages=2)
+    cluster.gpu_joins("large", pages=4)
+    cluster.arrives("r1", prompt=5, max_tokens=8)
+    cluster.steps("small", "r1")
+    cluster.gpu_is_lost("large")
+    assert cluster.steps("small", "r1") == ["r1: 1 token at 1 request_failed", "small: stop r1"]
+    assert "7 tokens" in cluster.error.message
+
+
+def test_migration_as_in_the_paper(filled: Any) -> None:
+    """Punica, figure 5: a long request outgrows the busiest GPU, and the newest there moves to the next busiest."""
+    cluster = filled("1", "2", "3", pages=8, batch=4)
+    for name in ("r1", "r2", "r3", "r4"):
+        cluster.arrives(name, prompt=6, max_tokens=20)  # 2 pages each: GPU 3 is full
+    cluster.arrives("r5", prompt=6, max_tokens=20)
+    assert cluster.working_sets() == {"1": 0, "2": 1, "3": 4}
+    assert cluster.steps("3", "r1 r2 r3 r4")[4:] == [
+        "3: stop r4",
+        "3: stop r3",
+        "2: start r3 after 1",
+        "2: start r4 after 1",
+    ]
+    assert cluster.arrives("r6", prompt=6) == ["1: start r6"]
