@@ -17,6 +17,7 @@ from punica_serve.config import ClusterConfig
 from punica_serve.model_config import ModelConfig, read_model_config
 from punica_serve.notify import READY, notify
 from punica_serve.text.tokenizer import Tokenizer
+from punica_serve.tls import client_context
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,10 @@ async def serve(config: ClusterConfig, token: str, *, scheduler_url: str, host: 
     """
     host = config.frontend.host if host is None else host
     port = config.frontend.port if port is None else port
+    tls = client_context(config.tls) if config.tls else None
     with bind(host, port) as listener:
         model, tokenizer, catalog = await _read_models(config)
-        client = WireSchedulerClient(scheduler_url, token)
+        client = WireSchedulerClient(scheduler_url, token, config.links, tls)
         app = create_app(client, catalog, tokenizer, model, config.engine)
         max_connections = num_connections(config.frontend.max_connections, raise_file_limit())
         server = http_server(app, max_body_bytes=max_body_bytes(model, config.engine), max_connections=max_connections)

@@ -5,6 +5,7 @@
 
 import asyncio
 import itertools
+import ssl
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, Never, Protocol
 from punica_frontend.errors import from_wire
 from punica_frontend.live_request import Delivery, LiveRequest
 from punica_serve.channel import Channel
+from punica_serve.config import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -75,8 +77,12 @@ class WireSchedulerClient:
     ``run`` keeps the link; it has to run beside whatever uses the rest.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(
+        self, url: str, token: str, links: LinksConfig | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url
+        self._links = links or LinksConfig()
+        self._tls = tls
         self._hello = FrontendHello(PROTOCOL_VERSION, token, f"frontend-{uuid.uuid4().hex}")
         self._channel: Channel | None = None
         self._connected = asyncio.Event()
@@ -109,7 +115,7 @@ class WireSchedulerClient:
                 giving_up = asyncio.get_running_loop().call_later(RECOVERY_TIMEOUT_S, self._give_up)
 
         try:
-            await keep_dialling(self._url, lambda: self._hello, SchedulerToFrontend, session)
+            await keep_dialling(self._url, lambda: self._hello, SchedulerToFrontend, session, self._links, self._tls)
         finally:
             giving_up.cancel()
             self._has_ended = True

@@ -5,7 +5,7 @@ much as a hundred tokens. Where frames would follow each other within LINGER_S, 
 for so long: on a quiet link a token leaves at once, and on a busy one it travels in company.
 
 Either end says Heartbeat when it has had nothing else to say. Whatever arrives is a sign of life, and a peer that gives
-none for LINK_SILENCE_S is cut off: it is frozen, or gone without a word. One that is merely busy is not.
+none for too long is cut off: it is frozen, or gone without a word. One that is merely busy is not.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
+from punica_serve.config import LinksConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, Heartbeat, Message, encode, join
 
@@ -25,11 +26,6 @@ from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, He
 LINGER_S = 0.002
 #: Messages are joined up to so many bytes, as a long frame holds up what comes behind it.
 MAX_JOINED_BYTES = 256 << 10
-
-#: An end that has sent nothing for so long says that it lives.
-HEARTBEAT_S = 2.0
-#: A peer that has said nothing for so long is cut off.
-LINK_SILENCE_S = 10.0
 
 #: For what is queued to leave, and then for the closing handshake.
 CLOSE_TIMEOUT_S = 1.0
@@ -44,8 +40,9 @@ class Channel:
     An async context manager: it is open inside, and closed with nothing left behind outside.
     """
 
-    def __init__(self, socket: Connection, union: Any) -> None:
+    def __init__(self, socket: Connection, union: Any, links: LinksConfig) -> None:
         self._socket = socket
+        self._links = links
         self._decode = Decoder(union)
         self._received: Iterator[Any] = iter(())
         self._outgoing: deque[bytes] = deque()
@@ -198,10 +195,10 @@ class Channel:
         """
         num_silent = 0
         while self._is_open:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._links.heartbeat_s)
             num_silent = 0 if self._has_heard else num_silent + 1
-            if num_silent * HEARTBEAT_S >= LINK_SILENCE_S:
-                self._cut(f"the peer has said nothing for {LINK_SILENCE_S:g} s")
+            if num_silent * self._links.heartbeat_s >= self._links.silence_s:
+                self._cut(f"the peer has said nothing for {self._links.silence_s:g} s")
             elif not self._has_sent and not self._num_queued_bytes:
                 self.send(Heartbeat())
             self._has_sent = self._has_heard = False

@@ -7,12 +7,13 @@ fix.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from punica_serve.config_fields import (
     ConfigModel,
+    File,
     Flag,
     Folder,
     Name,
@@ -192,6 +193,30 @@ class DummyAdaptersConfig(ConfigModel):
     rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = 16
 
 
+class LinksConfig(ConfigModel):
+    """How the processes of a cluster notice that one of them is frozen, or gone without a word."""
+
+    #: A process that has had nothing else to say for so long says that it lives.
+    heartbeat_s: Seconds = 2.0
+    #: A peer that has said nothing for so long is cut off; what it had or owned goes on elsewhere, or when it is back.
+    silence_s: Seconds = 10.0
+
+    @model_validator(mode="after")
+    def _leaves_time_to_speak(self) -> Self:
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ValueError("silence_s must be at least twice heartbeat_s, or living peers are cut off")
+        return self
+
+
+class TlsConfig(ConfigModel):
+    """Certificates in PEM format. Every process has its own, signed by the cluster's authority."""
+
+    cert: File
+    key: File
+    #: Of the authority that the certificates of all peers must be signed by.
+    ca: File
+
+
 class ClusterConfig(ConfigModel):
     """A whole config file. Every process reads the same one and uses its part."""
 
@@ -203,6 +228,9 @@ class ClusterConfig(ConfigModel):
     simulation: SimulationConfig = SimulationConfig()
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False
+    links: LinksConfig = LinksConfig()
+    #: Links between processes are in TLS, to wss:// URLs. By default they are not, and want a network that is trusted.
+    tls: TlsConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     runner: RunnerConfig = RunnerConfig()
     frontend: FrontendConfig = FrontendConfig()

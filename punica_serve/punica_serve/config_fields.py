@@ -35,6 +35,9 @@ def _resolve_file(name: str, info: ValidationInfo) -> str:
 #: A folder, made absolute while the file is read.
 Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
 
+#: A file, made absolute in the same way.
+File = Folder
+
 # Strict: YAML knows numbers, texts and booleans apart, so one in another's place is a mistake.
 Name = Annotated[str, Field(min_length=1)]
 #: A name as it is, or a YAML file, made absolute.

@@ -17,9 +17,11 @@ import contextlib
 import hmac
 import logging
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Never
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -27,6 +29,7 @@ from websockets.exceptions import InvalidURI, WebSocketException
 
 from punica_serve.backoff import Backoff
 from punica_serve.channel import CLOSE_TIMEOUT_S, Channel
+from punica_serve.config import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
     MAX_FRAME_BYTES,
@@ -46,6 +49,8 @@ HANDSHAKE_TIMEOUT_S = 10.0
 RECONNECT_FIRST_S = 0.1
 RECONNECT_HIGHEST_S = 5.0
 
+_DEFAULT_LINKS = LinksConfig()
+
 # websockets' own lines (every open and close; a traceback for every port scan) say nothing that ours don't.
 _socket_log = logging.getLogger(f"{__name__}.socket")
 _socket_log.setLevel(logging.CRITICAL)
@@ -64,20 +69,30 @@ class HandshakeRefused(ProtocolError):
 
 
 @contextlib.asynccontextmanager
-async def dial(url: str, hello: FrontendHello | RunnerHello, union: Any) -> AsyncIterator[tuple[Channel, Welcome]]:
-    """A link to the scheduler, through the handshake.
+async def dial(
+    url: str,
+    hello: FrontendHello | RunnerHello,
+    union: Any,
+    links: LinksConfig = _DEFAULT_LINKS,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[tuple[Channel, Welcome]]:
+    """A link to the scheduler, through the handshake; with ``tls`` to a wss:// URL, else to a ws:// one.
 
-    Raises ConfigError for a URL that is none, ClusterUnavailable when nobody answers there, HandshakeRefused when the
-    scheduler won't have us, and ProtocolError when its answer can't be right.
+    Raises ConfigError for a URL that is neither, ClusterUnavailable when nobody that can be trusted answers there,
+    HandshakeRefused when the scheduler won't have us, and ProtocolError when its answer can't be right.
     """
+    scheme = "wss" if tls else "ws"
     try:
+        if urlsplit(url).scheme != scheme:
+            raise ValueError("with `tls` in the config it is wss://, and else ws://")
         # proxy=None: the peers of a cluster reach each other directly, whatever the environment says of proxies.
-        socket = await connect(url, proxy=None, **_SOCKET_OPTIONS)
-    except (InvalidURI, ValueError) as error:
-        raise ConfigError(f"scheduler URL {url!r} is not of the form ws://HOST:PORT: {error}") from error
-    except (OSError, WebSocketException) as error:
+        socket = await connect(url, proxy=None, ssl=tls, **_SOCKET_OPTIONS)
+    except (OSError, WebSocketException, ValueError) as error:
+        # A certificate that can't be trusted is a ValueError too, but no mistake in the URL.
+        if isinstance(error, InvalidURI) or not isinstance(error, OSError | WebSocketException):
+            raise ConfigError(f"scheduler URL {url!r} is not of the form {scheme}://HOST:PORT: {error}") from error
         raise ClusterUnavailable(f"the scheduler at {url} can't be reached: {_reason(error)}") from error
-    async with Channel(socket, union) as channel:
+    async with Channel(socket, union, links) as channel:
         channel.send(hello)
         answer = await channel.receive(HANDSHAKE_TIMEOUT_S)
         if isinstance(answer, Refused):
@@ -92,6 +107,8 @@ async def keep_dialling(
     hello: Callable[[], FrontendHello | RunnerHello],
     union: Any,
     session: Callable[[Channel, Welcome], Awaitable[None]],
+    links: LinksConfig = _DEFAULT_LINKS,
+    tls: ssl.SSLContext | None = None,
 ) -> Never:
     """Runs ``session`` on one link to the scheduler after the other, until cancelled.
 
@@ -104,7 +121,7 @@ async def keep_dialling(
     while True:
         connected_at: float | None = None
         try:
-            async with dial(url, hello(), union) as (channel, welcome):
+            async with dial(url, hello(), union, links, tls) as (channel, welcome):
                 connected_at = time.monotonic()
                 log.info("connected to the scheduler at %s", url)
                 logged = None
@@ -122,7 +139,14 @@ async def keep_dialling(
 
 
 @contextlib.asynccontextmanager
-async def listen(host: str, port: int, union: Any, session: Callable[[Channel], Awaitable[None]]) -> AsyncIterator[int]:
+async def listen(
+    host: str,
+    port: int,
+    union: Any,
+    session: Callable[[Channel], Awaitable[None]],
+    links: LinksConfig = _DEFAULT_LINKS,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
     """Accepts links and runs ``session`` on each; yields the port, which matters where 0 asked for a free one.
 
     A ProtocolError of a session ends that session's link alone, with its message as the reason. Leaving the context
@@ -130,7 +154,7 @@ async def listen(host: str, port: int, union: Any, session: Callable[[Channel], 
     """
 
     async def handle(socket: ServerConnection) -> None:
-        async with Channel(socket, union) as channel:
+        async with Channel(socket, union, links) as channel:
             try:
                 await session(channel)
             except ProtocolError as error:
@@ -138,7 +162,7 @@ async def listen(host: str, port: int, union: Any, session: Callable[[Channel], 
                 await channel.close(error.message)
 
     try:
-        server = await serve(handle, host, port, **_SOCKET_OPTIONS)
+        server = await serve(handle, host, port, ssl=tls, **_SOCKET_OPTIONS)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {_reason(error)}; choose another address or port") from error
     async with server:
@@ -184,6 +208,10 @@ def _check_hello(hello: FrontendHello | RunnerHello, token: str) -> None:
 
 def _reason(error: Exception) -> str:
     """The system's own words where there are any; asyncio's repeat the address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate can't be trusted: {error.verify_message.rstrip('.')}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS with it: {error.reason or error}"
     if isinstance(error, OSError) and error.errno and error.strerror:
         return os.strerror(error.errno) if error.errno > 0 else error.strerror  # name look-up has negative ones
     return str(error) or type(error).__name__

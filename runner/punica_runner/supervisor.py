@@ -33,6 +33,7 @@ from punica_serve.protocol import (
     StopRequest,
     Welcome,
 )
+from punica_serve.tls import client_context
 from punica_serve.wire import keep_dialling
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ async def serve(
     Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help and none has been
     ready yet, or when two of the devices are one.
     """
+    tls = client_context(config.tls) if config.tls else None
     supervisor = Supervisor(config.runner)
     command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
 
@@ -73,7 +75,11 @@ async def serve(
             tasks.create_task(supervisor.keep_worker(index, command(index)))
             for index in range(len(config.runner.devices))
         ]
-        running.append(tasks.create_task(keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session)))
+        running.append(
+            tasks.create_task(
+                keep_dialling(scheduler_url, hello, SchedulerToRunner, supervisor.session, config.links, tls)
+            )
+        )
         notify(READY)
         if drain is not None:
             await drain.wanted()

@@ -39,6 +39,7 @@ from punica_serve.protocol import (
     StopRequest,
     ToScheduler,
 )
+from punica_serve.tls import server_context
 from punica_serve.wire import accept, listen
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,14 @@ def _ignore(_port: int) -> None:
 
 
 async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[int], object] = _ignore) -> None:
-    """Runs the scheduler until cancelled; ``on_listening`` gets the port. Raises ConfigError if it can't be had."""
+    """Runs the scheduler until cancelled; ``on_listening`` gets the port.
+
+    Raises ConfigError for an address that can't be had, and for TLS files that are no good.
+    """
     server = Server(config.scheduler, token, incarnation=time.time_ns())
     host = config.scheduler.host
-    async with listen(host, config.scheduler.port, ToScheduler, server.session) as port:
+    tls = server_context(config.tls) if config.tls else None
+    async with listen(host, config.scheduler.port, ToScheduler, server.session, config.links, tls) as port:
         log.info("scheduler listens on %s:%d", host, port)
         notify(READY)
         on_listening(port)

@@ -11,6 +11,7 @@ from websockets.frames import CloseCode
 
 from punica_serve import channel as channel_module
 from punica_serve.channel import Channel
+from punica_serve.config import LinksConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
     CancelRequest,
@@ -95,7 +96,7 @@ def socket() -> FakeSocket:
 @pytest.fixture
 async def channel(socket: FakeSocket) -> AsyncIterator[Channel]:
     async with AsyncExitStack() as stack:
-        yield await stack.enter_async_context(Channel(socket, SchedulerToFrontend))  # type: ignore[arg-type]
+        yield await stack.enter_async_context(Channel(socket, SchedulerToFrontend, LinksConfig()))  # type: ignore[arg-type]
 
 
 async def until_sent(socket: FakeSocket, num_messages: int) -> None:
@@ -253,16 +254,13 @@ async def test_a_reason_longer_than_a_close_frame_is_shortened(channel: Channel,
 # -------------------------------------------------------------- heartbeats
 
 
-@pytest.fixture
-def quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the channel is opened."""
-    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 0.05)
+def opened(socket: FakeSocket, *, heartbeat_s: float, silence_s: float) -> Channel:
+    links = LinksConfig(heartbeat_s=heartbeat_s, silence_s=silence_s)
+    return Channel(socket, SchedulerToFrontend, links)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("quick_heartbeats")
 async def test_a_silent_peer_is_cut_off_though_it_was_told_that_we_live(socket: FakeSocket) -> None:
-    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+    async with opened(socket, heartbeat_s=0.01, silence_s=0.05) as channel:
         async with asyncio.timeout(DEADLINE_S):
             assert [message async for message in channel] == []
         assert channel.end_reason == "the peer has said nothing for 0.05 s"
@@ -278,12 +276,10 @@ async def test_whatever_arrives_is_a_sign_of_life(
     sleep = asyncio.sleep
 
     async def sleep_a_turn(delay_s: float) -> None:
-        await (turns.get() if delay_s == channel_module.HEARTBEAT_S else sleep(delay_s))
+        await (turns.get() if delay_s == 1.0 else sleep(delay_s))
 
     monkeypatch.setattr("punica_serve.channel.asyncio.sleep", sleep_a_turn)
-    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 1.0)
-    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 2.0)
-    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+    async with opened(socket, heartbeat_s=1.0, silence_s=2.0) as channel:
         reading = asyncio.create_task(anext(channel))
         for _ in range(20):
             if reading.done():
@@ -301,11 +297,8 @@ async def test_whatever_arrives_is_a_sign_of_life(
         await asyncio.wait([reading])
 
 
-async def test_an_end_that_has_something_to_say_sends_no_heartbeats(
-    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.02)
-    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+async def test_an_end_that_has_something_to_say_sends_no_heartbeats(socket: FakeSocket) -> None:
+    async with opened(socket, heartbeat_s=0.02, silence_s=3600.0) as channel:
         for i in range(20):
             channel.send(GetCluster(i))
             await asyncio.sleep(0.005)
@@ -316,13 +309,9 @@ async def test_an_end_that_has_something_to_say_sends_no_heartbeats(
     assert sum(isinstance(message, Heartbeat) for message in socket.messages[:talking]) <= 2
 
 
-@pytest.mark.usefixtures("quick_heartbeats")
-async def test_heartbeats_do_not_pile_up_before_a_peer_that_does_not_read(
-    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel_module, "LINK_SILENCE_S", 3600.0)
+async def test_heartbeats_do_not_pile_up_before_a_peer_that_does_not_read(socket: FakeSocket) -> None:
     socket.takes.clear()
-    async with Channel(socket, SchedulerToFrontend) as channel:  # type: ignore[arg-type]
+    async with opened(socket, heartbeat_s=0.01, silence_s=3600.0) as channel:
         channel.send(GetCluster(1))
         await asyncio.sleep(0.1)
         socket.takes.set()

@@ -112,3 +112,13 @@ def test_a_shape_is_a_folder_that_comes_with_the_package(tmp_path: Path) -> None
     engine = parse_config(document, source="test", folder=tmp_path).engine
     assert engine.served_name == "llama-2-7b" and (engine.model / "config.json").is_file()
     assert (engine.tokenizer_folder / "tokenizer.json").is_file()
+
+
+def test_files_of_tls_are_relative_to_the_file_and_silence_leaves_time_to_speak(tmp_path: Path) -> None:
+    document = {"engine": {"model": "base"}, "tls": {"cert": "host.pem", "key": "/k.pem", "ca": "ca.pem"}}
+    tls = parse_config(document, source="x", folder=tmp_path).tls
+    assert tls is not None
+    assert (tls.cert, tls.key, tls.ca) == (tmp_path / "host.pem", Path("/k.pem"), tmp_path / "ca.pem")
+    impatient = {**document, "links": {"heartbeat_s": 2.0, "silence_s": 3.0}}
+    with pytest.raises(ConfigError, match=r"`links`: .*at least twice heartbeat_s"):
+        parse_config(impatient, source="x", folder=tmp_path)

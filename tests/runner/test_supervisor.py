@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import pytest
 
 from punica_runner import supervisor, worker_process
-from punica_serve import channel, wire
+from punica_serve import wire
 from punica_serve.backoff import Backoff
 from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config import ClusterConfig, EngineConfig, LinksConfig, RunnerConfig
 from punica_serve.errors import ConfigError
 from punica_serve.process import Drain
 from punica_serve.protocol import (
@@ -38,6 +38,7 @@ FakeWorker = Callable[..., list[str]]
 IsAlive = Callable[[int], bool]
 Until = Callable[..., Any]
 TOKEN = "cluster token"
+LINKS = LinksConfig(heartbeat_s=0.2, silence_s=3.0)
 T = TypeVar("T")
 
 
@@ -82,7 +83,7 @@ class FakeScheduler:
 @pytest.fixture
 async def scheduler() -> AsyncIterator[FakeScheduler]:
     fake = FakeScheduler()
-    async with wire.listen("127.0.0.1", 0, ToScheduler, fake.session) as port:
+    async with wire.listen("127.0.0.1", 0, ToScheduler, fake.session, LINKS) as port:
         fake.url = f"ws://127.0.0.1:{port}"
         yield fake
 
@@ -90,7 +91,7 @@ async def scheduler() -> AsyncIterator[FakeScheduler]:
 def config(num_devices: int = 1, **settings: Any) -> ClusterConfig:
     defaults = {"ready_timeout_s": 10.0, "restart_backoff_s": 0.05, "restart_backoff_max_s": 0.2}
     runner = RunnerConfig(devices=("cpu",) * num_devices, **{**defaults, **settings})
-    return ClusterConfig(engine=EngineConfig(model=Path("none")), runner=runner)
+    return ClusterConfig(engine=EngineConfig(model=Path("none")), runner=runner, links=LINKS)
 
 
 @asynccontextmanager
@@ -351,9 +352,7 @@ def supervisor_script(folder: Path, scheduler: FakeScheduler, worker: list[str])
         textwrap.dedent(f"""
             import asyncio
             from punica_runner import supervisor
-            from punica_serve import channel
             from punica_serve.config import ClusterConfig
-            channel.HEARTBEAT_S = 0.2
             config = ClusterConfig.model_validate_json({config().model_dump_json()!r})
             asyncio.run(supervisor.serve(config, {TOKEN!r}, runner_id="host", scheduler_url={scheduler.url!r},
                                          worker_command=lambda index: {worker!r}))
@@ -378,9 +377,8 @@ async def test_a_killed_supervisor_takes_its_workers_along(
 
 
 async def test_a_supervisor_that_was_stopped_starts_over_with_its_worker_reset(
-    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(channel, "LINK_SILENCE_S", 2.0)
     process = await asyncio.create_subprocess_exec(*supervisor_script(tmp_path, scheduler, fake_worker("CPU-a")))
     try:
         await until(lambda: scheduler.all(GpuJoined))

@@ -48,9 +48,9 @@ def dialled(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def scheduler_url(host: str, port: int) -> str:
+def scheduler_url(host: str, port: int, *, is_tls: bool) -> str:
     """Where the processes of this machine dial the scheduler. Raises ConfigError for port 0, which is no address."""
     if port == 0:
         message = "`scheduler.port` is 0, which only `punica-serve up` can make a port of; give --scheduler-url"
         raise ConfigError(message, param="scheduler.port")
-    return f"ws://{dialled(host, port)}"
+    return f"{'wss' if is_tls else 'ws'}://{dialled(host, port)}"

@@ -1,12 +1,12 @@
 """`punica-serve scheduler`, `runner` and `frontend`: one process each, for clusters of more than one machine."""
 
 import socket
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from punica_serve import process
-from punica_serve.cli.addresses import scheduler_url as default_scheduler_url
+from punica_serve.cli import addresses
 from punica_serve.cli.options import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -16,6 +16,9 @@ from punica_serve.cli.options import (
     SchedulerUrlOption,
 )
 from punica_serve.process import LogLevel
+
+if TYPE_CHECKING:
+    from punica_serve.config import ClusterConfig
 
 
 def scheduler(
@@ -47,7 +50,7 @@ def runner(
         cluster,
         process.cluster_token(),
         runner_id=runner_id or socket.gethostname(),
-        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler.host, cluster.scheduler.port),
+        scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         drain=drain,
     )
     process.run("runner", serve, log_level=log_level, drain=drain)
@@ -68,8 +71,13 @@ def frontend(
     serve = punica_frontend.main.serve(
         cluster,
         process.cluster_token(),
-        scheduler_url=scheduler_url or default_scheduler_url(cluster.scheduler.host, cluster.scheduler.port),
+        scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         host=host,
         port=port,
     )
     process.run("frontend", serve, log_level=log_level)
+
+
+def _default_scheduler_url(cluster: "ClusterConfig") -> str:
+    scheduler = cluster.scheduler
+    return addresses.scheduler_url(scheduler.host, scheduler.port, is_tls=cluster.tls is not None)

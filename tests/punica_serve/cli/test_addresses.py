@@ -45,9 +45,10 @@ def test_an_address_as_a_peer_dials_it(host: str, expected: str) -> None:
 
 
 def test_the_schedulers_url() -> None:
-    assert scheduler_url("0.0.0.0", 8100) == "ws://127.0.0.1:8100"
+    assert scheduler_url("0.0.0.0", 8100, is_tls=False) == "ws://127.0.0.1:8100"
+    assert scheduler_url("10.0.0.1", 8100, is_tls=True) == "wss://10.0.0.1:8100"
 
 
 def test_port_0_can_be_listened_on_but_not_dialled() -> None:
     with pytest.raises(ConfigError, match=r"`scheduler.port` is 0.* give --scheduler-url"):
-        scheduler_url("127.0.0.1", 0)
+        scheduler_url("127.0.0.1", 0, is_tls=False)

@@ -64,6 +64,7 @@ def _plan(
         log_level=log_level,
         scheduler_host=scheduler.host,
         scheduler_port=scheduler_port,
+        is_tls=config.tls is not None,
         runner_ids=runner_ids(num_runners),
         frontend_host=host,
         frontend_ports=listening_ports(host, config.frontend.port if port is None else port, num_frontends, "--port"),

@@ -25,6 +25,8 @@ class Plan:
     log_level: LogLevel
     scheduler_host: str
     scheduler_port: int
+    #: Between the processes.
+    is_tls: bool
     runner_ids: tuple[str, ...]
     frontend_host: str
     #: One frontend listens on each.
@@ -57,7 +59,7 @@ class Plan:
 
     @property
     def _dialling(self) -> list[str]:
-        return ["--scheduler-url", scheduler_url(self.scheduler_host, self.scheduler_port)]
+        return ["--scheduler-url", scheduler_url(self.scheduler_host, self.scheduler_port, is_tls=self.is_tls)]
 
     def _process(self, name: str, *arguments: str) -> Process:
         """`punica-serve ...`, safe from what lies in the working directory."""

@@ -9,6 +9,7 @@ PLAN = Plan(
     log_level=LogLevel.INFO,
     scheduler_host="0.0.0.0",
     scheduler_port=8100,
+    is_tls=False,
     runner_ids=("host-0", "host-1"),
     frontend_host="0.0.0.0",
     frontend_ports=(8000, 8001),
