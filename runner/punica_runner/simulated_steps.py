@@ -40,7 +40,9 @@ def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, inde
             clock.pass_step(duration_s)
             link.send([worker.end_step()])
         else:
-            link.send(worker.idle())
+            if reports := worker.idle():
+                worker.check_invariants()
+                link.send(reports)
             has_work.wait(clock.idle_wait_s(worker.wakes_at_s))
         link.num_turns += 1
 

@@ -75,7 +75,14 @@ class StepLoop:
         self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
         if is_news or self._engine.resident_adapters != self._told_resident:
             told.append(self._report_step(output))
+        if is_news and not output.has_run and not self._assignments:
+            self._check_idle()
         return told, output.has_run
+
+    def _check_idle(self) -> None:
+        """The last request has left: nothing of it may be. What is lost else comes back when this worker ends."""
+        self._engine.check_invariants()
+        assert not self._engine.num_requests, "the engine holds requests that nobody assigned"
 
     def _apply(self, command: Command) -> list[Report]:
         match command:

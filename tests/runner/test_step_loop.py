@@ -31,6 +31,8 @@ class ScriptedEngine:
     num_free_kv_pages: int = 9
     calls: list[tuple[str, str]] = field(default_factory=list)
     rejects: bool = False
+    #: Left in the engine by mistake.
+    num_requests: int = 0
 
     def add(self, request: Request) -> None:
         if self.rejects:
@@ -39,6 +41,9 @@ class ScriptedEngine:
 
     def cancel(self, request_id: str) -> None:
         self.calls.append(("cancel", request_id))
+
+    def check_invariants(self) -> None:
+        self.calls.append(("check", ""))
 
     def step(self) -> StepOutput:
         return self.outputs.pop(0) if self.outputs else StepOutput()
@@ -149,7 +154,7 @@ def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
     report = last_report(loop, start(1))
     assert report.counters == (1,) and report.finished == ((1, "stop"),)
     last_report(loop, stop(2, 1))
-    assert engine.calls == [("add", "a")]  # the late stop reached nobody
+    assert ("cancel", "a") not in engine.calls, "the late stop reached nobody"
 
 
 def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -216,3 +221,28 @@ def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: S
     engine.rejects = False
     last_report(loop, start(2, "a"))
     assert engine.calls == [("add", "a")]
+
+
+def test_the_books_are_audited_when_the_last_request_has_left(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
+    turn(loop, start(1))
+    assert ("check", "") not in engine.calls, "a step under way may still hold what it needs"
+    turn(loop)
+    turn(loop)
+    assert engine.calls.count(("check", "")) == 1
+
+
+def test_a_request_that_is_left_over_ends_the_worker(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
+    turn(loop, start(1))
+    engine.num_requests = 1
+    with pytest.raises(AssertionError, match="nobody assigned"):
+        turn(loop)
+
+
+def test_after_a_reset_reports_name_the_new_incarnation(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [ran(("a", 0, 5)), ran(("a", 0, 5))]
+    assert last_report(loop, start(1)).incarnation == 7
+    again = StartRequest("gpu", 1, AssignmentId(8, 1), Request("a", 0, (1,), SamplingParams()))
+    report = last_report(loop, Reset(1), again)
+    assert (report.epoch, report.incarnation, report.counters) == (1, 8, (1,))

@@ -187,6 +187,11 @@ class AdapterLoader:
         self._copiers.shutdown(cancel_futures=True)
         self._pool.synchronize()
 
+    @property
+    def num_users(self) -> dict[str, int]:
+        """How often each adapter that is in use has been acquired and not released, by digest."""
+        return {digest: entry.num_users for digest, entry in self._entries.items() if entry.num_users}
+
     def check_invariants(self) -> None:
         self._pool.check_invariants([entry.pages for entry in self._entries.values()])
         for digest, entry in self._entries.items():

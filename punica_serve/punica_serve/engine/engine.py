@@ -7,6 +7,7 @@ that are new, moved or recovered look the same: the engine prefills prompt and g
 
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from threading import Event
 
@@ -207,6 +208,8 @@ class Engine:
         self._loader.check_invariants()
         known = {id(sequence) for sequence in (*self._planner.waiting, *self._planner.running)}
         assert known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown"
+        pinned = Counter(sequence.digest for sequence in self._planner.running if sequence.digest is not None)
+        assert self._loader.num_users == pinned, "an adapter is pinned by nobody, or used without a pin"
 
     def _await_copies(self) -> tuple[Failure, ...]:
         """Holds the launch back while adapters are being copied and the device is busy anyway.
