@@ -1,6 +1,5 @@
 """What one event leads to, and the log of it."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ class Decision:
     #: All but the deliveries, until they are added at the end.
     actions: list[Action] = field(default_factory=list)
     #: Of each frontend that has to be told something.
-    deliveries: defaultdict[str, DeliveryColumns] = field(default_factory=lambda: defaultdict(DeliveryColumns))
+    deliveries: dict[str, DeliveryColumns] = field(default_factory=dict)
     #: request_id -> UUID of the GPU that it was just taken from, where this decision does not put it back.
     barred: dict[str, str] = field(default_factory=dict)
     #: Whether something has left a GPU that is being drained, so that its runner may have to be told.
@@ -30,10 +29,17 @@ class Decision:
         """Whether this decision may place the request there."""
         return self.barred.get(record.request_id) != gpu.uuid
 
+    def columns_of(self, frontend_id: str) -> DeliveryColumns:
+        """Where the frontend's tokens and ends go."""
+        columns = self.deliveries.get(frontend_id)
+        if columns is None:
+            columns = self.deliveries[frontend_id] = DeliveryColumns()
+        return columns
+
     def deliver_end(self, record: RequestRecord, reason: FinishReason, error: WireError | None = None) -> None:
         """Tells the request's frontend that nothing follows."""
         ending = Ending(record.handle, len(record.generated_ids), reason, error)
-        self.deliveries[record.frontend_id].endings.append(ending)
+        self.columns_of(record.frontend_id).endings.append(ending)
 
     def conclude(self) -> list[Action]:
         """All actions, deliveries first: clients wait for those."""

@@ -127,8 +127,9 @@ class GpuRecord:
         self.num_users[record.digest] += 1
         if self.num_users[record.digest] == 1:
             self.lora_pages.update(record.lora_pages)
-        record.num_pages_ahead = 0
-        self.grow(record)
+        record.num_pages_ahead = self.pages_ahead_of(record)
+        record.grows_at = self._next_growth(record)
+        self.num_pages_ahead += record.num_pages_ahead
         seq = self.book.start(assignment, self.pages_for(record.num_tokens + 1))
         self._update_room()
         return seq
@@ -146,11 +147,15 @@ class GpuRecord:
         self._update_room()
 
     def grow(self, record: RequestRecord) -> None:
-        """A request of the working set has reached the position at which it needs more pages ahead than before."""
-        needed = self.pages_ahead_of(record)
-        self.num_pages_ahead += needed - record.num_pages_ahead
-        record.num_pages_ahead = needed
-        record.grows_at = needed * self.info.page_size - record.num_prompt - STEPS_AHEAD
+        """A request of the working set has reached ``grows_at``: it needs one page more ahead than before."""
+        self.num_pages_ahead += 1
+        record.num_pages_ahead += 1
+        record.grows_at = self._next_growth(record)
+
+    def _next_growth(self, record: RequestRecord) -> int:
+        """The position of the token that takes the request's next steps past its pages; max_tokens when none does."""
+        num_generated = record.num_pages_ahead * self.info.page_size - record.num_prompt
+        return num_generated - STEPS_AHEAD if num_generated < record.max_tokens else record.max_tokens
 
     def drop(self, assignment: AssignmentId) -> None:
         """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
@@ -182,6 +187,7 @@ class GpuRecord:
         records = list(self.working_set.values())
         for record in records:
             assert record.num_pages_ahead == self.pages_ahead_of(record), f"{record.request_id} has grown unseen"
+            assert len(record.generated_ids) <= record.grows_at == self._next_growth(record), f"{record.request_id}"
         assert self.num_pages_ahead == sum(record.num_pages_ahead for record in records), f"pages of {self.uuid}"
         assert self.room == self._num_free_pages * self.info.page_size, f"room of {self.uuid}"
         assert self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}"

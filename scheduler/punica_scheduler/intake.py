@@ -24,15 +24,18 @@ def take_tokens(report: StepReport, gpu: GpuRecord, decision: Decision) -> dict[
         if record is None:
             continue
         generated_ids = record.generated_ids
-        if position != len(generated_ids) or position >= record.max_tokens:
+        if position != len(generated_ids):
             broken.setdefault(counter, position)
             continue
-        generated_ids.append(token_id)
         if position >= record.grows_at:
+            if position >= record.max_tokens:
+                broken.setdefault(counter, position)
+                continue
             gpu.grow(record)
+        generated_ids.append(token_id)
         if record.frontend_id is not frontend_id:
             frontend_id = record.frontend_id
-            columns = decision.deliveries[frontend_id]
+            columns = decision.columns_of(frontend_id)
             handles, positions, token_ids = columns.handles, columns.positions, columns.token_ids
         handles.append(record.handle)
         positions.append(position)

@@ -33,7 +33,7 @@ class Placer:
 
     def place_what_waits(self, decision: Decision) -> None:
         """After everything else that an event leads to."""
-        if not self._fleet.gpus:
+        if not self._waiting or not self._fleet.gpus:
             return
         self._begin_trial(decision)
         self._keep_apart()
@@ -46,6 +46,7 @@ class Placer:
 
     def move_away(self, gpus: Collection[GpuRecord], decision: Decision) -> None:
         """Moves the requests of draining GPUs to where there is room, but none past an older one that waits."""
+        self._keep_apart()
         head = self._waiting.queue.head
         for record in sorted((record for gpu in gpus for record in gpu.working_set.values()), key=_by_arrival):
             if head is not None and head.arrival < record.arrival:

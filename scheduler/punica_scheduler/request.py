@@ -80,8 +80,9 @@ class RequestRecord:
     was_consolidated: bool = False
     #: What its tenant has been charged for it, in weighted tokens; see ``vtc_queue``.
     num_charged: int = 0
-    #: Pages that it needs some steps from now, as its GPU's sum has it, and the position at which it needs more.
+    #: Pages that it needs some steps from now, as its GPU's sum has it.
     num_pages_ahead: int = 0
+    #: The position of the token at which it needs one more; max_tokens, where no token may be, if it never does.
     grows_at: int = 0
     #: Of prompt; and of the longest answer.
     num_prompt: int = field(init=False)

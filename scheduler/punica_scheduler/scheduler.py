@@ -133,7 +133,8 @@ class Scheduler:
         for counter, reason in report.finished if is_ours else ():
             if record := gpu.working_set.get(counter):
                 self._books.finish(record, reason, decision)
-        self._evict(gpu, is_ours and any(counter in gpu.working_set for counter in report.starved), decision)
+        is_starved = is_ours and bool(report.starved) and not gpu.working_set.keys().isdisjoint(report.starved)
+        self._evict(gpu, is_starved, decision)
 
     def _break_stream(self, record: RequestRecord, gpu: GpuRecord, position: int, decision: Decision) -> None:
         """The worker and we disagree on where a request is: it starts over from what its client has."""

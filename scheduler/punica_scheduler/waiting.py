@@ -19,14 +19,16 @@ class Waiting:
         self.suspects = Line()
         #: GPU UUID -> those that wait for this GPU; none is empty.
         self.homebound: dict[str, Line] = {}
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self.suspects) + sum(map(len, self.homebound.values()))
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[RequestRecord]:
         return chain(self.queue, self.suspects, *self.homebound.values())
 
     def add(self, record: RequestRecord) -> None:
+        self._num_waiting += 1
         if record.is_suspect:
             self.suspects.add(record)
         elif record.home_uuid is not None:
@@ -36,6 +38,7 @@ class Waiting:
 
     def remove(self, record: RequestRecord) -> None:
         """Takes out a record that waits. A request becomes a suspect, and is acquitted, only while it is on a GPU."""
+        self._num_waiting -= 1
         if record.is_suspect:
             self.suspects.remove(record)
         elif record.home_uuid is not None:
