@@ -1,7 +1,7 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -35,9 +35,9 @@ class GpuRecord:
     #: Tokens that fit the pages for a newcomer: those free by the book, and not needed by the working set.
     room: int = field(init=False)
     #: Requests of the working set that use each adapter, by digest.
-    num_users: Counter[str | None] = field(default_factory=Counter)
-    #: Pages of the LoRA pool that those adapters take.
-    lora_pages: Counter[LoraGroup] = field(default_factory=Counter)
+    num_users: dict[str | None, int] = field(default_factory=dict)
+    #: Pages of the LoRA pool that those adapters take, by group.
+    lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
     resident: tuple[str, ...] = ()
     batch_size: int = 0
     num_adapters: int = 0
@@ -110,23 +110,29 @@ class GpuRecord:
 
     def _fits_lora(self, record: RequestRecord) -> bool:
         """Whether the adapters of the working set and the request's fit the LoRA pool together."""
-        return record.digest in self.num_users or self._fits_loras((record,))
+        return record.digest in self.num_users or self._fits_pool(record.lora_pages)
 
     def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
-        taken = Counter(self.lora_pages)
-        for digest, pages in {record.digest: record.lora_pages for record in records}.items():
-            if digest not in self.num_users:
-                taken.update(pages)
-        return all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in taken.items())
+        newcomers = {record.digest: record.lora_pages for record in records if record.digest not in self.num_users}
+        pages: Counter[LoraGroup] = Counter()
+        for lora_pages in newcomers.values():
+            pages.update(lora_pages)
+        return self._fits_pool(pages)
+
+    def _fits_pool(self, lora_pages: Mapping[LoraGroup, int]) -> bool:
+        pool = self.info.num_lora_pages
+        return all(self.lora_pages[group] + pages <= pool.get(group, 0) for group, pages in lora_pages.items())
 
     # -------------------------------------------------------------- changes
 
     def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
         self.working_set[assignment.counter] = record
-        self.num_users[record.digest] += 1
-        if self.num_users[record.digest] == 1:
-            self.lora_pages.update(record.lora_pages)
+        num_users = self.num_users.get(record.digest, 0)
+        self.num_users[record.digest] = num_users + 1
+        if not num_users:
+            for group, pages in record.lora_pages.items():
+                self.lora_pages[group] += pages
         record.num_pages_ahead = self.pages_ahead_of(record)
         record.grows_at = self._next_growth(record)
         self.num_pages_ahead += record.num_pages_ahead
@@ -141,7 +147,8 @@ class GpuRecord:
         self.num_users[record.digest] -= 1
         if not self.num_users[record.digest]:
             del self.num_users[record.digest]
-            self.lora_pages.subtract(record.lora_pages)
+            for group, pages in record.lora_pages.items():
+                self.lora_pages[group] -= pages
         if not self.working_set:
             self.idle_since_ns = now_ns
         self._update_room()
@@ -194,7 +201,7 @@ class GpuRecord:
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():
             lora_pages.update(pages)
-        assert +self.lora_pages == lora_pages, f"LoRA pages of {self.uuid}"
+        assert +Counter(self.lora_pages) == lora_pages, f"LoRA pages of {self.uuid}"
         assert all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid
         assert len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch"
 

@@ -46,7 +46,7 @@ def miscount_pages(books: Books) -> None:
 
 
 def miscount_adapters(books: Books) -> None:
-    books.fleet.gpus["A"].num_users["stranger"] += 1
+    books.fleet.gpus["A"].num_users["stranger"] = 1
 
 
 def drain_in_part(books: Books) -> None:
