@@ -17,7 +17,6 @@ from punica_serve.config_fields import (
     Flag,
     Folder,
     Name,
-    NameOrFile,
     NonNegativeInt,
     Port,
     PositiveInt,
@@ -26,6 +25,7 @@ from punica_serve.config_fields import (
 from punica_serve.errors import ConfigError
 from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig, ModelDtype
+from punica_serve.simulation.config import SimulationConfig
 from punica_serve.yaml_file import read_yaml, validated
 
 
@@ -176,15 +176,6 @@ class FrontendConfig(ConfigModel):
     drain_timeout_s: Seconds = 30.0
 
 
-class SimulationConfig(ConfigModel):
-    """Simulated GPUs: of the size that ``engine`` says, and as fast as a performance profile."""
-
-    #: One that comes with the package (a100-40g-7b, h200-7b), or a YAML file.
-    profile: NameOrFile = "a100-40g-7b"
-    #: Simulated seconds in a second. Slower, so that a small machine can follow many GPUs, or faster.
-    speed: Annotated[float, Field(strict=True, gt=0)] = 1.0
-
-
 class DummyAdaptersConfig(ConfigModel):
     """Adapters that exist by their shape alone, called dummy-0, dummy-1 and so on: for load tests and simulations."""
 
@@ -224,7 +215,7 @@ class ClusterConfig(ConfigModel):
     #: lora_id -> PEFT folder.
     adapters: dict[str, Folder] = Field(default_factory=dict)
     dummy_adapters: DummyAdaptersConfig = DummyAdaptersConfig()
-    #: For `runner.devices: [simulated]`.
+    #: For `runner.devices: [simulated]` and `punica-serve simulate`.
     simulation: SimulationConfig = SimulationConfig()
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False

@@ -89,6 +89,42 @@ def request_lengths(num_requests: int, seed: int) -> list[RequestLength]:
     return list(map(RequestLength, prompts, outputs))
 
 
+def conversation_lengths(
+    num_requests: int, seed: int, *, mean_earlier_turns: float, longest_prompt: int
+) -> list[RequestLength]:
+    """`request_lengths` whose prompts hold the turns before them, as those of a chat do; 0 turns are `request_lengths`.
+
+    The number of earlier turns is geometric; each has a prompt and an answer of `request_lengths`' own distribution.
+    """
+    own = request_lengths(num_requests, seed)
+    if mean_earlier_turns == 0:
+        return [RequestLength(min(length.prompt, longest_prompt), length.output) for length in own]
+    rng = np.random.default_rng((seed, 1))
+    num_turns = rng.geometric(1 / (1 + mean_earlier_turns), num_requests) - 1
+    turns = np.array(request_lengths(int(num_turns.sum()), seed + 1)).reshape(-1, 2).sum(axis=1)
+    ends = np.concatenate(([0], np.cumsum(turns)))
+    last = np.cumsum(num_turns)
+    history = ends[last] - ends[last - num_turns]
+    prompts = np.minimum(history + [length.prompt for length in own], longest_prompt).tolist()
+    return [RequestLength(prompt, length.output) for prompt, length in zip(prompts, own, strict=True)]
+
+
+def popularity(population: Population, num_adapters: int) -> list[float]:
+    """The share of requests that each of so many adapters gets where requests go on without end; they sum to 1.
+
+    Of Population.DISTINCT no adapter is asked for twice: its shares are equal, like Population.UNIFORM's.
+    """
+    match population:
+        case Population.DISTINCT | Population.UNIFORM:
+            weights = np.ones(num_adapters)
+        case Population.SKEWED:
+            weights = 1.5 ** -np.arange(num_adapters, dtype=np.float64)
+        case Population.IDENTICAL:
+            weights = np.eye(1, num_adapters)[0]
+    shares: list[float] = (weights / weights.sum()).tolist()
+    return shares
+
+
 def _skewed_counts(num_requests: int) -> list[int]:
     """floor(1.5^k) for k = 0, 1, ... while they fit, then one adapter with the rest, as in Punica's benchmarks."""
     adapter_counts: list[int] = []

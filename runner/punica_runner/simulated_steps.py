@@ -6,9 +6,10 @@ from typing import NoReturn
 
 from punica_runner.device_names import host_uuid
 from punica_runner.link import Link
-from punica_serve.config import EngineConfig, SimulationConfig
+from punica_serve.config import EngineConfig
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import WorkerReady
+from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.profile import load_profile
 from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info

@@ -19,10 +19,11 @@ from typing import NoReturn
 from punica_runner import engine_steps, simulated_steps
 from punica_runner.link import Link
 from punica_runner.pipes import WorkerPipe
-from punica_serve.config import EngineConfig, SimulationConfig
+from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process import LogLevel, configure_logging
 from punica_serve.protocol import SupervisorToWorker, WireError, WorkerFailed
+from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 #: How long a worker whose supervisor is gone may take for the step that it is in.

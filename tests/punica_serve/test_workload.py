@@ -3,7 +3,15 @@ from statistics import mean
 
 import pytest
 
-from punica_serve.workload import Population, adapter_indices, counts, request_lengths, shipped_workload
+from punica_serve.workload import (
+    Population,
+    adapter_indices,
+    conversation_lengths,
+    counts,
+    popularity,
+    request_lengths,
+    shipped_workload,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,22 @@ def test_a_shorter_run_takes_the_first_requests() -> None:
 def test_it_has_a_thousand_requests(num_requests: int) -> None:
     with pytest.raises(ValueError, match=f"has 1000 requests, asked for {num_requests}"):
         shipped_workload(num_requests)
+
+
+def test_prompts_of_conversations_hold_the_turns_before_them() -> None:
+    own = request_lengths(2000, seed=3)
+    assert conversation_lengths(2000, 3, mean_earlier_turns=0, longest_prompt=4096) == own
+    turns = conversation_lengths(2000, 3, mean_earlier_turns=2.0, longest_prompt=4096)
+    assert [length.output for length in turns] == [length.output for length in own]
+    assert all(turn.prompt >= length.prompt for turn, length in zip(turns, own, strict=True))
+    mean_turn = mean(length.prompt + length.output for length in own)
+    added = mean(turn.prompt - length.prompt for turn, length in zip(turns, own, strict=True))
+    assert added == pytest.approx(2.0 * mean_turn, rel=0.15)
+    cut = conversation_lengths(2000, 3, mean_earlier_turns=2.0, longest_prompt=300)
+    assert max(length.prompt for length in cut) == 300
+
+
+def test_popularity_of_a_population_without_end() -> None:
+    assert popularity(Population.SKEWED, 3) == pytest.approx([9 / 19, 6 / 19, 4 / 19])
+    assert popularity(Population.UNIFORM, 4) == [0.25] * 4
+    assert popularity(Population.IDENTICAL, 2) == [1.0, 0.0]

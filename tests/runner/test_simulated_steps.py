@@ -9,9 +9,10 @@ import pytest
 from punica_runner import simulated_steps
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, run_worker
-from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig, SimulationConfig
+from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from punica_serve.shapes import shape_folder, shape_of
+from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.tokens import token_at
 
 

@@ -76,6 +76,8 @@ class DecodeBatch:
     def join(self, row: Row) -> None:
         """The row, which must be decoding, is in the next step."""
         row.joined = self._clock
+        row.position_offset = row.position - self._clock
+        row.token_offset = row.next_token - self._clock * TOKEN_STRIDE
         self._rows[row.key] = row
         self._num_tokens_base += row.num_tokens - self._clock
         self._growth[self._next_growth(row)] += 1
@@ -129,8 +131,8 @@ class DecodeBatch:
 
     def _make_columns(self) -> _Columns:
         rows = self._rows.values()
-        positions = [row.position - row.joined for row in rows]
-        token_ids = [row.next_token - row.joined * TOKEN_STRIDE for row in rows]
+        positions = [row.position_offset for row in rows]
+        token_ids = [row.token_offset for row in rows]
         self._columns = _Columns(tuple(self._rows), positions, token_ids)
         return self._columns
 

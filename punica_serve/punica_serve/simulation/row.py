@@ -26,6 +26,9 @@ class Row:
     num_pages: int = 0
     #: The decode batch's clock when it joined.
     joined: int = 0
+    #: Position - clock, and next_token - TOKEN_STRIDE * clock, which don't change in the batch.
+    position_offset: int = 0
+    token_offset: int = 0
 
     @classmethod
     def of(cls, key: int, request: Request) -> "Row":

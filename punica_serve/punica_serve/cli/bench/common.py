@@ -31,7 +31,7 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     """
     from punica_serve.bench.report import leave
 
-    _check_folder(out)
+    check_folder(out)
     console = Console()
     if not console.is_terminal:  # a file has no width of its own, and rich would cut the tables at 80
         console = Console(width=_FILE_WIDTH)
@@ -44,7 +44,7 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
         raise typer.Exit(1)
 
 
-def _check_folder(out: Path) -> None:
+def check_folder(out: Path) -> None:
     """Before minutes of measuring, not after. Raises ConfigError if the folder can't be made."""
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

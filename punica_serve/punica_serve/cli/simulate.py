@@ -1,0 +1,113 @@
+"""`punica-serve simulate CONFIG`: the scheduler over simulated GPUs, in simulated time."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from punica_scheduler.simulator.run import Result
+    from punica_scheduler.simulator.summary import Summary
+    from punica_serve.config import ClusterConfig
+    from punica_serve.simulation.arrivals import Arrivals
+
+_Row = tuple[str, Callable[["Summary"], str]]
+
+_ROWS: tuple[_Row, ...] = (
+    ("GPU time in steps", lambda summary: f"{summary.busy_share:.1%}"),
+    ("of it in full batches", lambda summary: f"{summary.full_share:.1%}"),
+    ("idle GPU time that could be released", lambda summary: f"{summary.releasable_share:.1%}"),
+    ("tokens per second in steps", lambda summary: f"{summary.tokens_per_busy_s:,.0f}"),
+    ("evictions", lambda summary: f"{summary.evictions:,}"),
+    ("migrations", lambda summary: f"{summary.migrations:,}"),
+    ("consolidations", lambda summary: f"{summary.consolidations:,}"),
+    ("queue delay, mean s", lambda summary: f"{summary.queue_delay_mean_s:.3f}"),
+    ("queue delay, p50 s", lambda summary: f"{summary.queue_delay_p50_s:.3f}"),
+    ("queue delay, p99 s", lambda summary: f"{summary.queue_delay_p99_s:.3f}"),
+    ("first token, p50 s", lambda summary: f"{summary.first_token_p50_s:.3f}"),
+    ("first token, p99 s", lambda summary: f"{summary.first_token_p99_s:.3f}"),
+    ("requests that failed", lambda summary: f"{summary.num_failed:,}"),
+)
+
+
+def command(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file with `simulation.arrivals`.")],
+    out: OutOption = DEFAULT_OUT,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Also with other placements, without migration and consolidation.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and popularity.")] = 1,
+) -> None:
+    """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary."""
+    from rich.console import Console
+
+    from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
+    from punica_serve.config import load_config
+
+    check_folder(out)
+    cluster = load_config(config)
+    arrivals = arrivals_for(cluster, seed)
+    console = Console()
+    console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
+    variants = {"as configured": cluster}
+    if ablations:
+        variants |= {name: ablated(cluster, name) for name in ABLATIONS}
+    results = _simulate(variants, arrivals, console)
+    _leave(results, config.stem, out, console)
+
+
+def _simulate(variants: "dict[str, ClusterConfig]", arrivals: "Arrivals", console: "Console") -> "dict[str, Result]":
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as progress:
+        return {name: _simulate_one(name, config, arrivals, progress) for name, config in variants.items()}
+
+
+def _simulate_one(name: str, config: "ClusterConfig", arrivals: "Arrivals", progress: "Progress") -> "Result":
+    from punica_scheduler.simulator.run import simulate
+
+    task = progress.add_task(name, total=arrivals.times_s[-1])
+    return simulate(config, arrivals, lambda now_s: progress.update(task, completed=now_s))
+
+
+def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console") -> None:
+    """Prints the summary and the checks, and writes the files."""
+    import msgspec
+
+    from punica_scheduler.simulator.summary import checks
+    from punica_serve.simulation.timeline import draw, write_csv
+
+    first = next(iter(results.values()))
+    console.print(_table(results))
+    console.print(f"{first.summary.num_tokens:,} tokens: every stream came out exactly once", highlight=False)
+    for check in checks(first.summary):
+        console.print(f"{'pass' if check.holds else 'FAIL'}  {check.claim}: {check.seen}", highlight=False)
+    out.mkdir(parents=True, exist_ok=True)
+    summaries = {variant: asdict(result.summary) for variant, result in results.items()}
+    summary_path = out / f"{name}.json"
+    summary_path.write_bytes(msgspec.json.format(msgspec.json.encode(summaries)) + b"\n")
+    for path in (
+        summary_path,
+        write_csv(first.timeline, out / f"{name}.csv"),
+        draw({"simulated": first.timeline}, out / f"{name}.png", title=name),
+    ):
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
+def _table(results: "dict[str, Result]") -> "Table":
+    from rich.table import Table
+
+    table = Table("", *results)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for title, shown in _ROWS:
+        table.add_row(title, *(shown(result.summary) for result in results.values()))
+    return table

@@ -1,0 +1,109 @@
+"""Whether every stream came out exactly once: no gap, no repeat, no foreign token, no early end.
+
+Tokens are kept in columns as they come and checked a million at a time, since a simulated hour has tens of millions.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from punica_serve.protocol import Deliveries, FinishReason
+from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
+
+_CHUNK_TOKENS = 1_000_000
+
+_Ints = npt.NDArray[np.int64]
+
+
+class StreamAudit:
+    """Streams are numbered from 0; stream i has seed i and ends by length after ``lengths[i]`` tokens.
+
+    AssertionError: a stream is not what it must be.
+    """
+
+    def __init__(self, lengths: list[int], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._lengths: _Ints = np.array(lengths, dtype=np.int64)
+        self._first_tokens: _Ints = np.array([first_token(seed) for seed in range(len(lengths))], dtype=np.int64)
+        #: Tokens that have come, of each stream.
+        self._num_tokens: _Ints = np.zeros(len(lengths), dtype=np.int64)
+        #: When the first token came, of each stream.
+        self.first_token_s: npt.NDArray[np.float64] = np.full(len(lengths), np.nan)
+        self._ended_by: list[FinishReason | None] = [None] * len(lengths)
+        self.num_ended = 0
+        #: Streams that the scheduler refused, or gave up: they may end anywhere, but say so.
+        self.num_failed = 0
+        self.num_tokens = 0
+        #: Columns that are yet to be checked.
+        self._streams: list[int] = []
+        self._positions: list[int] = []
+        self._token_ids: list[int] = []
+        self._times_s: list[tuple[float, int]] = []
+        self._ends: list[tuple[int, int]] = []
+
+    def take(self, deliveries: Deliveries, now_s: float) -> None:
+        """What a frontend was handed."""
+        num_rows = len(deliveries.handles)
+        if num_rows:
+            self._streams += deliveries.handles
+            self._positions += deliveries.positions
+            self._token_ids += deliveries.token_ids
+            self._times_s.append((now_s, num_rows))
+            self.num_tokens += num_rows
+        for ending in deliveries.endings:
+            self._end(ending.handle, ending.num_tokens, ending.reason)
+        if len(self._streams) >= _CHUNK_TOKENS:
+            self.check()
+
+    def check(self) -> None:
+        """Checks all that has come since the last time."""
+        streams, positions, token_ids = (
+            np.array(column, dtype=np.int64) for column in (self._streams, self._positions, self._token_ids)
+        )
+        times_s = np.repeat([time_s for time_s, _ in self._times_s], [count for _, count in self._times_s])
+        for column in (self._streams, self._positions, self._token_ids, self._times_s):
+            column.clear()
+        order = np.argsort(streams, kind="stable")
+        streams, positions, token_ids = streams[order], positions[order], token_ids[order]
+        self._check_positions(streams, positions)
+        wanted = (self._first_tokens[streams] + positions * TOKEN_STRIDE) % self._vocab_size
+        _hold(wanted == token_ids, streams, "has a token of another stream or position")
+        first = positions == 0
+        self.first_token_s[streams[first]] = times_s[order][first]
+        self._check_ends()
+
+    def finish(self) -> None:
+        """At the end: all streams have ended, and those that did not fail are whole."""
+        self.check()
+        never = [stream for stream, reason in enumerate(self._ended_by) if reason is None]
+        assert not never, f"stream {never[0]} never ended"
+        whole = np.array([reason == "length" for reason in self._ended_by])
+        everyone = np.arange(len(self._lengths))
+        _hold((self._num_tokens == self._lengths) | ~whole, everyone, "has lost tokens")
+
+    def _end(self, stream: int, num_tokens: int, reason: FinishReason) -> None:
+        assert self._ended_by[stream] is None, f"stream {stream} ended twice"
+        self._ended_by[stream] = reason
+        self.num_ended += 1
+        if reason == "length":
+            self._ends.append((stream, num_tokens))
+        else:
+            self.num_failed += 1
+
+    def _check_positions(self, streams: _Ints, positions: _Ints) -> None:
+        """In each stream's rows, which are adjacent and as they came, positions count on from what there was."""
+        found, starts, counts = np.unique(streams, return_index=True, return_counts=True)
+        ranks = np.arange(len(streams)) - np.repeat(starts, counts)
+        _hold(positions == self._num_tokens[streams] + ranks, streams, "has a gap or a repeat")
+        self._num_tokens[found] += counts
+
+    def _check_ends(self) -> None:
+        if self._ends:
+            streams, num_tokens = np.array(self._ends, dtype=np.int64).T
+            _hold(num_tokens == self._lengths[streams], streams, "ended early, or late")
+            _hold(num_tokens == self._num_tokens[streams], streams, "ended before its last token came")
+            self._ends.clear()
+
+
+def _hold(holds: npt.NDArray[np.bool_], streams: _Ints, what: str) -> None:
+    if not holds.all():
+        raise AssertionError(f"stream {streams[~holds][0]} {what}")

@@ -1,0 +1,61 @@
+"""`punica-serve simulate`, on small clusters."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from punica_serve.cli import app
+from punica_serve.config import load_config
+from punica_serve.errors import ConfigError
+
+CONFIG = """
+engine: {model: "shape:llama-2-7b", num_kv_pages: 500}
+dummy_adapters: {count: 4}
+runner: {devices: [simulated, simulated]}
+simulation:
+  interval_s: 1.0
+  arrivals: {rate: [[0, 3], [4, 3]]}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_simulation_leaves_picture_table_and_summary(config: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path / "out"), "--ablations"])
+    assert result.exit_code == 0, result.output
+    assert "every stream came out exactly once" in result.output
+    assert "FAIL  now and then a GPU runs out of KvCache" in result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["small.csv", "small.json", "small.png"]
+    summaries = json.loads((tmp_path / "out" / "small.json").read_text())
+    assert list(summaries)[:2] == ["as configured", "most_idle"]
+    assert len(summaries) == 6
+    assert summaries["as configured"]["num_failed"] == 0
+
+
+def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
+    tables = []
+    for number, seed in enumerate((7, 7, 8)):
+        out = tmp_path / str(number)
+        assert CliRunner().invoke(app, ["simulate", str(config), "--out", str(out), "--seed", str(seed)]).exit_code == 0
+        tables.append((out / "small.csv").read_bytes())
+    assert tables[0] == tables[1] != tables[2]
+
+
+def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "no.yaml"
+    path.write_text("engine: {model: 'shape:llama-2-7b', num_kv_pages: 500}\n")
+    with pytest.raises(ConfigError, match=r"no `simulation.arrivals`"):
+        CliRunner().invoke(app, ["simulate", str(path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["figure13"])
+def test_the_shipped_simulations_are_valid(name: str) -> None:
+    root = Path(__file__).parents[3]
+    assert load_config(root / "configs" / "sim" / f"{name}.yaml").simulation.arrivals is not None

@@ -1,0 +1,56 @@
+from collections import Counter
+
+import pytest
+from pydantic import ValidationError
+
+from punica_serve.simulation.arrivals import arrivals_of
+from punica_serve.simulation.config import ArrivalsConfig
+
+RAMP = ArrivalsConfig(rate=((0, 0), (100, 40), (200, 0)))
+
+
+def test_the_rate_rises_and_falls_as_asked() -> None:
+    arrivals = arrivals_of(RAMP, num_adapters=8, seed=1)
+    assert list(arrivals.times_s) == sorted(arrivals.times_s)
+    assert len(arrivals) == len(arrivals.lengths) == len(arrivals.adapters) == pytest.approx(4000, rel=0.1)
+    quarters = Counter(int(time_s // 50) for time_s in arrivals.times_s)
+    assert [quarters[quarter] for quarter in range(4)] == pytest.approx([500, 1500, 1500, 500], rel=0.2)
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    assert arrivals_of(RAMP, num_adapters=8, seed=1) == arrivals_of(RAMP, num_adapters=8, seed=1)
+    assert arrivals_of(RAMP, num_adapters=8, seed=1) != arrivals_of(RAMP, num_adapters=8, seed=2)
+
+
+def test_each_adapter_is_half_as_popular_again_as_the_next() -> None:
+    requests = Counter(arrivals_of(RAMP, num_adapters=8, seed=1).adapters)
+    assert requests[0] / requests[1] == pytest.approx(1.5, rel=0.2)
+    assert requests[1] / requests[2] == pytest.approx(1.5, rel=0.2)
+
+
+def test_other_populations_spread_as_they_say() -> None:
+    def adapters(population: str) -> Counter[int]:
+        return Counter(arrivals_of(RAMP.model_copy(update={"population": population}), num_adapters=4, seed=1).adapters)
+
+    assert set(adapters("identical")) == {0}
+    assert min(adapters("uniform").values()) > 800
+    distinct = adapters("distinct")
+    assert max(distinct.values()) - min(distinct.values()) <= 1
+
+
+def test_without_adapters_all_run_the_base_model() -> None:
+    assert arrivals_of(RAMP, num_adapters=0, seed=1).adapters == ()
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        ([[1, 5], [2, 5]], "must begin at second 0"),
+        ([[0, 5], [0, 5]], "must ascend"),
+        ([[0, 0], [9, 0]], "`rate` is 0 throughout"),
+        ([[0, 5]], "at least 2 items"),
+    ],
+)
+def test_a_rate_that_makes_no_sense_is_refused(rate: list[list[float]], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ArrivalsConfig.model_validate({"rate": rate})
