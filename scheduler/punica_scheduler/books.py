@@ -166,6 +166,8 @@ class Books:
         """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
         if record.assignment is None or record.gpu_uuid is None:
             self.waiting.remove(record)
+            if record.home_uuid is not None:
+                self.fleet.index.touch(self.fleet.gpus[record.home_uuid])  # it may be anyone's now
             return
         self.trials.break_off(record)
         self.waiting.queue.charge((record,))

@@ -149,6 +149,10 @@ class Cluster:
     def gpu_is_lost(self, uuid: str) -> list[str]:
         return self.tell(events.GpuLost(uuid))
 
+    def is_drained(self, uuid: str, *, drain: bool = True) -> list[str]:
+        """Someone asks for it, or takes it back."""
+        return self.tell(events.GpuDrainRequested("f", 7, uuid, drain))
+
     def arrives(
         self,
         name: str,
@@ -160,11 +164,12 @@ class Cluster:
         generated: int = 0,
         frontend: str = "frontend",
         logprobs: int | None = None,
+        tenant: str | None = None,
     ) -> list[str]:
         """A request; ``at`` is its arrival, by default after all others."""
         self.now_ns += 1
         sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-        request = Request(name, at or self.now_ns, (7,) * prompt, sampling, lora, tuple(range(generated)))
+        request = Request(name, at or self.now_ns, (7,) * prompt, sampling, lora, tuple(range(generated)), tenant)
         if generated:
             self.delivered[name] = list(range(generated))
         self.names[self.now_ns] = name

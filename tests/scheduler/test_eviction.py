@@ -111,3 +111,44 @@ def test_migration_as_in_the_paper(filled: Any) -> None:
         "2: start r4 after 1",
     ]
     assert cluster.arrives("r6", prompt=6) == ["1: start r6"]
+
+
+def test_without_migration_an_evicted_request_waits_for_the_gpu_that_it_ran_on(new_cluster: Any) -> None:
+    cluster = new_cluster(migration=False)
+    cluster.gpu_joins("A", pages=5)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.gpu_joins("B", pages=5)
+    assert cluster.steps("A", "r1 r2")[2:] == ["A: stop r2"]
+    assert cluster.arrives("r3", prompt=1) == ["B: start r3"], "the queue does not wait for it"
+    assert cluster.steps("A", "r1", finished="r1") == ["r1: 1 token at 1 stop", "A: start r2 after 1"]
+    assert cluster.counter("migrations") == 0
+
+
+def test_without_migration_nobody_takes_the_place_of_one_that_waits_for_its_gpu(new_cluster: Any) -> None:
+    cluster = new_cluster(migration=False)
+    cluster.gpu_joins("A", pages=5)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.steps("A", "r1 r2")
+    assert cluster.arrives("r3", prompt=1) == []
+    assert cluster.is_cancelled("r2") == ["A: start r3"]
+
+
+def test_without_migration_a_lost_gpu_frees_those_that_wait_for_it(new_cluster: Any) -> None:
+    cluster = new_cluster(migration=False)
+    cluster.gpu_joins("A", pages=5)
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.steps("A", "r1 r2")
+    cluster.gpu_joins("B", pages=8)
+    assert cluster.gpu_is_lost("A") == ["B: start r1 after 1", "B: start r2 after 1"]
+
+
+def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: Any) -> None:
+    cluster = filled("A", pages=6)
+    cluster.arrives("r1", prompt=3)
+    cluster.arrives("r2", prompt=3)
+    cluster.is_cancelled("r2")
+    cluster.steps("A", "r1")
+    assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 1"], "who has left lacks nothing"

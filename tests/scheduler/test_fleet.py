@@ -5,15 +5,11 @@ from typing import Any
 from punica_scheduler import events
 
 
-def drains(cluster: Any, uuid: str, *, drain: bool = True) -> Any:
-    return cluster.tell(events.GpuDrainRequested("f", 7, uuid, drain))
-
-
 def test_requests_of_a_drained_gpu_move_at_once_the_oldest_first(cluster: Any) -> None:
     cluster.arrives("r2", at=20)
     cluster.arrives("r1", at=10)
     cluster.steps("B", "r1 r2")
-    assert drains(cluster, "B") == [
+    assert cluster.is_drained("B") == [
         "f: answer 7",
         "B: stop r1",
         "A: start r1 after 1",
@@ -26,10 +22,10 @@ def test_requests_of_a_drained_gpu_move_at_once_the_oldest_first(cluster: Any) -
 
 def test_a_drained_gpu_takes_nothing_until_that_is_taken_back(filled: Any) -> None:
     cluster = filled("A")
-    assert drains(cluster, "A") == ["f: answer 7"]
+    assert cluster.is_drained("A") == ["f: answer 7"]
     assert cluster.arrives("r1") == []
     assert cluster.scheduler.snapshot(0).gpus[0].is_draining
-    assert drains(cluster, "A", drain=False) == ["f: answer 7", "A: start r1"]
+    assert cluster.is_drained("A", drain=False) == ["f: answer 7", "A: start r1"]
     assert not cluster.scheduler.snapshot(0).gpus[0].is_draining
 
 
@@ -39,7 +35,7 @@ def test_what_fits_nowhere_else_runs_on_until_it_does(filled: Any) -> None:
     cluster.arrives("r2")
     cluster.steps("B", "r1")
     cluster.steps("A", "r2")
-    assert drains(cluster, "B") == ["f: answer 7"]
+    assert cluster.is_drained("B") == ["f: answer 7"]
     assert cluster.steps("B", "r1") == ["r1: 1 token at 1"]
     assert cluster.steps("A", "r2", finished="r2") == ["r2: 1 token at 1 stop"]
     assert cluster.time_passes(0.2) == ["B: stop r1", "A: start r1 after 2"]
@@ -52,22 +48,22 @@ def test_nobody_moves_past_an_older_one_that_waits(filled: Any) -> None:
     cluster.arrives("young", prompt=1, at=10**6)
     cluster.arrives("old", prompt=16, max_tokens=4, at=10**5)
     assert cluster.working_sets() == {"A": 1, "B": 2}
-    assert drains(cluster, "B") == ["f: answer 7"]
+    assert cluster.is_drained("B") == ["f: answer 7"]
 
 
 def test_a_gpu_that_nobody_knows_is_answered_with_those_there_are(cluster: Any) -> None:
-    assert drains(cluster, "C") == ["f: answer 7 gpu_not_found"]
+    assert cluster.is_drained("C") == ["f: answer 7 gpu_not_found"]
     assert "there are A, B" in cluster.actions[0].error.message
 
 
 def test_a_worker_that_starts_again_is_still_drained(filled: Any) -> None:
     cluster = filled("A")
-    drains(cluster, "A")
+    cluster.is_drained("A")
     cluster.gpu_is_lost("A")
     cluster.gpu_joins("A")
     assert cluster.arrives("r1") == []
     cluster.gpu_is_lost("A")
-    assert drains(cluster, "A", drain=False) == ["f: answer 7"]
+    assert cluster.is_drained("A", drain=False) == ["f: answer 7"]
     assert cluster.gpu_joins("A") == ["A: start r1"]
 
 
@@ -95,7 +91,7 @@ def test_what_joins_on_a_draining_runner_takes_nothing_and_stays_drained(new_clu
     cluster.tell(events.RunnerDrainRequested("host"))
     cluster.gpu_joins("A", runner="host")
     assert cluster.arrives("r1") == []
-    assert drains(cluster, "A", drain=False) == ["f: answer 7 invalid_request"]
+    assert cluster.is_drained("A", drain=False) == ["f: answer 7 invalid_request"]
 
 
 def test_a_runner_that_comes_back_is_used_again(new_cluster: Any) -> None:

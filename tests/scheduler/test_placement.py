@@ -1,5 +1,7 @@
 from typing import Any
 
+from punica_scheduler.placement import PLACEMENTS, drawn, first_fit, most_idle
+
 
 def test_ties_go_to_the_highest_uuid(cluster: Any) -> None:
     assert cluster.arrives("r1") == ["B: start r1"]
@@ -98,3 +100,39 @@ def test_the_adapters_of_a_working_set_fit_the_pool_together(filled: Any, adapte
     assert cluster.arrives("r4", lora=adapter("one page")) == ["B: start r4"]
     assert cluster.arrives("r5", lora=adapter("a third", rank=16)) == []
     assert cluster.steps("A", "r2", finished="r2") == ["r2: 1 token at 0 stop", "A: start r5"]
+
+
+def test_most_idle_takes_the_smallest_working_set(new_cluster: Any) -> None:
+    cluster = new_cluster(placement=most_idle)
+    cluster.gpu_joins("A")
+    cluster.gpu_joins("B")
+    assert [cluster.arrives(f"r{i}")[0][0] for i in range(4)] == ["B", "A", "B", "A"]
+
+
+def test_first_fit_takes_the_lowest_uuid_with_room(new_cluster: Any) -> None:
+    cluster = new_cluster(placement=first_fit)
+    for uuid in ("C", "A", "B"):
+        cluster.gpu_joins(uuid, batch=2)
+    assert [cluster.arrives(f"r{i}")[0][0] for i in range(5)] == ["A", "A", "B", "B", "C"]
+
+
+def test_a_drawn_gpu_is_the_same_for_the_same_requests(new_cluster: Any) -> None:
+    def draw() -> list[str]:
+        cluster = new_cluster(placement=drawn)
+        for uuid in ("A", "B", "C"):
+            cluster.gpu_joins(uuid, batch=20)
+        return [cluster.arrives(f"r{i}", prompt=1, max_tokens=1)[0][0] for i in range(20)]
+
+    assert draw() == draw()
+    assert set(draw()) == {"A", "B", "C"}
+
+
+def test_a_full_gpu_is_passed_over_by_every_policy(new_cluster: Any) -> None:
+    for placement in PLACEMENTS.values():
+        cluster = new_cluster(placement=placement)
+        cluster.gpu_joins("A", batch=1)
+        cluster.gpu_joins("B", batch=1)
+        cluster.arrives("r1")
+        cluster.arrives("r2")
+        assert cluster.arrives("r3") == []
+        assert cluster.working_sets() == {"A": 1, "B": 1}
