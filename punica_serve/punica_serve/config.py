@@ -28,6 +28,9 @@ from punica_serve.model_config import ModelConfig, ModelDtype
 from punica_serve.simulation.config import SimulationConfig
 from punica_serve.yaml_file import read_yaml, validated
 
+#: Of a node, by Ray's name.
+Resources = Annotated[dict[Name, Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
 
 class EngineConfig(ConfigModel):
     """One model replica: its weights, its pools and the shape of its steps."""
@@ -208,6 +211,15 @@ class TlsConfig(ConfigModel):
     ca: File
 
 
+class RayConfig(ConfigModel):
+    """What each process of `up --ray` reserves of its node, in Ray's own names, such as {CPU: 1}."""
+
+    scheduler: Resources = Field(default_factory=lambda: {"CPU": 1.0})
+    frontend: Resources = Field(default_factory=lambda: {"CPU": 1.0})
+    #: By default a CPU or GPU for each of `runner.devices`.
+    runner: Resources | None = None
+
+
 class ClusterConfig(ConfigModel):
     """A whole config file. Every process reads the same one and uses its part."""
 
@@ -225,6 +237,7 @@ class ClusterConfig(ConfigModel):
     scheduler: SchedulerConfig = SchedulerConfig()
     runner: RunnerConfig = RunnerConfig()
     frontend: FrontendConfig = FrontendConfig()
+    ray: RayConfig = RayConfig()
 
 
 def load_config(path: Path) -> ClusterConfig:

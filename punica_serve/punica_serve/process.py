@@ -35,7 +35,7 @@ EXIT_USER_MISTAKE = 2
 EXIT_GAVE_UP = 1
 
 #: What a base install, the control plane's, leaves out, and the extra that brings it.
-EXTRA_OF_MODULE = {"torch": "engine", "triton": "engine", "flashinfer": "gpu", "matplotlib": "bench"}
+EXTRA_OF_MODULE = {"torch": "engine", "triton": "engine", "flashinfer": "gpu", "matplotlib": "bench", "ray": "ray"}
 
 log = logging.getLogger(__name__)
 

@@ -40,6 +40,7 @@ from punica_serve.protocol import (
     Welcome,
     WireError,
 )
+from punica_serve.scheduler_url import current_url
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ async def dial(
 
 
 async def keep_dialling(
-    url: str,
+    scheduler_url: str,
     hello: Callable[[], FrontendHello | RunnerHello],
     union: Any,
     session: Callable[[Channel, Welcome], Awaitable[None]],
@@ -112,6 +113,7 @@ async def keep_dialling(
 ) -> Never:
     """Runs ``session`` on one link to the scheduler after the other, until cancelled.
 
+    The URL may be in a file, as scheduler_url.py has it, which is read before each dial.
     A lost link, or a ProtocolError of the session, is logged once and dialled again: with waits from
     RECONNECT_FIRST_S up to RECONNECT_HIGHEST_S, or always with the longest where the scheduler refused us. Any other
     error of the session is our bug and gets out, as a ConfigError of the URL does.
@@ -121,6 +123,7 @@ async def keep_dialling(
     while True:
         connected_at: float | None = None
         try:
+            url = current_url(scheduler_url)
             async with dial(url, hello(), union, links, tls) as (channel, welcome):
                 connected_at = time.monotonic()
                 log.info("connected to the scheduler at %s", url)

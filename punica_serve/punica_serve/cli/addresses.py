@@ -1,8 +1,9 @@
 """Addresses that processes listen on and dial."""
 
+import asyncio
 import errno
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from punica_serve.errors import ConfigError
 
@@ -11,6 +12,7 @@ _WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 _HIGHEST_PORT = 65_535
+_POLL_INTERVAL_S = 0.05
 
 
 def listening_ports(host: str, first: int, count: int, option: str) -> tuple[int, ...]:
@@ -40,6 +42,15 @@ def _listening(host: str, port: int, option: str) -> socket.socket:
         else:
             reason = error.strerror or str(error)
         raise ConfigError(f"can't listen on {host}:{port}: {reason}, or change {option}", param=option) from error
+
+
+async def until_listening(host: str, port: int) -> None:
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return await writer.wait_closed()
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 def dialled(host: str, port: int) -> str:

@@ -14,5 +14,5 @@ HostOption = Annotated[str | None, typer.Option(help="Address to listen on, inst
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port, instead of the config's; 0: a free one.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="The least level that is logged.")]
 SchedulerUrlOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where the scheduler listens, if not where the config says.")
+    str | None, typer.Option(metavar="URL", help="The scheduler's, if not the config's; @FILE: what the file says.")
 ]

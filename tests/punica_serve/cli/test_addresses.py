@@ -1,6 +1,8 @@
+import asyncio
+
 import pytest
 
-from punica_serve.cli.addresses import dialled, listening_ports, scheduler_url
+from punica_serve.cli.addresses import dialled, listening_ports, scheduler_url, until_listening
 from punica_serve.errors import ConfigError
 
 
@@ -52,3 +54,9 @@ def test_the_schedulers_url() -> None:
 def test_port_0_can_be_listened_on_but_not_dialled() -> None:
     with pytest.raises(ConfigError, match=r"`scheduler.port` is 0.* give --scheduler-url"):
         scheduler_url("127.0.0.1", 0, is_tls=False)
+
+
+async def test_it_waits_until_a_server_listens() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        await until_listening(*server.sockets[0].getsockname())

@@ -1,5 +1,8 @@
 """The command `up`: its options, and what can be found wrong before anything starts."""
 
+import os
+import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +13,7 @@ from punica_serve.cli.addresses import listening_ports
 from punica_serve.cli.config_check import check_config
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, HostOption, LogLevelOption, PortOption
 from punica_serve.cli.up.devices import check_devices
+from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.plan import Plan, runner_ids
 from punica_serve.errors import ConfigError
 from punica_serve.process import LogLevel
@@ -27,6 +31,21 @@ RunnersOption = Annotated[
 FrontendsOption = Annotated[
     int, typer.Option("--frontends", min=1, help="Frontends, on consecutive ports from the first on.")
 ]
+RayOption = Annotated[
+    bool, typer.Option("--ray", help="On Ray's nodes, a runner on each: RAY_ADDRESS's, or of a Ray started here.")
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """As given."""
+
+    path: Path
+    host: str | None
+    port: int | None
+    num_runners: int
+    num_frontends: int
+    log_level: LogLevel
 
 
 def command(
@@ -35,40 +54,69 @@ def command(
     port: PortOption = None,
     runners: RunnersOption = 1,
     frontends: FrontendsOption = 1,
+    on_ray: RayOption = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Run a whole cluster on this machine: scheduler, runners and frontends. Ctrl-C stops it."""
+    """Run a whole cluster: scheduler, runners and frontends, on this machine or on Ray's nodes. Ctrl-C stops it."""
     from rich.console import Console
 
-    from punica_serve.cli.up.local import serve
+    options = Options(config, host, port, runners, frontends, log_level)
+    console = Console(highlight=False)
+    if on_ray:
+        from punica_serve.cli.up.on_ray.serve import serve as serve_on_ray
 
-    plan = _plan(config, host, port, runners, frontends, log_level)
-    process.run("up", serve(plan, Console(highlight=False)), log_level=log_level, stop_timeout_s=STOP_TIMEOUT_S)
+        serving = serve_on_ray(_ray_plan(options), console)
+    else:
+        from punica_serve.cli.up.local import serve
+
+        serving = serve(_plan(options), console)
+    process.run("up", serving, log_level=log_level, stop_timeout_s=STOP_TIMEOUT_S)
 
 
-def _plan(
-    path: Path, host: str | None, port: int | None, num_runners: int, num_frontends: int, log_level: LogLevel
-) -> Plan:
+def _plan(options: Options) -> Plan:
     """Raises ConfigError and ModelRejected."""
-    from punica_serve.config import load_config
-
-    config = load_config(path)
-    check_config(config)
-    _check_runners(config, num_runners)
+    config = _checked_config(options)
+    _check_runners(config, options.num_runners)
     check_devices(config.runner.devices)
-    host = host or config.frontend.host
+    host = options.host or config.frontend.host
+    port = config.frontend.port if options.port is None else options.port
     scheduler = config.scheduler
     (scheduler_port,) = listening_ports(scheduler.host, scheduler.port, 1, "`scheduler.port` in the config")
     return Plan(
-        config=path.resolve(),
-        log_level=log_level,
+        config=options.path.resolve(),
+        log_level=options.log_level,
         scheduler_host=scheduler.host,
         scheduler_port=scheduler_port,
         is_tls=config.tls is not None,
-        runner_ids=runner_ids(num_runners),
+        runner_ids=runner_ids(options.num_runners),
         frontend_host=host,
-        frontend_ports=listening_ports(host, config.frontend.port if port is None else port, num_frontends, "--port"),
+        frontend_ports=listening_ports(host, port, options.num_frontends, "--port"),
     )
+
+
+def _ray_plan(options: Options) -> RayPlan:
+    """Raises ConfigError and ModelRejected."""
+    config = _checked_config(options)
+    if options.num_runners > 1:
+        raise ConfigError("--runners is for one machine: with --ray each of Ray's nodes has one", param="--runners")
+    return RayPlan(
+        config=config,
+        namespace=f"punica-{secrets.token_hex(4)}",
+        token=os.environ.get(process.TOKEN_ENV) or secrets.token_hex(16),
+        log_level=options.log_level,
+        host=options.host,
+        port=config.frontend.port if options.port is None else options.port,
+        num_frontends=options.num_frontends,
+    )
+
+
+def _checked_config(options: Options) -> "ClusterConfig":
+    """Raises ConfigError and ModelRejected."""
+    from punica_serve.config import load_config
+
+    config = load_config(options.path)
+    check_config(config)
+    return config
 
 
 def _check_runners(config: "ClusterConfig", num_runners: int) -> None:

@@ -5,12 +5,13 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from punica_serve.cli.addresses import until_listening
 from punica_serve.cli.children import Child, kept_running, lifeline
 from punica_serve.cli.up.plan import Plan, Process
-from punica_serve.cli.up.readiness import POLL_INTERVAL_S, print_banner, until_ready
+from punica_serve.cli.up.readiness import print_banner, until_ready
 from punica_serve.notify import READY, notify
 from punica_serve.process import TOKEN_ENV
 
@@ -31,19 +32,10 @@ async def serve(plan: Plan, console: "Console") -> None:
             await stack.enter_async_context(kept_running(children))
 
         await start([plan.scheduler()])
-        await _until_listening(plan.scheduler_host, plan.scheduler_port)  # the others would complain
+        await until_listening(plan.scheduler_host, plan.scheduler_port)  # the others would complain
         await start(plan.runners())
         await start(plan.frontends())
         models = await until_ready(plan.urls, console)
         print_banner(plan.urls, models, console)
         notify(READY)
         await asyncio.Event().wait()
-
-
-async def _until_listening(host: str, port: int) -> None:
-    while True:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            return await writer.wait_closed()
-        await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,0 +1,40 @@
+"""The connection to Ray: to RAY_ADDRESS, to a Ray that was started on this machine, or to a new one here."""
+
+import logging
+import os
+
+import ray
+
+from punica_serve.cli.up.on_ray.plan import Resources
+from punica_serve.errors import ConfigError
+
+ADDRESS_ENV = "RAY_ADDRESS"
+
+
+def connect(namespace: str, needs: Resources) -> None:
+    """Connects this process. A Ray that is started here gets room for ``needs``, and ends with this process.
+
+    Blocks for seconds. Raises ConfigError when nobody answers at RAY_ADDRESS.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every connection
+    address = os.environ.get(ADDRESS_ENV)
+    try:
+        ray.init(address="auto", namespace=namespace, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address:
+            reason = str(error).splitlines()[0]
+            message = f"no Ray answers at {ADDRESS_ENV}={address}: {reason}; unset it to start one on this machine"
+            raise ConfigError(message, param=ADDRESS_ENV) from error
+        _start_here(namespace, needs)
+
+
+def _start_here(namespace: str, needs: Resources) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+    ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=max(os.cpu_count() or 1, round(needs.get("CPU", 0))),
+        resources={name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")},
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+    )

@@ -1,0 +1,78 @@
+"""What is to run on Ray: the roles, and what each reserves of a node."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from punica_serve.cli.up.on_ray.fleet import runner_id
+from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
+from punica_serve.config import ClusterConfig
+from punica_serve.process import LogLevel
+
+#: Ray's names for what a node has, such as {"CPU": 2}.
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RayPlan:
+    """The cluster's roles. Each bundle is what the role of the same index reserves."""
+
+    config: ClusterConfig
+    #: Apart from other clusters on the same Ray.
+    namespace: str
+    token: str
+    log_level: LogLevel
+    #: Where frontends listen: without a host, each at its node's address; on consecutive ports from the first on, or
+    #: on free ones for 0.
+    host: str | None
+    port: int
+    num_frontends: int
+
+    @property
+    def control_roles(self) -> list[Role]:
+        """The scheduler and the frontends."""
+        frontends = [
+            self._role("frontend", "frontend" if self.num_frontends == 1 else f"frontend {index}", port=port)
+            for index, port in enumerate(self._frontend_ports)
+        ]
+        return [self._role("scheduler", SCHEDULER), *frontends]
+
+    @property
+    def _frontend_ports(self) -> list[int]:
+        return [self.port and self.port + index for index in range(self.num_frontends)]
+
+    @property
+    def control_bundles(self) -> list[Resources]:
+        return [self.config.ray.scheduler, *[self.config.ray.frontend] * self.num_frontends]
+
+    def runner_role(self, node_id: str) -> Role:
+        return self._role("runner", f"runner {runner_id(node_id)}", runner_id=runner_id(node_id))
+
+    @property
+    def runner_bundle(self) -> Resources:
+        """By default a CPU or GPU for each device."""
+        if self.config.ray.runner is not None:
+            return self.config.ray.runner
+        return Counter("GPU" if device.startswith("cuda") else "CPU" for device in self.config.runner.devices)
+
+    @property
+    def needs(self) -> Resources:
+        """Of a Ray of a single node."""
+        total: Counter[str] = Counter()
+        for bundle in (*self.control_bundles, self.runner_bundle):
+            total.update({name: math.ceil(amount) for name, amount in bundle.items()})
+        return total
+
+    def _role(self, kind: Kind, name: str, *, port: int = 0, runner_id: str = "") -> Role:
+        return Role(
+            kind=kind,
+            name=name,
+            namespace=self.namespace,
+            config=self.config.model_dump_json(exclude_unset=True),
+            token=self.token,
+            log_level=self.log_level,
+            host=self.host,
+            port=port,
+            runner_id=runner_id,
+        )

@@ -1,0 +1,110 @@
+"""Actors in placement groups: everything that is asked of Ray. Its calls block, so they run on threads."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from punica_serve.cli.up.on_ray.member import Member
+from punica_serve.cli.up.on_ray.plan import Resources
+from punica_serve.cli.up.on_ray.roles import Place, Role
+from punica_serve.errors import ConfigError
+from punica_serve.process import STOP_TIMEOUT_S
+
+NODE_ID_LABEL = "ray.io/node-id"
+
+#: `stop` on a thread of its own, beside `run` and `where`.
+_NUM_THREADS = 4
+_STOP_TIMEOUT_S = 3 * STOP_TIMEOUT_S
+#: An actor that does not answer has no place yet, or none any more, and so no process to stop.
+_ANSWER_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An actor in a bundle of a placement group. Ray restarts it for ever, within the group."""
+
+    role: Role
+    actor: Any
+    group: PlacementGroup
+    #: Of Member.run.
+    running: Any
+
+    async def where(self) -> Place:
+        """Waits while Ray moves the actor."""
+        place: Place = await self.actor.where.remote()
+        return place
+
+    async def fail_on_mistake(self) -> None:
+        """Returns when the process was stopped. Raises ConfigError when a user's mistake ended it."""
+        if mistake := await self.running:
+            raise ConfigError(mistake)
+
+    async def stop(self) -> None:
+        """Stops the process, if there is one that can be asked."""
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                await self.where()
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self.actor.stop.remote()
+
+
+async def take_seats(roles: Sequence[Role], bundles: Sequence[Resources], *, node_id: str | None = None) -> list[Seat]:
+    """An actor for each role, in a bundle each: on this node, or spread over the nodes as far as there are several.
+
+    Returns before Ray has placed them.
+    """
+    return await asyncio.to_thread(_take_seats, roles, bundles, node_id)
+
+
+async def give_back(seats: Sequence[Seat]) -> None:
+    """Ends the actors of one group, and then the group, whether Ray has placed them or not."""
+    await asyncio.to_thread(_give_back, seats)
+
+
+def _give_back(seats: Sequence[Seat]) -> None:
+    for seat in seats:
+        ray.kill(seat.actor)
+    remove_placement_group(seats[0].group)
+
+
+def _take_seats(roles: Sequence[Role], bundles: Sequence[Resources], node_id: str | None) -> list[Seat]:
+    labels = [{NODE_ID_LABEL: node_id}] * len(bundles) if node_id else None
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD", bundle_label_selector=labels)
+    return [_take_seat(role, group, index, bundles[index]) for index, role in enumerate(roles)]
+
+
+def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources) -> Seat:
+    custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    actor: Any = (
+        ray.remote(Member)
+        .options(
+            name=role.name,
+            namespace=role.namespace,
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            resources=custom,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=_NUM_THREADS,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+        )
+        .remote(role)
+    )
+    return Seat(role, actor, group, actor.run.remote())
+
+
+async def nodes_with(bundle: Resources) -> set[str]:
+    """Ids of the living nodes that are large enough for it, whatever runs there now."""
+    nodes = await asyncio.to_thread(ray.nodes)
+    return {
+        node["NodeID"]
+        for node in nodes
+        if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+    }

@@ -1,0 +1,84 @@
+"""`up --ray` while it runs: the control seats are followed, and the runners follow Ray's nodes and the advice."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import httpx
+import ray
+
+from punica_serve.cli.up.on_ray.connection import connect
+from punica_serve.cli.up.on_ray.placed import Placed
+from punica_serve.cli.up.on_ray.plan import RayPlan
+from punica_serve.cli.up.on_ray.runners import Runners
+from punica_serve.cli.up.on_ray.seats import Seat, give_back, nodes_with, take_seats
+from punica_serve.cli.up.readiness import POLL_TIMEOUT_S, print_banner, until_ready
+from punica_serve.notify import READY, notify
+from punica_serve.protocol import ScaleAdvice
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+POLL_INTERVAL_S = 1.0
+
+
+async def serve(plan: RayPlan, console: "Console") -> None:
+    """Keeps the cluster on Ray until cancelled, and leaves nothing there.
+
+    Raises ConfigError where Ray can't be reached, and in an exception group when a user's mistake ended a process.
+    """
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
+    await asyncio.to_thread(connect, plan.namespace, plan.needs)
+    try:
+        scheduler, *frontends = await take_seats(plan.control_roles, plan.control_bundles)
+        try:
+            await _keep(plan, scheduler, frontends, console)
+        finally:
+            await asyncio.gather(*(seat.stop() for seat in frontends))
+            await scheduler.stop()
+            await give_back([scheduler, *frontends])
+    finally:
+        await asyncio.to_thread(ray.shutdown)
+
+
+async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: "Console") -> None:
+    """Keeps everything in its place until cancelled, and then stops the runners."""
+    placed = [Placed(seat) for seat in (scheduler, *frontends)]
+    async with asyncio.TaskGroup() as tasks:
+        for each in placed:
+            tasks.create_task(each.seat.fail_on_mistake())
+            tasks.create_task(each.keep_following())
+        runners = Runners(plan, tasks)
+        keeping = tasks.create_task(_keep_runners(plan, runners, placed[1:]))
+        try:
+            console.print(f"waiting for Ray to place {len(placed)} processes", soft_wrap=True)
+            urls = [await frontend.first_url() for frontend in placed[1:]]
+            print_banner(urls, await until_ready(urls, console), console)
+            notify(READY)
+            await asyncio.Event().wait()
+        finally:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
+            await runners.stop()
+
+
+async def _keep_runners(plan: RayPlan, runners: Runners, frontends: list[Placed]) -> None:
+    """While no frontend answers, the newest advice stands."""
+    advice, num_gpus = ScaleAdvice(), 0
+    async with httpx.AsyncClient(timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+        while True:
+            for frontend in frontends:
+                with suppress(httpx.HTTPError):
+                    advice, num_gpus = await _advice(client, frontend.url)
+                    break
+            await runners.follow(await nodes_with(plan.runner_bundle), advice, num_gpus)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _advice(client: httpx.AsyncClient, frontend_url: str) -> tuple[ScaleAdvice, int]:
+    """The scheduler's advice, and how many GPUs it has. Raises httpx.HTTPError."""
+    answer = await client.get(f"{frontend_url}/v1/cluster")
+    cluster = answer.raise_for_status().json()
+    advice = cluster["advice"]
+    return ScaleAdvice(advice["num_more_gpus"], tuple(advice["releasable_runners"])), len(cluster["gpus"])
