@@ -25,6 +25,17 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def with_environment(variable: str, value: str) -> list[int]:
+    """Process ids that were started with this in their environment, wherever they are in the tree by now."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
 def alive(pids: list[int]) -> list[int]:
     """Those that still run."""
     return [pid for pid in pids if command_line(pid)]
