@@ -14,6 +14,7 @@ from typing import Never, assert_never
 from punica_scheduler import actions, events
 from punica_scheduler.actions import Action, Advise, AnnounceLimits, Deliver, DrainAnswered, Start, Stop
 from punica_scheduler.factory import scheduler_of
+from punica_scheduler.scale_hook import ScaleHook
 from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError
@@ -34,6 +35,7 @@ from punica_serve.protocol import (
     Message,
     RunnerDrained,
     RunnerHello,
+    ScaleAdvice,
     StartRequest,
     StepReport,
     StopRequest,
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 
 
-def _ignore(_port: int) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -57,10 +59,12 @@ async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[in
 
     Raises ConfigError for an address that can't be had, and for TLS files that are no good.
     """
-    server = Server(config.scheduler, token, incarnation=time.time_ns())
+    hook = ScaleHook(config.scheduler.scale.hook, config.scheduler.scale.hook_timeout_s)
+    server = Server(config.scheduler, token, incarnation=time.time_ns(), on_advice=hook.advise)
     host = config.scheduler.host
     tls = server_context(config.tls) if config.tls else None
-    async with listen(host, config.scheduler.port, ToScheduler, server.session, config.links, tls) as port:
+    listening = listen(host, config.scheduler.port, ToScheduler, server.session, config.links, tls)
+    async with hook.running(), listening as port:
         log.info("scheduler listens on %s:%d", host, port)
         notify(READY)
         on_listening(port)
@@ -70,8 +74,16 @@ async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[in
 class Server:
     """A ``Scheduler`` and the channels to its peers."""
 
-    def __init__(self, config: SchedulerConfig, token: str, *, incarnation: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        token: str,
+        *,
+        incarnation: int,
+        on_advice: Callable[[ScaleAdvice], object] = _ignore,
+    ) -> None:
         self._token = token
+        self._on_advice = on_advice
         self._incarnation = incarnation
         self._scheduler = scheduler_of(config, incarnation)
         #: The newest link of each peer, by what the peer is called.
@@ -168,7 +180,7 @@ class Server:
             case DrainAnswered(frontend_id, call_id, error):
                 _send(self._links[_frontend(frontend_id)], DrainReply(call_id, error))
             case Advise(advice):
-                log.info("advice: %s", advice)
+                self._on_advice(advice)
             case _:
                 assert_never(action)
 
