@@ -1,184 +1,42 @@
 """Whatever happens in whatever order: exactly once, in order, and all pages back in the end.
 
-Hypothesis drives a scheduler, workers that obey late and report late, and a frontend that believes nothing.
+Hypothesis drives a scheduler of any policy, workers that obey late and report late, and frontends that believe nothing.
 """
 
-from collections import deque
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
+from late_worker import PAGE_SIZE, Worker, answer
 from punica_scheduler import events
-from punica_scheduler.actions import Deliver, Start, Stop
+from punica_scheduler.actions import Deliver, DrainAnswered, RunnerDrained, Start, Stop
+from punica_scheduler.consolidation import ConsolidationRule
+from punica_scheduler.placement import PLACEMENTS
 from punica_scheduler.scheduler import Scheduler
 from punica_scheduler.settings import SchedulerSettings
-from punica_serve.protocol import (
-    AdapterRef,
-    AssignmentId,
-    AssignmentsFailed,
-    Deliveries,
-    Ending,
-    EndReason,
-    GpuInfo,
-    LoraGroup,
-    Request,
-    SamplingParams,
-    StepReport,
-    WireError,
-)
+from punica_serve.protocol import AdapterRef, Deliveries, Ending, GpuInfo, LoraGroup, Request, SamplingParams
 
-PAGE_SIZE = 2
 MAX_TOTAL_TOKENS = 12
 #: Every pool holds the longest request, so none may fail for its size.
 POOLS = (6, 8, 11)
 ADAPTERS = (None, *(AdapterRef(f"lora{rank}", "", 1, {"q_proj": rank, "o_proj": 8}) for rank in (8, 12, 16)))
-
-
-def answer(request: Request) -> list[int]:
-    """All tokens of a request, wherever it runs: it ends at max_tokens or by itself."""
-    seed = request.arrival_ns
-    tokens = [(seed * 31 + position * 7) % 1000 for position in range(request.sampling.max_tokens)]
-    return tokens[: 1 + seed % 8]
-
-
-def pages_for(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_SIZE)
-
-
-@dataclass
-class Sequence:
-    request: Request
-    generated: list[int]
-    num_pages: int = 0
-    is_prefilled: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt_ids) + len(self.generated)
-
-
-@dataclass
-class Worker:
-    """The engine's rules without a model: pages on admission, growth when needed, the newest gives way."""
-
-    info: GpuInfo
-    incarnation: int
-    commands: deque[Start | Stop] = field(default_factory=deque)
-    reports: deque[events.Event] = field(default_factory=deque)
-    sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
-    applied_seq: int = 0
-    num_steps: int = 0
-
-    @property
-    def num_free(self) -> int:
-        return self.info.num_kv_pages - sum(sequence.num_pages for sequence in self.sequences.values())
-
-    def step(self, max_commands: int) -> None:
-        for _ in range(min(max_commands, len(self.commands))):
-            self._apply(self.commands.popleft())
-        for assignment in self._by_arrival():
-            sequence = self.sequences[assignment]
-            needed = pages_for(sequence.num_tokens + 1)
-            if not sequence.num_pages and needed <= self.num_free:
-                sequence.num_pages = needed
-        starved = self._grow()
-        positions, token_ids, finished = self._compute()
-        self.num_steps += 1
-        self.reports.append(
-            events.StepFinished(
-                StepReport(
-                    gpu_uuid=self.info.uuid,
-                    epoch=0,
-                    step=self.num_steps,
-                    applied_seq=self.applied_seq,
-                    incarnation=self.incarnation,
-                    counters=tuple(positions),
-                    positions=tuple(positions.values()),
-                    token_ids=tuple(token_ids),
-                    finished=tuple(finished.items()),
-                    free_kv_pages=self.num_free,
-                    batch_size=len(token_ids),
-                    num_prefill_tokens=0,
-                    num_adapters=0,
-                    duration_s=0.01,
-                    starved=tuple(assignment.counter for assignment in starved),
-                )
-            )
-        )
-
-    def fail_load(self, assignment: AssignmentId, *, permanent: bool) -> None:
-        del self.sequences[assignment]
-        failure = AssignmentsFailed(
-            self.info.uuid, 0, self.applied_seq, (assignment,), permanent, WireError("request_failed", "gone")
-        )
-        self.reports.append(events.AssignmentsFailed(failure))
-        self.step(0)
-
-    def _apply(self, command: Start | Stop) -> None:
-        assert command.seq == self.applied_seq + 1
-        self.applied_seq = command.seq
-        if isinstance(command, Start):
-            self.sequences[command.assignment] = Sequence(command.request, list(command.request.generated_ids))
-            self._check_batch()
-        else:
-            self.sequences.pop(command.assignment, None)
-
-    def _check_batch(self) -> None:
-        """What the scheduler must never ask of a worker."""
-        assert len(self.sequences) <= self.info.max_batch_size
-        adapters = {s.request.adapter.digest: s.request.adapter for s in self.sequences.values() if s.request.adapter}
-        groups: tuple[tuple[LoraGroup, str], ...] = (("qkv", "q_proj"), ("o", "o_proj"))
-        for group, module in groups:
-            needed = sum(-(-adapter.ranks[module] // 8) for adapter in adapters.values())
-            assert needed <= self.info.num_lora_pages[group]
-
-    def _by_arrival(self) -> list[AssignmentId]:
-        return sorted(self.sequences, key=lambda a: (self.sequences[a].request.arrival_ns, a))
-
-    def _grow(self) -> tuple[AssignmentId, ...]:
-        starved: list[AssignmentId] = []
-        for assignment in self._by_arrival():
-            sequence = self.sequences[assignment]
-            while sequence.num_pages and (missing := pages_for(sequence.num_tokens) - sequence.num_pages) > 0:
-                if missing <= self.num_free:
-                    sequence.num_pages += missing
-                    continue
-                newest = [other for other in self._by_arrival() if self.sequences[other].num_pages][-1]
-                self.sequences[newest].num_pages = 0
-                self.sequences[newest].is_prefilled = False
-                starved.append(newest)
-        return tuple(starved)
-
-    def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason]]:
-        """One prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter."""
-        positions: dict[int, int] = {}
-        token_ids: list[int] = []
-        finished: dict[int, EndReason] = {}
-        has_prefilled = False
-        for assignment in self._by_arrival():
-            sequence = self.sequences[assignment]
-            if not sequence.num_pages or (not sequence.is_prefilled and has_prefilled):
-                continue
-            has_prefilled |= not sequence.is_prefilled
-            sequence.is_prefilled = True
-            position, whole = len(sequence.generated), answer(sequence.request)
-            sequence.generated.append(whole[position])
-            positions[assignment.counter] = position
-            token_ids.append(whole[position])
-            if len(sequence.generated) == len(whole):
-                is_full = len(whole) == sequence.request.sampling.max_tokens
-                finished[assignment.counter] = "length" if is_full else "stop"
-                del self.sequences[assignment]
-        return positions, token_ids, finished
+FRONTENDS = ("f", "g")
+RUNNERS = ("host 0", "host 1")
+#: Moves whenever it can.
+EAGER = ConsolidationRule(interval_ns=1, light_load=0.5, prefill_tokens_per_s=10**6, idle_s=100)
 
 
 @dataclass
 class Stream:
     """A request as its frontend sees it."""
 
+    frontend_id: str
     handle: int
     request: Request
     tokens: list[int] = field(default_factory=list)
@@ -208,13 +66,33 @@ class ClusterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.incarnation = 1
+        self.settings = SchedulerSettings()
         self.scheduler = Scheduler(self.incarnation)
         self.now_ns = 1
         self.num_requests = 0
         self.num_gpus = 0
         self.workers: dict[str, Worker] = {}
+        #: GPU UUID -> its runner.
+        self.runners: dict[str, str] = {}
         self.streams: dict[str, Stream] = {}
-        self.tell(events.FrontendJoined("f"))
+        self.drained_uuids: set[str] = set()
+        self.drained_runners: set[str] = set()
+        self.told_runners: set[str] = set()
+        self.num_answers = 0
+
+    @initialize(
+        placement=st.sampled_from(sorted(PLACEMENTS)),
+        queue=st.sampled_from(["fcfs", "vtc"]),
+        migration=st.booleans(),
+        consolidation=st.sampled_from([None, EAGER]),
+    )
+    def begin(self, placement: str, queue: str, migration: bool, consolidation: ConsolidationRule | None) -> None:
+        self.settings = SchedulerSettings(PLACEMENTS[placement], queue, migration, consolidation=consolidation)
+        self.scheduler = Scheduler(self.incarnation, self.settings)
+        for frontend_id in FRONTENDS:
+            self.tell(events.FrontendJoined(frontend_id))
+
+    # -------------------------------------------------------------- what the scheduler says
 
     def tell(self, event: events.Event) -> None:
         self.now_ns += 1
@@ -222,11 +100,17 @@ class ClusterMachine(RuleBasedStateMachine):
             match action:
                 case Start() | Stop():
                     self.workers[action.gpu_uuid].commands.append(action)
-                case Deliver(_, deliveries):
-                    self.deliver(deliveries)
+                    assert isinstance(action, Stop) or not self.is_draining(action.gpu_uuid), f"{action} where none may"
+                case Deliver(frontend_id, deliveries):
+                    self.deliver(frontend_id, deliveries)
+                case RunnerDrained(runner_id):
+                    self.check_is_drained(runner_id)
+                case DrainAnswered(_, call_id, error):
+                    assert (call_id, error) == (self.num_answers, None)
+                    self.num_answers += 1
 
-    def deliver(self, deliveries: Deliveries) -> None:
-        by_handle = {stream.handle: stream for stream in self.streams.values()}
+    def deliver(self, frontend_id: str, deliveries: Deliveries) -> None:
+        by_handle = {stream.handle: stream for stream in self.streams.values() if stream.frontend_id == frontend_id}
         for handle, position, token_id in zip(
             deliveries.handles, deliveries.positions, deliveries.token_ids, strict=True
         ):
@@ -234,55 +118,135 @@ class ClusterMachine(RuleBasedStateMachine):
         for ending in deliveries.endings:
             by_handle[ending.handle].take_end(ending)
 
+    def check_is_drained(self, runner_id: str) -> None:
+        assert runner_id in self.drained_runners - self.told_runners, f"{runner_id} did not ask, or knows already"
+        self.told_runners.add(runner_id)
+        gpus = [gpu for gpu in self.scheduler.snapshot(0).gpus if gpu.runner_id == runner_id]
+        assert not any(gpu.working_set for gpu in gpus), f"{runner_id} is not drained"
+
+    def is_draining(self, uuid: str) -> bool:
+        return uuid in self.drained_uuids or self.runners[uuid] in self.drained_runners
+
+    # -------------------------------------------------------------- frontends
+
     @property
     def live(self) -> list[Stream]:
         return [stream for stream in self.streams.values() if stream.end is None]
 
-    @rule(prompt=st.integers(1, 6), room=st.integers(1, 6), adapter=st.sampled_from(ADAPTERS), skew=st.integers(0, 9))
-    def request_arrives(self, prompt: int, room: int, adapter: AdapterRef | None, skew: int) -> None:
+    @rule(
+        prompt=st.integers(1, 6),
+        room=st.integers(1, 6),
+        adapter=st.sampled_from(ADAPTERS),
+        skew=st.integers(0, 9),
+        frontend_id=st.sampled_from(FRONTENDS),
+        tenant=st.sampled_from([None, "a", "b"]),
+    )
+    def request_arrives(
+        self, prompt: int, room: int, adapter: AdapterRef | None, skew: int, frontend_id: str, tenant: str | None
+    ) -> None:
         self.num_requests += 1
         sampling = SamplingParams(max_tokens=min(room, MAX_TOTAL_TOKENS - prompt))
         arrival_ns = 10 * self.num_requests - 10 * skew + 100
-        request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter)
-        self.streams[request.request_id] = Stream(self.num_requests, request)
-        self.tell(events.RequestArrived("f", self.num_requests, request))
+        request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter, (), tenant)
+        self.streams[request.request_id] = Stream(frontend_id, self.num_requests, request)
+        self.tell(events.RequestArrived(frontend_id, self.num_requests, request))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def request_is_cancelled(self, data: st.DataObject) -> None:
         stream = data.draw(st.sampled_from(self.live))
         stream.end = "cancelled"
-        self.tell(events.RequestCancelled("f", stream.request.request_id))
+        self.tell(events.RequestCancelled(stream.frontend_id, stream.request.request_id))
 
-    @precondition(lambda self: len(self.workers) < 3)
-    @rule(num_pages=st.sampled_from(POOLS), batch=st.integers(1, 4), num_lora_pages=st.integers(2, 4))
-    def gpu_joins(self, num_pages: int, batch: int, num_lora_pages: int) -> None:
+    @rule(frontend_id=st.sampled_from(FRONTENDS), dice=st.integers(1, 6), is_lost=st.booleans())
+    def frontend_reconnects(self, frontend_id: str, dice: int, is_lost: bool) -> None:
+        """Seldom, or no request would ever live long. Whether anyone has seen that its link was lost or not."""
+        if dice < 6:
+            return
+        if is_lost:
+            self.tell(events.FrontendLost(frontend_id))
+        self.tell(events.FrontendJoined(frontend_id))
+        self.add_again([stream for stream in self.live if stream.frontend_id == frontend_id])
+
+    def add_again(self, streams: list[Stream]) -> None:
+        for stream in streams:
+            again = replace(stream.request, generated_ids=tuple(stream.tokens))
+            self.tell(events.RequestArrived(stream.frontend_id, stream.handle, again))
+
+    # -------------------------------------------------------------- runners and GPUs
+
+    @precondition(lambda self: len(self.workers) < 4)
+    @rule(
+        num_pages=st.sampled_from(POOLS),
+        batch=st.integers(1, 4),
+        num_lora_pages=st.integers(2, 4),
+        runner_id=st.sampled_from(RUNNERS),
+    )
+    def gpu_joins(self, num_pages: int, batch: int, num_lora_pages: int, runner_id: str) -> None:
         self.num_gpus += 1
         lora: dict[LoraGroup, int] = {"qkv": num_lora_pages, "o": num_lora_pages}
         info = GpuInfo(f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}", "cpu", batch, PAGE_SIZE, num_pages, lora)
+        self.join(runner_id, info)
+
+    def join(self, runner_id: str, info: GpuInfo) -> None:
         self.workers[info.uuid] = Worker(info, self.incarnation)
-        self.tell(events.GpuJoined("runner", info))
+        self.runners[info.uuid] = runner_id
+        self.tell(events.GpuJoined(runner_id, info))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def gpu_is_lost(self, data: st.DataObject) -> None:
         uuid = data.draw(st.sampled_from(sorted(self.workers)))
-        self.note_loss(self.workers.pop(uuid))
+        for sequence in self.workers.pop(uuid).sequences.values():
+            self.streams[sequence.request.request_id].num_losses += 1
         self.tell(events.GpuLost(uuid))
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data())
-    def gpu_joins_again(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), runner_id=st.sampled_from(RUNNERS))
+    def gpu_joins_again(self, data: st.DataObject, runner_id: str) -> None:
         """Nobody has said that it was lost."""
-        uuid = data.draw(st.sampled_from(sorted(self.workers)))
-        info = self.workers[uuid].info
-        self.note_loss(self.workers[uuid])
-        self.workers[uuid] = Worker(info, self.incarnation)
-        self.tell(events.GpuJoined("runner", info))
+        self.join(runner_id, self.workers[data.draw(st.sampled_from(sorted(self.workers)))].info)
 
-    def note_loss(self, worker: Worker) -> None:
-        for sequence in worker.sequences.values():
-            self.streams[sequence.request.request_id].num_losses += 1
+    @rule(runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 4), comes_back=st.booleans())
+    def runner_is_lost(self, runner_id: str, dice: int, comes_back: bool) -> None:
+        if dice < 4:
+            return
+        infos = [worker.info for uuid, worker in self.workers.items() if self.runners[uuid] == runner_id]
+        for info in infos:
+            del self.workers[info.uuid]
+        self.drained_runners.discard(runner_id)
+        self.told_runners.discard(runner_id)
+        if not comes_back:
+            self.tell(events.RunnerLost(runner_id))
+            return
+        self.tell(events.RunnerJoined(runner_id))
+        for info in infos:
+            self.join(runner_id, info)
+
+    @rule(runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 4))
+    def runner_is_drained(self, runner_id: str, dice: int) -> None:
+        if dice < 4:
+            return
+        self.drained_runners.add(runner_id)
+        self.tell(events.RunnerDrainRequested(runner_id))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), drain=st.booleans())
+    def gpu_is_drained(self, data: st.DataObject, drain: bool) -> None:
+        uuid = data.draw(st.sampled_from(sorted(self.workers)))
+        if drain or self.runners[uuid] not in self.drained_runners:
+            self.drain(uuid, drain=drain)
+
+    def drain(self, uuid: str, *, drain: bool) -> None:
+        if drain:
+            self.drained_uuids.add(uuid)
+        else:
+            self.drained_uuids.discard(uuid)
+        num_before = self.num_answers
+        self.tell(events.GpuDrainRequested("f", num_before, uuid, drain))
+        assert self.num_answers == num_before + 1
+
+    # -------------------------------------------------------------- workers
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), max_commands=st.integers(0, 4))
@@ -296,59 +260,38 @@ class ClusterMachine(RuleBasedStateMachine):
         for _ in range(min(num_reports, len(worker.reports))):
             self.tell(worker.reports.popleft())
 
-    @precondition(lambda self: any(self.loading(worker) for worker in self.workers.values()))
+    @precondition(lambda self: any(worker.loading for worker in self.workers.values()))
     @rule(data=st.data(), permanent=st.booleans())
     def load_fails(self, data: st.DataObject, permanent: bool) -> None:
-        worker = data.draw(st.sampled_from([worker for worker in self.workers.values() if self.loading(worker)]))
-        assignment = data.draw(st.sampled_from(self.loading(worker)))
+        worker = data.draw(st.sampled_from([worker for worker in self.workers.values() if worker.loading]))
+        assignment = data.draw(st.sampled_from(worker.loading))
         stream = self.streams[worker.sequences[assignment].request.request_id]
         stream.num_load_failures += 3 if permanent else 1
         worker.fail_load(assignment, permanent=permanent)
 
-    @rule(dice=st.integers(1, 6))
-    def frontend_reconnects(self, dice: int) -> None:
-        """Seldom, or no request would ever live long."""
-        if dice < 6:
-            return
-        self.tell(events.FrontendLost("f"))
-        self.tell(events.FrontendJoined("f"))
-        self.add_again(self.live)
+    # -------------------------------------------------------------- the scheduler
 
     @rule(data=st.data(), dice=st.integers(1, 6), settle_ns=st.integers(0, 5))
     def scheduler_restarts(self, data: st.DataObject, dice: int, settle_ns: int) -> None:
-        """Workers are reset, and all come back in any order."""
+        """Workers are reset, drains forgotten, and all come back in any order."""
         if dice < 6:
             return
         self.now_ns += 1
         self.incarnation = self.now_ns
-        self.scheduler = Scheduler(self.incarnation, SchedulerSettings(settle_ns=settle_ns))
-        infos = [worker.info for worker in self.workers.values()]
-        self.workers = {}
-        frontend_first = data.draw(st.booleans())
-        if frontend_first:
-            self.frontend_comes_back(data)
-        for info in data.draw(st.permutations(infos)):
-            self.workers[info.uuid] = Worker(info, self.incarnation)
-            self.tell(events.GpuJoined("runner", info))
-        if not frontend_first:
-            self.frontend_comes_back(data)
+        self.scheduler = Scheduler(self.incarnation, dataclasses.replace(self.settings, settle_ns=settle_ns))
+        self.drained_uuids, self.drained_runners, self.told_runners = set(), set(), set()
+        infos, self.workers = [worker.info for worker in self.workers.values()], {}
+        returns: list[Callable[[], None]] = [
+            *(partial(self.join, self.runners[info.uuid], info) for info in infos),
+            *(partial(self.frontend_comes_back, frontend_id, data) for frontend_id in FRONTENDS),
+        ]
+        for come_back in data.draw(st.permutations(returns)):
+            come_back()
 
-    def frontend_comes_back(self, data: st.DataObject) -> None:
-        self.tell(events.FrontendJoined("f"))
-        self.add_again(data.draw(st.permutations(self.live)))
-
-    def add_again(self, streams: list[Stream]) -> None:
-        for stream in streams:
-            request = stream.request
-            again = Request(
-                request.request_id,
-                request.arrival_ns,
-                request.prompt_ids,
-                request.sampling,
-                request.adapter,
-                tuple(stream.tokens),
-            )
-            self.tell(events.RequestArrived("f", stream.handle, again))
+    def frontend_comes_back(self, frontend_id: str, data: st.DataObject) -> None:
+        self.tell(events.FrontendJoined(frontend_id))
+        streams = [stream for stream in self.live if stream.frontend_id == frontend_id]
+        self.add_again(data.draw(st.permutations(streams)))
 
     @rule()
     def time_passes(self) -> None:
@@ -358,10 +301,11 @@ class ClusterMachine(RuleBasedStateMachine):
     def books_are_sound(self) -> None:
         self.scheduler.check_invariants()
 
+    # -------------------------------------------------------------- in the end
+
     def teardown(self) -> None:
         """Left alone, every request ends, and what was taken is given back."""
-        if not self.workers:
-            self.gpu_joins(num_pages=POOLS[0], batch=2, num_lora_pages=4)
+        self.end_drains()
         rounds = 0
         while self.live or any(worker.commands or worker.reports for worker in self.workers.values()):
             rounds += 1
@@ -374,6 +318,18 @@ class ClusterMachine(RuleBasedStateMachine):
             self.scheduler.check_invariants()
         self.check_all_is_given_back()
 
+    def end_drains(self) -> None:
+        """Runners that are drained leave; at least one GPU stays."""
+        for runner_id in sorted(self.drained_runners):
+            self.drained_runners.discard(runner_id)
+            for uuid in [uuid for uuid in self.workers if self.runners[uuid] == runner_id]:
+                del self.workers[uuid]
+            self.tell(events.RunnerLost(runner_id))
+        for uuid in sorted(self.drained_uuids):
+            self.drain(uuid, drain=False)
+        if not self.workers:
+            self.gpu_joins(num_pages=POOLS[0], batch=2, num_lora_pages=4, runner_id=RUNNERS[0])
+
     def check_all_is_given_back(self) -> None:
         snapshot = self.scheduler.snapshot(self.now_ns)
         assert snapshot.queue_length == 0
@@ -381,10 +337,6 @@ class ClusterMachine(RuleBasedStateMachine):
             assert gpu.working_set == 0
             assert gpu.free_kv_pages == gpu.gpu.num_kv_pages
             assert not self.workers[gpu.gpu.uuid].sequences
-
-    @staticmethod
-    def loading(worker: Worker) -> list[Any]:
-        return [a for a, sequence in worker.sequences.items() if sequence.request.adapter and not sequence.is_prefilled]
 
 
 ClusterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -1,0 +1,162 @@
+"""A worker without a model that obeys late and reports late, by the engine's rules."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from punica_scheduler import events
+from punica_scheduler.actions import Start, Stop
+from punica_serve.protocol import (
+    AssignmentId,
+    AssignmentsFailed,
+    EndReason,
+    GpuInfo,
+    LoraGroup,
+    Request,
+    StepReport,
+    WireError,
+)
+
+PAGE_SIZE = 2
+
+
+def answer(request: Request) -> list[int]:
+    """All tokens of a request, wherever it runs: it ends at max_tokens or by itself."""
+    seed = request.arrival_ns
+    tokens = [(seed * 31 + position * 7) % 1000 for position in range(request.sampling.max_tokens)]
+    return tokens[: 1 + seed % 8]
+
+
+def pages_for(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_SIZE)
+
+
+@dataclass
+class Sequence:
+    request: Request
+    generated: list[int]
+    num_pages: int = 0
+    is_prefilled: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.generated)
+
+
+@dataclass
+class Worker:
+    """The engine's rules without a model: pages on admission, growth when needed, the newest gives way."""
+
+    info: GpuInfo
+    incarnation: int
+    commands: deque[Start | Stop] = field(default_factory=deque)
+    reports: deque[events.Event] = field(default_factory=deque)
+    sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
+    applied_seq: int = 0
+    num_steps: int = 0
+
+    @property
+    def num_free(self) -> int:
+        return self.info.num_kv_pages - sum(sequence.num_pages for sequence in self.sequences.values())
+
+    def step(self, max_commands: int) -> None:
+        for _ in range(min(max_commands, len(self.commands))):
+            self._apply(self.commands.popleft())
+        for assignment in self._by_arrival():
+            sequence = self.sequences[assignment]
+            needed = pages_for(sequence.num_tokens + 1)
+            if not sequence.num_pages and needed <= self.num_free:
+                sequence.num_pages = needed
+        starved = self._grow()
+        positions, token_ids, finished = self._compute()
+        self.num_steps += 1
+        self.reports.append(
+            events.StepFinished(
+                StepReport(
+                    gpu_uuid=self.info.uuid,
+                    epoch=0,
+                    step=self.num_steps,
+                    applied_seq=self.applied_seq,
+                    incarnation=self.incarnation,
+                    counters=tuple(positions),
+                    positions=tuple(positions.values()),
+                    token_ids=tuple(token_ids),
+                    finished=tuple(finished.items()),
+                    free_kv_pages=self.num_free,
+                    batch_size=len(token_ids),
+                    num_prefill_tokens=0,
+                    num_adapters=0,
+                    duration_s=0.01,
+                    starved=tuple(assignment.counter for assignment in starved),
+                )
+            )
+        )
+
+    def fail_load(self, assignment: AssignmentId, *, permanent: bool) -> None:
+        del self.sequences[assignment]
+        failure = AssignmentsFailed(
+            self.info.uuid, 0, self.applied_seq, (assignment,), permanent, WireError("request_failed", "gone")
+        )
+        self.reports.append(events.AssignmentsFailed(failure))
+        self.step(0)
+
+    @property
+    def loading(self) -> list[AssignmentId]:
+        """Those whose adapters have not come yet."""
+        return [a for a, sequence in self.sequences.items() if sequence.request.adapter and not sequence.is_prefilled]
+
+    def _apply(self, command: Start | Stop) -> None:
+        assert command.seq == self.applied_seq + 1
+        self.applied_seq = command.seq
+        if isinstance(command, Start):
+            self.sequences[command.assignment] = Sequence(command.request, list(command.request.generated_ids))
+            self._check_batch()
+        else:
+            self.sequences.pop(command.assignment, None)
+
+    def _check_batch(self) -> None:
+        """What the scheduler must never ask of a worker."""
+        assert len(self.sequences) <= self.info.max_batch_size
+        adapters = {s.request.adapter.digest: s.request.adapter for s in self.sequences.values() if s.request.adapter}
+        groups: tuple[tuple[LoraGroup, str], ...] = (("qkv", "q_proj"), ("o", "o_proj"))
+        for group, module in groups:
+            needed = sum(-(-adapter.ranks[module] // 8) for adapter in adapters.values())
+            assert needed <= self.info.num_lora_pages[group]
+
+    def _by_arrival(self) -> list[AssignmentId]:
+        return sorted(self.sequences, key=lambda a: (self.sequences[a].request.arrival_ns, a))
+
+    def _grow(self) -> tuple[AssignmentId, ...]:
+        starved: list[AssignmentId] = []
+        for assignment in self._by_arrival():
+            sequence = self.sequences[assignment]
+            while sequence.num_pages and (missing := pages_for(sequence.num_tokens) - sequence.num_pages) > 0:
+                if missing <= self.num_free:
+                    sequence.num_pages += missing
+                    continue
+                newest = [other for other in self._by_arrival() if self.sequences[other].num_pages][-1]
+                self.sequences[newest].num_pages = 0
+                self.sequences[newest].is_prefilled = False
+                starved.append(newest)
+        return tuple(starved)
+
+    def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason]]:
+        """One prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter."""
+        positions: dict[int, int] = {}
+        token_ids: list[int] = []
+        finished: dict[int, EndReason] = {}
+        has_prefilled = False
+        for assignment in self._by_arrival():
+            sequence = self.sequences[assignment]
+            if not sequence.num_pages or (not sequence.is_prefilled and has_prefilled):
+                continue
+            has_prefilled |= not sequence.is_prefilled
+            sequence.is_prefilled = True
+            position, whole = len(sequence.generated), answer(sequence.request)
+            sequence.generated.append(whole[position])
+            positions[assignment.counter] = position
+            token_ids.append(whole[position])
+            if len(sequence.generated) == len(whole):
+                is_full = len(whole) == sequence.request.sampling.max_tokens
+                finished[assignment.counter] = "length" if is_full else "stop"
+                del self.sequences[assignment]
+        return positions, token_ids, finished
