@@ -4,6 +4,7 @@ import time
 
 from fastapi import FastAPI
 
+from punica_frontend.admission import Admission
 from punica_frontend.connection import BodyLimit
 from punica_frontend.errors import install_error_handlers
 from punica_frontend.figures import Figures
@@ -28,13 +29,20 @@ _DESCRIPTION = (
 
 
 def create_app(
-    client: SchedulerClient, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, engine: EngineConfig
+    client: SchedulerClient,
+    admission: Admission,
+    catalog: AdapterCatalog,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    engine: EngineConfig,
 ) -> FastAPI:
     """The routes over ``client``. ``engine`` names the base model and may shorten its context."""
     max_context = engine.context_of(model)
     base_name = engine.served_name
     figures = Figures()
-    generator = Generator(client, catalog, tokenizer, model, figures, base_name=base_name, max_context=max_context)
+    generator = Generator(
+        client, catalog, tokenizer, model, admission, figures, base_name=base_name, max_context=max_context
+    )
     app = FastAPI(title="Punica Serve", version=__version__, description=_DESCRIPTION)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes(model, engine))
@@ -50,8 +58,8 @@ def create_app(
         )
     )
     app.include_router(cluster_router(client))
-    app.include_router(health_router(client))
-    app.include_router(metrics_router(client, figures))
+    app.include_router(health_router(client, admission))
+    app.include_router(metrics_router(client, admission, figures))
     return app
 
 

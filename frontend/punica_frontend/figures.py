@@ -2,8 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from punica_serve.errors import PunicaError
@@ -46,24 +45,15 @@ class Figures:
     #: Between one token of a request and the next; tokens that come together share the time since those before.
     inter_token_s: Distribution = field(default_factory=lambda: Distribution(INTER_TOKEN_BOUNDS_S))
 
-    @contextmanager
-    def request(self, arrived_s: float, num_prompt_tokens: int) -> Iterator["RequestFigures"]:
-        """Counts a request for as long as the context is open, and then how it ended: as cancelled, if nobody says."""
+    def begin(self, arrived_s: float, num_prompt_tokens: int) -> "RequestFigures":
+        """Counts a request as live until its figures are told of its end."""
         self.num_live += 1
         self.num_prompt_tokens += num_prompt_tokens
-        request = RequestFigures(self, arrived_s)
-        try:
-            yield request
-        except Exception as error:
-            request.outcome = outcome_of(error)
-            raise
-        finally:
-            self.num_live -= 1
-            self.num_ended[request.outcome] += 1
+        return RequestFigures(self, arrived_s)
 
 
 class RequestFigures:
-    """Of one live request."""
+    """Of one live request. Whoever learns how it ended sets ``outcome``; it is cancelled if nobody does."""
 
     def __init__(self, figures: Figures, arrived_s: float) -> None:
         self._figures = figures
@@ -83,6 +73,12 @@ class RequestFigures:
             figures.first_token_s.observe(waited_s)
             self._has_begun = True
 
+    def end(self) -> None:
+        self._figures.num_live -= 1
+        self._figures.num_ended[self.outcome] += 1
 
-def outcome_of(error: Exception) -> str:
-    return error.code if isinstance(error, PunicaError) else PunicaError.code
+
+def outcome_of(error: BaseException) -> str:
+    if isinstance(error, PunicaError):
+        return error.code
+    return PunicaError.code if isinstance(error, Exception) else "cancelled"

@@ -5,19 +5,20 @@ import reprlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from punica_frontend.admission import Admission
+from punica_frontend.answering import Answering
 from punica_frontend.answers import Frame
-from punica_frontend.errors import from_wire
 from punica_frontend.figures import Figures, outcome_of
+from punica_frontend.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import GenerateFields
 from punica_frontend.text_stream import TextStream
 from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.errors import AdapterRejected, InvalidRequest, RequestFailed
+from punica_serve.errors import AdapterRejected, InvalidRequest
 from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import AdapterRef, Limits, Request, SamplingParams
 from punica_serve.text.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ class Plan:
 
 
 class Generator:
-    """Plans requests and streams their answers. Holds no state of its own; ``figures`` are told how requests went."""
+    """Plans requests and starts them, as long as ``admission`` lets them in; ``figures`` are told how they went."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Generator:
         catalog: AdapterCatalog,
         tokenizer: Tokenizer,
         model: ModelConfig,
+        admission: Admission,
         figures: Figures,
         *,
         base_name: str,
@@ -63,13 +65,15 @@ class Generator:
         self._catalog = catalog
         self._tokenizer = tokenizer
         self._model = model
+        self._admission = admission
         self._figures = figures
         self._base_name = base_name
         self._max_context = max_context
 
     async def plan(self, fields: GenerateFields, *, answer_id: str | None = None) -> Plan:
-        """Raises InvalidRequest, AdapterNotFound or AdapterRejected. ``answer_id`` is by default the cluster's own."""
+        """Raises what is wrong with the request, or ClusterUnavailable. ``answer_id`` is by default the cluster's."""
         try:
+            self._admission.check()
             return await self._plan(fields, answer_id)
         except Exception as error:
             self._figures.num_ended[outcome_of(error)] += 1
@@ -94,28 +98,46 @@ class Generator:
             arrived_s=arrived_s,
         )
 
-    async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
-        """Runs a plan; the last frame has a finish_reason. Closing it early cancels the request.
+    async def start(self, plan: Plan, on_ready: Callable[[], None], backlog: Backlog) -> Answering:
+        """Runs a plan; whoever gets the answering must close it. Raises ClusterUnavailable.
 
-        Raises what the cluster ended the request with, as one of the PunicaErrors.
+        ``on_ready`` is called when it begins to have something to take; what waits is counted in ``backlog``.
         """
+        self._admission.enter()
+        figures = self._figures.begin(plan.arrived_s, len(plan.request.prompt_ids))
+        try:
+            live = await self._client.start(plan.request, on_ready, backlog)
+        except BaseException as error:
+            figures.outcome = outcome_of(error)
+            figures.end()
+            self._admission.leave()
+            raise
         text = TextStream(
             self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
         )
-        with self._figures.request(plan.arrived_s, len(plan.request.prompt_ids)) as figures:
-            async with aclosing(self._client.generate(plan.request)) as deliveries:
-                async for delivery in deliveries:
-                    if delivery.error:
-                        raise from_wire(delivery.error)
-                    if delivery.finish_reason == "error":
-                        raise RequestFailed("the cluster gave up on the request")
-                    frame = text.feed(delivery)
-                    figures.add_tokens(len(frame.token_ids), time.monotonic())
-                    if frame.finish_reason:
-                        figures.outcome = frame.finish_reason
-                    yield frame
-                    if frame.finish_reason:
-                        return
+        return Answering(live, text, figures, self._release)
+
+    async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
+        """Runs a plan for one reader; the last frame has a finish_reason. Closing it early cancels the request.
+
+        Raises what the cluster ended the request with, as one of the PunicaErrors.
+        """
+        ready = asyncio.Event()
+        answering = await self.start(plan, ready.set, Backlog())
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                frame = answering.take()
+                yield frame
+                if frame.finish_reason:
+                    return
+        finally:
+            answering.close()
+
+    def _release(self, live: LiveRequest) -> None:
+        self._client.stop(live)
+        self._admission.leave()
 
     def _resolve(self, lora_id: str | None) -> AdapterRef | None:
         if lora_id is None or lora_id == self._base_name:

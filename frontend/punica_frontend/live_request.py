@@ -1,11 +1,11 @@
 """One request that this frontend owns, from the moment it is added until it finishes. Does no input or output."""
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from punica_serve.errors import ProtocolError
+from punica_serve.errors import OutOfCapacity, ProtocolError
 from punica_serve.protocol import Ending, FinishReason, Request, TokenLogprobs, WireError
 
 
@@ -22,21 +22,48 @@ class Delivery:
     error: WireError | None = None
 
 
+#: What may wait for one reader. A token takes TOKEN_BYTES, and as much again for each logprob that goes with it.
+MAX_BACKLOG_BYTES = 16 << 20
+TOKEN_BYTES = 64
+
+
+class SlowReader(OutOfCapacity):
+    """A client reads its answers too slowly, and too much of them waits."""
+
+
+class Backlog:
+    """How much waits to be taken by one reader, of all its requests."""
+
+    def __init__(self, max_bytes: int = MAX_BACKLOG_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Raises SlowReader, and adds nothing, where it would be too much."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise SlowReader(f"the client reads too slowly: {self.num_bytes} bytes of its answers wait")
+        self.num_bytes += num_bytes
+
+
 class LiveRequest:
     """Takes tokens from the scheduler, gives them to the client's side, and can start over from where it is.
 
     Every token comes out once and in order. Those that nobody has taken yet come out together, so that a slow reader
-    costs no more memory than the request's tokens.
+    costs no more memory than its backlog may have.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, handle: int, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> None:
+        """``handle`` is the scheduler's name for it; ``on_ready`` is called when it has something to take."""
+        self.handle = handle
+        self.request = request
+        self._on_ready = on_ready
+        self._backlog = backlog
         self._generated = list(request.generated_ids)
         self._num_taken = len(self._generated)
         self._logprobs: list[TokenLogprobs] = []
         self._ending: tuple[FinishReason, WireError | None] | None = None
-        #: Set while there is something to take.
-        self.ready = asyncio.Event()
+        self._num_untaken_bytes = 0
+        self._is_ready = False
 
     @property
     def is_finished(self) -> bool:
@@ -44,14 +71,20 @@ class LiveRequest:
         return self._ending is not None
 
     def accept(self, position: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes a token if it is the next, drops one that came before. Raises ProtocolError when some are missing."""
+        """Takes a token if it is the next, drops one that came before.
+
+        Raises ProtocolError when some are missing, and SlowReader for one that the backlog has no room for.
+        """
         if self._ending is not None or position < len(self._generated):
             return
         self._check_no_gap(position)
+        num_bytes = TOKEN_BYTES if logprobs is None else TOKEN_BYTES * (2 + len(logprobs.top_ids))
+        self._backlog.add(num_bytes)
+        self._num_untaken_bytes += num_bytes
         self._generated.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        self.ready.set()
+        self._become_ready()
 
     def end(self, ending: Ending) -> None:
         """Ends the request, unless it is a shorter stream's end. Raises ProtocolError when tokens are missing."""
@@ -68,22 +101,29 @@ class LiveRequest:
 
     def take(self) -> Delivery:
         """All that has come since the last time."""
-        self.ready.clear()
+        self._is_ready = False
+        self._backlog.num_bytes -= self._num_untaken_bytes
+        self._num_untaken_bytes = 0
         position, self._num_taken = self._num_taken, len(self._generated)
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Delivery(position, tuple(self._generated[position:]), logprobs, *(self._ending or ()))
 
     def resumed(self) -> Request:
         """The request as it has to be added again, with all tokens that have come."""
-        return msgspec.structs.replace(self._request, generated_ids=tuple(self._generated))
+        return msgspec.structs.replace(self.request, generated_ids=tuple(self._generated))
 
     def _check_no_gap(self, position: int) -> None:
         expected = len(self._generated)
         if position > expected:
             raise ProtocolError(
-                f"request {self._request.request_id} was delivered position {position} instead of {expected}"
+                f"request {self.request.request_id} was delivered position {position} instead of {expected}"
             )
 
     def _finish(self, reason: FinishReason, error: WireError | None) -> None:
         self._ending = (reason, error)
-        self.ready.set()
+        self._become_ready()
+
+    def _become_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._on_ready()

@@ -34,7 +34,7 @@ def exposition(families: Iterable[Metric]) -> bytes:
     return generate_latest(_Collected(families))
 
 
-def frontend_families(figures: Figures, *, is_connected: bool) -> Iterator[Metric]:
+def frontend_families(figures: Figures, *, is_connected: bool, is_draining: bool) -> Iterator[Metric]:
     """What this frontend knows by itself."""
     ended = CounterMetricFamily(f"{PREFIX}requests", "Requests that ended, by how.", labels=["outcome"])
     for outcome, count in sorted(figures.num_ended.items()):
@@ -43,6 +43,7 @@ def frontend_families(figures: Figures, *, is_connected: bool) -> Iterator[Metri
     yield _gauge("live_requests", "Requests of this frontend that run or wait.", figures.num_live)
     yield _gauge("websockets", "Open websockets for streams of answers.", figures.num_websockets)
     yield _gauge("scheduler_connected", "1 while the link to the scheduler is up.", is_connected)
+    yield _gauge("draining", "1 while this frontend finishes what it has and takes nothing new.", is_draining)
     yield _counter("prompt_tokens", "Tokens of the prompts of requests.", figures.num_prompt_tokens)
     yield _counter("generated_tokens", "Tokens generated for requests.", figures.num_generated_tokens)
     yield _histogram("time_to_first_token", "From a request's arrival to its first token.", figures.first_token_s)

@@ -7,13 +7,13 @@ import asyncio
 import itertools
 import ssl
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import Any, Never, Protocol
 
 from punica_frontend.errors import from_wire
-from punica_frontend.live_request import Delivery, LiveRequest
+from punica_frontend.live_request import Backlog, LiveRequest, SlowReader
 from punica_serve.channel import Channel
 from punica_serve.config import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
@@ -58,11 +58,14 @@ class SchedulerClient(Protocol):
     def limits(self) -> Limits | None:
         """What the cluster can hold; None until the scheduler has said it."""
 
-    def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
-        """Runs a request: its deliveries, each with what came since the last, up to one with a finish_reason.
+    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
+        """Adds a request to the cluster. It must be stopped in the end. Raises ClusterUnavailable.
 
-        Positions have no gaps and no overlaps. Closing it early cancels the request. Raises ClusterUnavailable.
+        ``on_ready`` is called when it begins to have something to take; what waits is counted in ``backlog``.
         """
+
+    def stop(self, live: LiveRequest) -> None:
+        """Forgets a request, and cancels it unless it has finished. May be called again."""
 
     async def cluster(self) -> ClusterSnapshot:
         """The scheduler's view of now. Raises ClusterUnavailable."""
@@ -121,23 +124,17 @@ class WireSchedulerClient:
             self._has_ended = True
             self._fail_all("the frontend is shutting down; try another")
 
-    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
         await self._wait_connected()
-        handle = next(self._handles)
-        live = self._live[handle] = LiveRequest(request)
-        try:
-            self._send(AddRequest(handle, request))
-            while True:
-                # No deadline here: the scheduler's queue has one, and without a scheduler _give_up ends the wait.
-                await live.ready.wait()
-                delivery = live.take()
-                yield delivery
-                if delivery.finish_reason:
-                    return
-        finally:
-            del self._live[handle]
-            if not live.is_finished and self._channel:
-                self._channel.send(CancelRequest(request.request_id))
+        live = LiveRequest(next(self._handles), request, on_ready, backlog)
+        self._send(AddRequest(live.handle, request))
+        # From here on the scheduler's queue has a deadline for it, and without a scheduler _give_up ends it.
+        self._live[live.handle] = live
+        return live
+
+    def stop(self, live: LiveRequest) -> None:
+        if self._live.pop(live.handle, None) and not live.is_finished:
+            self._cancel(live)
 
     async def cluster(self) -> ClusterSnapshot:
         reply: ClusterReply = await self._call(GetCluster)
@@ -165,9 +162,9 @@ class WireSchedulerClient:
     async def _session(self, channel: Channel) -> None:
         self._channel = channel
         self._connected.set()
-        for handle, live in self._live.items():
+        for live in self._live.values():
             if not live.is_finished:
-                channel.send(AddRequest(handle, live.resumed()))
+                channel.send(AddRequest(live.handle, live.resumed()))
         try:
             async for message in channel:
                 self._receive(message)
@@ -198,10 +195,19 @@ class WireSchedulerClient:
             deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False
         ):
             if live := self._live.get(handle):
-                live.accept(position, token_id, token_logprobs)
+                try:
+                    live.accept(position, token_id, token_logprobs)
+                except SlowReader as error:
+                    live.fail(WireError.of(error))
+                    self._cancel(live)
         for ending in deliveries.endings:
             if live := self._live.get(ending.handle):
                 live.end(ending)
+
+    def _cancel(self, live: LiveRequest) -> None:
+        """Without a link there is nothing to cancel: the scheduler has dropped this frontend's requests."""
+        if self._channel:
+            self._channel.send(CancelRequest(live.request.request_id))
 
     def _send(self, message: Message) -> None:
         if self._channel is None:

@@ -5,150 +5,156 @@ Out: answers.Frame
 
 A frame that is wrong gets an error frame and harms nobody else. An error frame has the finish_reason "error" when no
 request of that name goes on, and none when one does.
+
+One writer sends to the client. A request that has something to take stands in its line once, whatever comes meanwhile:
+so a client that reads slowly gets fewer and longer frames, and what waits for it is bounded by its backlog.
 """
 
 import asyncio
 import contextlib
 import json
-import logging
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
 
 import msgspec
-from fastapi import WebSocket
 from pydantic import ValidationError
-from starlette.websockets import WebSocketDisconnect
+from starlette.types import Receive, Send
 
-from punica_frontend.answers import Frame, usage
+from punica_frontend.answers import Frame
 from punica_frontend.errors import error_object, invalid_field
 from punica_frontend.generation import Generator
+from punica_frontend.live_request import Backlog
 from punica_frontend.schemas import FRAME, MAX_ID_CHARS, CancelFrame, GenerateFrame
+from punica_frontend.socket_request import SocketRequest
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError
-from punica_serve.protocol import FinishReason
-
-log = logging.getLogger(__name__)
 
 #: Requests of one socket that may live at once.
 MAX_LIVE = 1_024
 
-#: Frames that wait for a slow reader. Beyond it each request's tokens are merged into its next frame.
-MAX_QUEUED_FRAMES = 64
+#: Requests and frames in the writer's line beyond which nothing more is read from the client.
+MAX_LINE = MAX_LIVE + 64
+
+_encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class _Live:
-    """A request of the socket, until its last frame is queued."""
-
-    task: asyncio.Task[None]
-    num_prompt_tokens: int = 0
-    num_tokens: int = 0
-
-    def end(self, request_id: str, reason: FinishReason, error: dict[str, Any] | None = None) -> Frame:
-        """The last frame, where the cluster does not give it."""
-        used = usage(self.num_prompt_tokens, self.num_tokens)
-        return Frame(request_id, self.num_tokens, finish_reason=reason, usage=used, error=error)
+class _Left(Exception):
+    """The client has left."""
 
 
 class GenerateSocket:
     """Serves an accepted websocket until either side ends it; then all its requests are cancelled."""
 
-    def __init__(self, websocket: WebSocket, generator: Generator, *, max_frame_bytes: int) -> None:
-        self._websocket = websocket
+    def __init__(self, receive: Receive, send: Send, generator: Generator, *, max_frame_bytes: int) -> None:
+        """``receive`` and ``send`` are the socket's, as in ASGI; ``send`` raises OSError once the client has left."""
+        self._receive = receive
+        self._send = send
         self._generator = generator
         self._max_frame_bytes = max_frame_bytes
-        self._live: dict[str, _Live] = {}
-        self._outgoing: asyncio.Queue[Frame] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        #: By the client's names; until their last frames are next in line.
+        self._live: dict[str, SocketRequest] = {}
+        self._backlog = Backlog()
+        self._line: deque[SocketRequest | Frame] = deque()
+        #: Set while there is something in line, and while there is room in it.
+        self._waiting = asyncio.Event()
+        self._room = asyncio.Event()
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write())
                 await self._read(group)
-        except* WebSocketDisconnect:
+        except* (_Left, OSError):
             pass
+        finally:
+            for request in self._live.values():
+                request.close()
 
     async def _write(self) -> None:
-        """Raises WebSocketDisconnect when the client has left, or was cut because it took nothing for too long."""
+        """Raises OSError when the client has left, or was cut because it took nothing for too long."""
         while True:
-            frame = await self._outgoing.get()
-            await self._websocket.send_text(msgspec.json.encode(frame).decode())
+            while self._line:
+                next_in_line = self._line.popleft()
+                if isinstance(next_in_line, Frame):
+                    await self._send_frame(next_in_line)
+                else:
+                    await self._send_next(next_in_line)
+                self._room.set()
+            self._waiting.clear()
+            await self._waiting.wait()
+
+    async def _send_next(self, request: SocketRequest) -> None:
+        frame = request.next_frame()
+        if frame is None:
+            return
+        if frame.finish_reason is None:
+            await self._send_frame(frame)
+            return
+        if self._live.get(request.request_id) is request:
+            del self._live[request.request_id]
+        try:
+            await self._send_frame(frame)
+        finally:
+            request.close()
+
+    async def _send_frame(self, frame: Frame) -> None:
+        await self._send({"type": "websocket.send", "text": _encode(frame).decode()})
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Raises WebSocketDisconnect when the client has left, which ends the group."""
+        """Raises _Left when the client has left, which ends the group."""
         while True:
-            message = await self._websocket.receive()
+            message = await self._receive()
             if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", 1005))
+                raise _Left
             text = message.get("text")
-            await self._take(message["bytes"] if text is None else text.encode(), group)
+            self._take(message["bytes"] if text is None else text.encode(), group)
+            await asyncio.sleep(0)  # a flood of frames takes turns with everybody else
+            while len(self._line) >= MAX_LINE:
+                self._room.clear()
+                await self._room.wait()
 
-    async def _take(self, content: bytes, group: asyncio.TaskGroup) -> None:
+    def _take(self, content: bytes, group: asyncio.TaskGroup) -> None:
         if len(content) > self._max_frame_bytes:
             limit = f"{self._max_frame_bytes} is the limit; send a shorter one"
-            await self._refuse(None, InvalidRequest(f"the frame has {len(content)} bytes, {limit}"))
+            self._refuse(None, InvalidRequest(f"the frame has {len(content)} bytes, {limit}"))
             return
         try:
             frame = FRAME.validate_json(content)
         except ValidationError as error:
-            await self._refuse(_request_id(content), _frame_error(error))
+            self._refuse(_request_id(content), _frame_error(error))
         else:
-            await self._handle(frame, group)
+            self._handle(frame, group)
 
-    async def _handle(self, frame: GenerateFrame | CancelFrame, group: asyncio.TaskGroup) -> None:
+    def _handle(self, frame: GenerateFrame | CancelFrame, group: asyncio.TaskGroup) -> None:
         request_id = frame.request_id
         if isinstance(frame, CancelFrame):
-            await self._cancel(request_id)
+            # A request that is not live has finished already, as the client will see.
+            if request := self._live.pop(request_id, None):
+                request.cancel()
         elif request_id in self._live:
             message = f"request {request_id!r} is still running on this socket; choose another request_id"
-            await self._refuse(request_id, InvalidRequest(message, param="request_id"))
+            self._refuse(request_id, InvalidRequest(message, param="request_id"))
         elif len(self._live) >= MAX_LIVE:
             message = f"{MAX_LIVE} requests run on this socket already; wait for one to finish"
-            await self._refuse(request_id, OutOfCapacity(message))
+            self._refuse(request_id, OutOfCapacity(message))
         else:
-            self._live[request_id] = _Live(group.create_task(self._serve(frame)))
+            request = SocketRequest(request_id, self._stand_in_line)
+            self._live[request_id] = request
+            request.starting = group.create_task(self._start(request, frame))
 
-    async def _serve(self, request: GenerateFrame) -> None:
-        """One request, from its first frame to its last. It lives until its last frame is queued."""
-        live = self._live[request.request_id]
+    async def _start(self, request: SocketRequest, frame: GenerateFrame) -> None:
         try:
-            last = await self._stream(request, live)
-        except PunicaError as error:
-            last = live.end(request.request_id, "error", error_object(error))
+            plan = await self._generator.plan(frame, answer_id=request.request_id)
+            request.answering = await self._generator.start(plan, request.stand_in_line, self._backlog)
         except Exception as error:
-            log.exception("request %r of a websocket failed", request.request_id)
-            last = live.end(request.request_id, "error", error_object(error))
-        await self._outgoing.put(last)
-        del self._live[request.request_id]
+            request.fail(error)
 
-    async def _stream(self, request: GenerateFrame, live: _Live) -> Frame:
-        """Queues all frames but the last, and returns that."""
-        plan = await self._generator.plan(request, answer_id=request.request_id)
-        live.num_prompt_tokens = len(plan.request.prompt_ids)
-        async with aclosing(self._generator.stream(plan)) as frames:
-            async for frame in frames:
-                if frame.finish_reason:
-                    return frame
-                await self._outgoing.put(frame)
-                live.num_tokens += len(frame.token_ids)
-        raise AssertionError("the last frame of a stream has a finish_reason")
-
-    async def _cancel(self, request_id: str) -> None:
-        """A request that is not live has finished already, as the client will see."""
-        live = self._live.pop(request_id, None)
-        if live is None:
-            return
-        live.task.cancel()
-        # None of its frames must come after the last one.
-        await asyncio.wait([live.task])
-        await self._outgoing.put(live.end(request_id, "cancelled"))
-
-    async def _refuse(self, request_id: str | None, error: PunicaError) -> None:
+    def _refuse(self, request_id: str | None, error: PunicaError) -> None:
         """The answer to a frame that began nothing."""
         goes_on = request_id in self._live
-        await self._outgoing.put(
-            Frame(request_id, 0, finish_reason=None if goes_on else "error", error=error_object(error))
-        )
+        self._stand_in_line(Frame(request_id, 0, finish_reason=None if goes_on else "error", error=error_object(error)))
+
+    def _stand_in_line(self, next_in_line: SocketRequest | Frame) -> None:
+        self._line.append(next_in_line)
+        self._waiting.set()
 
 
 def _request_id(content: bytes) -> str | None:

@@ -28,6 +28,10 @@ class TextStream:
         #: Generated tokens in the frames so far.
         self.num_tokens = 0
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._request.prompt_ids)
+
     def feed(self, delivery: Delivery) -> Frame:
         """The frame of the next delivery; after one with a finish_reason there is none."""
         index = self.num_tokens
@@ -41,6 +45,6 @@ class TextStream:
             token_ids=token_ids,
             text=piece.text,
             finish_reason=piece.finish_reason,
-            usage=usage(len(self._request.prompt_ids), self.num_tokens) if piece.finish_reason else None,
+            usage=usage(self.num_prompt_tokens, self.num_tokens) if piece.finish_reason else None,
             logprobs=logprobs(token_ids, delivery.logprobs[: piece.num_tokens]) if wants_logprobs else msgspec.UNSET,
         )

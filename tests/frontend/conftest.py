@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import tokenizers
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers
 
+from punica_frontend.admission import Admission
 from punica_frontend.app import create_app, max_body_bytes
 from punica_frontend.http_server import EmbeddedServer, http_server
 from punica_frontend.listener import bind
-from punica_frontend.live_request import Delivery
+from punica_frontend.live_request import Backlog, Delivery, LiveRequest, SlowReader
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.channel import Channel
 from punica_serve.config import EngineConfig
@@ -25,6 +26,7 @@ from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import (
     AdapterRef,
     ClusterSnapshot,
+    Ending,
     FrontendToScheduler,
     GpuInfo,
     GpuSnapshot,
@@ -33,6 +35,7 @@ from punica_serve.protocol import (
     Request,
     ScaleAdvice,
     TokenLogprobs,
+    WireError,
 )
 from punica_serve.text.tokenizer import Tokenizer
 from punica_serve.wire import accept, listen
@@ -52,46 +55,55 @@ class EchoCluster:
         self.requests: list[Request] = []
         self.live: set[str] = set()
         self.cancelled: list[str] = []
+        self.failed: list[str] = []
         #: Tokens given out, all requests together.
         self.num_tokens = 0
         #: Requests wait for ``resumed`` before the token of this position.
         self.pause_at: int | None = None
         self.resumed = asyncio.Event()
+        self.turns_per_token = 5
         self.answer: Callable[[Request], Iterable[int]] = lambda request: [*request.prompt_ids, EOS]
-        #: What the request ends with instead of its token at ``fail_at``.
-        self.failure: Delivery | Exception | None = None
+        #: What the request ends with instead of its token at ``fail_at``: an error of the cluster's, or a bug of ours.
+        self.failure: WireError | Exception | None = None
         self.fail_at = 0
         self.drained: set[str] = set()
+        self._answering: dict[int, asyncio.Task[None]] = {}
 
-    async def generate(self, request: Request) -> AsyncGenerator[Delivery, None]:
+    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
         self.requests.append(request)
         self.live.add(request.request_id)
-        is_finished = False
-        try:
-            for position, token_id in enumerate(self.answer(request)):
-                if position == self.pause_at:
-                    await self.resumed.wait()
-                if self.failure and position == self.fail_at:
-                    is_finished = True
-                    if isinstance(self.failure, Exception):
-                        raise self.failure
-                    yield self.failure
-                is_last = token_id == EOS or position + 1 == request.sampling.max_tokens
-                is_finished = is_last
-                self.num_tokens += 1
-                yield Delivery(
-                    position,
-                    (token_id,),
-                    () if request.sampling.logprobs is None else (TokenLogprobs(-0.5, (token_id,), (-0.5,)),),
-                    ("stop" if token_id == EOS else "length") if is_last else None,
-                )
-                if is_last:
-                    return
+        live = LiveRequest(len(self.requests), request, on_ready, backlog)
+        self._answering[live.handle] = asyncio.create_task(self._answer(live))
+        return live
+
+    def stop(self, live: LiveRequest) -> None:
+        self._answering.pop(live.handle).cancel()
+        self.live.discard(live.request.request_id)
+        if not live.is_finished:
+            self.cancelled.append(live.request.request_id)
+
+    async def _answer(self, live: LiveRequest) -> None:
+        sampling = live.request.sampling
+        for position, token_id in enumerate(self.answer(live.request)):
+            if position == self.pause_at:
+                await self.resumed.wait()
+            if self.failure and position == self.fail_at:
+                fail(live, self.failure)
+                return
+            self.num_tokens += 1
+            logprobs = None if sampling.logprobs is None else TokenLogprobs(-0.5, (token_id,), (-0.5,))
+            try:
+                live.accept(position, token_id, logprobs)
+            except SlowReader as error:
+                self.failed.append(live.request.request_id)
+                live.fail(WireError.of(error))
+                return
+            if token_id == EOS or position + 1 == sampling.max_tokens:
+                live.end(Ending(live.handle, position + 1, "stop" if token_id == EOS else "length"))
+                return
+            # Time for everybody on the way to the client to take it before the next one comes.
+            for _ in range(self.turns_per_token):
                 await asyncio.sleep(0)
-        finally:
-            self.live.discard(request.request_id)
-            if not is_finished:
-                self.cancelled.append(request.request_id)
 
     async def cluster(self) -> ClusterSnapshot:
         if not self.connected:
@@ -104,6 +116,20 @@ class EchoCluster:
         if gpu_uuid != "CPU-1":
             raise GpuNotFound(f"no GPU {gpu_uuid!r}; there are CPU-1")
         (self.drained.add if drain else self.drained.discard)(gpu_uuid)
+
+
+def fail(live: LiveRequest, failure: WireError | Exception) -> None:
+    """Ends a request with an error. An exception that is none of ours comes up where its tokens are taken."""
+
+    def raise_it() -> Delivery:
+        assert isinstance(failure, Exception)
+        raise failure
+
+    if isinstance(failure, WireError):
+        live.fail(failure)
+    else:
+        live.take = raise_it  # type: ignore[method-assign]
+        live.fail(WireError("never", "seen"))
 
 
 class ScriptedScheduler:
@@ -193,10 +219,20 @@ def engine() -> EngineConfig:
 
 
 @pytest.fixture
+def admission() -> Admission:
+    return Admission()
+
+
+@pytest.fixture
 def app(
-    cluster: EchoCluster, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, engine: EngineConfig
+    cluster: EchoCluster,
+    admission: Admission,
+    catalog: AdapterCatalog,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    engine: EngineConfig,
 ) -> FastAPI:
-    return create_app(cluster, catalog, tokenizer, model, engine)
+    return create_app(cluster, admission, catalog, tokenizer, model, engine)
 
 
 @pytest.fixture

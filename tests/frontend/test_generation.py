@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from punica_frontend.admission import Admission
 from punica_frontend.figures import Figures
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
 from punica_frontend.schemas import GenerateFields
@@ -15,7 +16,7 @@ from punica_serve.text.tokenizer import Tokenizer
 
 @pytest.fixture
 def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> Generator:
-    return Generator(cluster, catalog, tokenizer, model, Figures(), base_name="numbers", max_context=64)
+    return Generator(cluster, catalog, tokenizer, model, Admission(), Figures(), base_name="numbers", max_context=64)
 
 
 def test_what_the_request_leaves_open_comes_from_the_model() -> None:

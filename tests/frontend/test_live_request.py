@@ -1,13 +1,19 @@
+from collections.abc import Callable
+
 import pytest
 
-from punica_frontend.live_request import Delivery, LiveRequest
+from punica_frontend.live_request import TOKEN_BYTES, Backlog, Delivery, LiveRequest, SlowReader
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import Ending, Request, SamplingParams, TokenLogprobs, WireError
 
 
 @pytest.fixture
 def live() -> LiveRequest:
-    return LiveRequest(Request("r", 1, (1, 2), SamplingParams()))
+    return make_live(Backlog())
+
+
+def make_live(backlog: Backlog, on_ready: Callable[[], None] = lambda: None) -> LiveRequest:
+    return LiveRequest(1, Request("r", 1, (1, 2), SamplingParams()), on_ready, backlog)
 
 
 def accept(live: LiveRequest, position: int, *token_ids: int) -> None:
@@ -16,15 +22,16 @@ def accept(live: LiveRequest, position: int, *token_ids: int) -> None:
         live.accept(position + offset, token_id)
 
 
-def test_tokens_that_nobody_took_come_out_together(live: LiveRequest) -> None:
-    assert not live.ready.is_set()
+def test_tokens_that_nobody_took_come_out_together() -> None:
+    calls: list[None] = []
+    live = make_live(Backlog(), lambda: calls.append(None))
     logprobs = (TokenLogprobs(-1.0), TokenLogprobs(-2.0), TokenLogprobs(-3.0))
     for position in range(3):
         live.accept(position, 10 + position, logprobs[position])
-        assert live.ready.is_set()
+        assert len(calls) == 1
     assert live.take() == Delivery(0, (10, 11, 12), logprobs)
-    assert not live.ready.is_set()
     live.accept(3, 13)
+    assert len(calls) == 2
     live.end(Ending(1, 4, "length"))
     assert live.take() == Delivery(3, (13,), finish_reason="length")
 
@@ -77,3 +84,18 @@ def test_it_is_added_again_with_what_has_come_taken_or_not(live: LiveRequest) ->
     live.take()
     live.accept(1, 11)
     assert live.resumed() == Request("r", 1, (1, 2), SamplingParams(), None, (10, 11))
+
+
+def test_what_waits_is_counted_for_all_requests_of_a_reader() -> None:
+    backlog = Backlog(max_bytes=8 * TOKEN_BYTES)
+    first, second = make_live(backlog), make_live(backlog)
+    accept(first, 0, 10, 11)
+    second.accept(0, 20, TokenLogprobs(-1.0, (20, 21), (-1.0, -2.0)))
+    assert backlog.num_bytes == 6 * TOKEN_BYTES
+    accept(first, 2, 12, 13)
+    with pytest.raises(SlowReader, match="reads too slowly"):
+        second.accept(1, 21)
+    first.take()
+    second.accept(1, 21)
+    assert second.take().token_ids == (20, 21)
+    assert backlog.num_bytes == 0

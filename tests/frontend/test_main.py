@@ -17,6 +17,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.model_config import read_model_config
+from punica_serve.process import Drain
 from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
 
@@ -44,6 +45,12 @@ def config(tmp_path: Path, tokenizer: Tokenizer) -> ClusterConfig:
     return ClusterConfig(engine=EngineConfig(model=folder), adapters={"roman": roman, "broken": tmp_path / "none"})
 
 
+def start(
+    config: ClusterConfig, *, scheduler_url: str, host: str | None = None, port: int = 0, drain: Drain | None = None
+) -> Coroutine[Any, Any, None]:
+    return serve(config, "secret", scheduler_url=scheduler_url, host=host, port=port, drain=drain or Drain(5.0))
+
+
 async def until_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(5):
         while (await client.get("/ready")).status_code != 200:
@@ -63,7 +70,7 @@ async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Any, 
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
-    serving = asyncio.create_task(serve(config, "secret", scheduler_url=scheduler_url, host=None, port=port))
+    serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port))
     async with httpx.AsyncClient(base_url=url, transport=httpx.AsyncHTTPTransport(retries=5)) as client:
         response = await client.get("/ready")
         assert response.status_code == 503
@@ -90,7 +97,7 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
-    serving = asyncio.create_task(serve(config, "secret", scheduler_url=scheduler_url, host=None, port=port))
+    serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port))
     async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
         await client.get(f"http://127.0.0.1:{port}/health")
         asking = asyncio.create_task(client.post(f"http://127.0.0.1:{port}/v1/generate", json={"prompt": "4"}))
@@ -99,6 +106,42 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
         await asyncio.wait([serving], timeout=5)
         assert serving.cancelled()
         assert "shutting down" in (await asking).json()["error"]["message"]
+
+
+async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
+    config: ClusterConfig, scheduler: Any, until: Until
+) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    drain = Drain(30.0)
+    scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
+    serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port, drain=drain))
+    transport = httpx.AsyncHTTPTransport(retries=5)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", transport=transport) as client:
+        await client.get("/health")
+        asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
+        await until(lambda: scheduler.received)
+        drain.begin()
+        refused = await client.post("/v1/generate", json={"prompt": "5"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert "shutting down" in refused.json()["error"]["message"]
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        assert "punica_draining 1.0" in (await client.get("/metrics")).text
+        assert not serving.done()
+        handle = scheduler.received[0].handle
+        scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
+        assert (await asking).json()["finish_reason"] == "length"
+    await asyncio.wait_for(serving, 5)
+    assert await get(f"http://127.0.0.1:{port}") is None
+
+
+async def test_a_drain_without_requests_ends_at_once(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+    drain = Drain(30.0)
+    serving = asyncio.create_task(start(config, scheduler_url=f"ws://127.0.0.1:{scheduler.port}", drain=drain))
+    await until(lambda: scheduler.is_linked)
+    drain.begin()
+    await asyncio.wait_for(serving, 5)
 
 
 async def test_an_end_does_not_wait_until_all_adapters_are_read(
@@ -117,7 +160,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
     monkeypatch.setattr("punica_serve.adapters.catalog.read_adapter", read_adapter)
     adapters = {f"a{number}": Path("/nowhere") for number in range(2_000)}
     many = config.model_copy(update={"adapters": adapters})
-    serving = asyncio.create_task(serve(many, "secret", scheduler_url="ws://127.0.0.1:1", host=None, port=0))
+    serving = asyncio.create_task(start(many, scheduler_url="ws://127.0.0.1:1", port=0))
     await until(lambda: reads)
     serving.cancel()
     await asyncio.wait([serving], timeout=1)
@@ -138,15 +181,15 @@ async def test_a_port_in_use_is_named(config: ClusterConfig) -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
-            await serve(config, "secret", scheduler_url="ws://127.0.0.1:1", host="127.0.0.1", port=port)
+            await start(config, scheduler_url="ws://127.0.0.1:1", host="127.0.0.1", port=port)
 
 
 async def test_a_scheduler_url_that_is_none(config: ClusterConfig) -> None:
     with pytest.raises(ConfigError, match="scheduler URL 'nowhere'"):
-        await serve(config, "secret", scheduler_url="nowhere", host=None, port=0)
+        await start(config, scheduler_url="nowhere", port=0)
 
 
 async def test_a_model_folder_that_is_missing(tmp_path: Path) -> None:
     config = ClusterConfig(engine=EngineConfig(model=tmp_path / "none"))
     with pytest.raises(ModelRejected, match="does not exist"):
-        await serve(config, "secret", scheduler_url="ws://127.0.0.1:1", host=None, port=0)
+        await start(config, scheduler_url="ws://127.0.0.1:1", port=0)

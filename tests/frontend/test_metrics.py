@@ -19,10 +19,11 @@ def test_a_frontends_own_figures() -> None:
     figures.num_ended.update({"stop": 2, "cancelled": 1})
     figures.first_token_s.observe(0.02)
     figures.first_token_s.observe(100.0)
-    shown = values(exposition(frontend_families(figures, is_connected=True)))
+    shown = values(exposition(frontend_families(figures, is_connected=True, is_draining=True)))
     assert shown["punica_requests_total stop"] == 2
     assert shown["punica_websockets"] == 3
     assert shown["punica_scheduler_connected"] == 1
+    assert shown["punica_draining"] == 1
     buckets = [
         shown[f"punica_time_to_first_token_seconds_bucket {bound}"] for bound in ("0.01", "0.025", "60.0", "+Inf")
     ]

@@ -1,12 +1,12 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from punica_frontend import scheduler_client
-from punica_frontend.live_request import Delivery
+from punica_frontend.live_request import TOKEN_BYTES, Backlog, Delivery
 from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
@@ -53,8 +53,24 @@ async def client(scheduler: Any, until: Until) -> AsyncIterator[WireSchedulerCli
     await asyncio.wait([running])
 
 
-async def collect(client: WireSchedulerClient) -> list[Delivery]:
-    async with aclosing(client.generate(REQUEST)) as deliveries:
+async def deliveries_of(client: WireSchedulerClient, backlog: Backlog | None = None) -> AsyncGenerator[Delivery, None]:
+    """Of a request, from its start to its end or its stop."""
+    ready = asyncio.Event()
+    live = await client.start(REQUEST, ready.set, backlog or Backlog())
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            delivery = live.take()
+            yield delivery
+            if delivery.finish_reason:
+                return
+    finally:
+        client.stop(live)
+
+
+async def collect(client: WireSchedulerClient, backlog: Backlog | None = None) -> list[Delivery]:
+    async with aclosing(deliveries_of(client, backlog)) as deliveries:
         return [delivery async for delivery in deliveries]
 
 
@@ -81,7 +97,7 @@ async def test_one_message_serves_many_requests(client: WireSchedulerClient, sch
 
 
 async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
-    async with aclosing(client.generate(REQUEST)) as deliveries:
+    async with aclosing(deliveries_of(client)) as deliveries:
         waiting = asyncio.ensure_future(anext(deliveries))
         await until(lambda: len(scheduler.received) == 1)
         scheduler.send(tokens(0, 10))
@@ -169,3 +185,16 @@ async def test_a_gpu_is_drained(client: WireSchedulerClient, scheduler: Any, unt
     scheduler.send(DrainReply(1, WireError("gpu_not_found", "no GPU 'GPU-2'; there are GPU-1")))
     with pytest.raises(GpuNotFound, match="there are GPU-1"):
         await asking
+
+
+async def test_a_request_whose_reader_is_too_slow_is_cancelled(
+    client: WireSchedulerClient, scheduler: Any, until: Until
+) -> None:
+    live = await client.start(REQUEST, lambda: None, Backlog(2 * TOKEN_BYTES))
+    await until(lambda: len(scheduler.received) == 1)
+    scheduler.send(tokens(0, 10, 11, 12, 13))
+    await until(lambda: scheduler.received[1:] == [CancelRequest("r")])
+    last = live.take()
+    assert (last.token_ids, last.finish_reason) == ((10, 11), "error")
+    assert last.error is not None and last.error.code == "out_of_capacity"
+    client.stop(live)

@@ -1,51 +1,202 @@
+"""Clients that are slow, hostile or gone, as fake sockets whose ``send`` the test holds."""
+
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import pytest
-from fastapi import WebSocket
 
+from punica_frontend.admission import Admission
 from punica_frontend.figures import Figures
 from punica_frontend.generation import Generator
-from punica_frontend.socket import MAX_QUEUED_FRAMES, GenerateSocket
+from punica_frontend.live_request import TOKEN_BYTES, Backlog
+from punica_frontend.socket import MAX_LINE, GenerateSocket
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.model_config import ModelConfig
 from punica_serve.text.tokenizer import Tokenizer
 
+Until = Callable[..., Coroutine[Any, Any, None]]
 
-class SlowPeer(WebSocket):
-    """Asks for one long answer and reads nothing of it."""
 
-    def __init__(self) -> None:
-        asked = json.dumps({"op": "generate", "request_id": "a", "prompt": "4"})
-        messages = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": asked}])
+class Peer:
+    """A client that sends these frames and takes what it is sent while it ``reads``."""
+
+    def __init__(self, frames: Iterable[dict[str, Any] | str], *, is_reading: bool = True) -> None:
+        self._frames: Iterator[dict[str, Any] | str] = iter(frames)
+        self.num_sent = 0
+        self.received: list[dict[str, Any]] = []
         self.reads = asyncio.Event()
+        self.leaves = asyncio.Event()
+        if is_reading:
+            self.reads.set()
 
-        async def receive() -> Any:
-            return next(messages, None) or await asyncio.Event().wait()
+    async def receive(self) -> Any:
+        frame = next(self._frames, None)
+        if frame is None:
+            await self.leaves.wait()
+            return {"type": "websocket.disconnect", "code": 1000}
+        self.num_sent += 1
+        return {"type": "websocket.receive", "text": frame if isinstance(frame, str) else json.dumps(frame)}
 
-        async def send(message: Any) -> None:
-            if message["type"] == "websocket.send":
-                await self.reads.wait()
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        if self.leaves.is_set():
+            raise OSError("the client has left")
+        self.received.append(json.loads(message["text"]))
 
-        super().__init__({"type": "websocket"}, receive, send)
+    def of(self, request_id: str) -> list[dict[str, Any]]:
+        return [frame for frame in self.received if frame["request_id"] == request_id]
+
+
+def generate(request_id: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"op": "generate", "request_id": request_id, "prompt": "4", "ignore_eos": True, **fields}
+
+
+def cancel(request_id: str) -> dict[str, Any]:
+    return {"op": "cancel", "request_id": request_id}
 
 
 @pytest.fixture
-def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> Generator:
+def admission() -> Admission:
+    return Admission()
+
+
+@pytest.fixture
+def generator(
+    cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, admission: Admission
+) -> Generator:
+    """Of a cluster whose answers never end by themselves."""
     cluster.answer = lambda request: itertools.repeat(5)
-    return Generator(cluster, catalog, tokenizer, model, Figures(), base_name="numbers", max_context=1_000_000)
+    return Generator(
+        cluster, catalog, tokenizer, model, admission, Figures(), base_name="numbers", max_context=1_000_000
+    )
 
 
-async def test_a_slow_reader_holds_its_requests_back(generator: Generator, cluster: Any) -> None:
-    peer = SlowPeer()
-    await peer.accept()
-    running = asyncio.create_task(GenerateSocket(peer, generator, max_frame_bytes=1_000).run())
-    for _ in range(20 * MAX_QUEUED_FRAMES):
-        await asyncio.sleep(0)
-    # One frame is being sent, and one waits for room in the queue.
-    assert cluster.num_tokens == MAX_QUEUED_FRAMES + 2
-    running.cancel()
-    await asyncio.wait([running])
+Serve = Callable[[Peer], GenerateSocket]
+
+
+@pytest.fixture
+async def serve(generator: Generator, cluster: Any, admission: Admission) -> AsyncIterator[Serve]:
+    """Begins to serve a peer. In the end nothing is left of any."""
+    tasks = []
+
+    def serve(peer: Peer) -> GenerateSocket:
+        socket = GenerateSocket(peer.receive, peer.send, generator, max_frame_bytes=1_000)
+        tasks.append(asyncio.create_task(socket.run()))
+        return socket
+
+    yield serve
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
     assert not cluster.live
+    await asyncio.wait_for(admission.empty(), 1)
+
+
+async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serve, cluster: Any, until: Until) -> None:
+    peer = Peer([generate(max_tokens=500)], is_reading=False)
+    serve(peer)
+    await until(lambda: cluster.num_tokens == 500)
+    peer.reads.set()
+    await until(lambda: peer.received and peer.received[-1]["finish_reason"] == "length")
+    assert [(frame["index"], len(frame["token_ids"])) for frame in peer.received] == [(0, 1), (1, 499)]
+
+
+async def test_a_slow_reader_slows_nobody_else(serve: Serve, until: Until) -> None:
+    slow, quick = Peer([generate()], is_reading=False), Peer([generate(max_tokens=100)])
+    serve(slow)
+    serve(quick)
+    await until(lambda: quick.received and quick.received[-1]["finish_reason"] == "length")
+    assert sum(len(frame["token_ids"]) for frame in quick.received) == 100
+    assert not slow.received
+
+
+async def test_a_reader_whose_backlog_is_full_is_told_so_and_its_request_ends(
+    serve: Serve, cluster: Any, until: Until
+) -> None:
+    peer = Peer([generate()], is_reading=False)
+    serve(peer)._backlog = Backlog(20 * TOKEN_BYTES)
+    await until(lambda: cluster.failed)
+    peer.reads.set()
+    await until(lambda: peer.received and peer.received[-1]["finish_reason"])
+    last = peer.received[-1]
+    assert (last["finish_reason"], last["error"]["code"]) == ("error", "out_of_capacity")
+    assert "reads too slowly" in last["error"]["message"]
+    await until(lambda: not cluster.live)
+
+
+async def test_a_flood_of_bad_frames_is_not_read_beyond_what_its_sender_takes(serve: Serve, until: Until) -> None:
+    peer = Peer(itertools.repeat("no frame"), is_reading=False)
+    quick = Peer([generate(max_tokens=100)])
+    serve(peer)
+    serve(quick)
+    await until(lambda: peer.num_sent > MAX_LINE and quick.received and quick.received[-1]["finish_reason"])
+    assert peer.num_sent == MAX_LINE + 1  # one is being sent
+    peer.reads.set()
+    await until(lambda: peer.num_sent > 2 * MAX_LINE)
+
+
+async def test_a_storm_of_cancels_leaves_nothing_and_is_bounded(serve: Serve, cluster: Any, until: Until) -> None:
+    storm = itertools.chain.from_iterable((generate(), cancel("a"), cancel("b")) for _ in itertools.count())
+    peer, quick = Peer(storm, is_reading=False), Peer([generate(max_tokens=100)])
+    serve(peer)
+    serve(quick)
+    await until(lambda: quick.received and quick.received[-1]["finish_reason"])
+    # The requests of the storm that were begun are over at once; their last frames wait in line.
+    assert peer.num_sent <= 3 * (MAX_LINE + 2)
+    assert len(cluster.live) <= 1
+    peer.reads.set()
+    await until(lambda: len(peer.received) > 10)
+    assert {frame["finish_reason"] for frame in peer.received[1:]} <= {"cancelled", None}
+
+
+async def test_a_cancelled_name_can_be_used_again_at_once(serve: Serve, until: Until) -> None:
+    peer = Peer([generate(), cancel("a"), generate(max_tokens=2)], is_reading=False)
+    serve(peer)
+    await until(lambda: peer.num_sent == 3)
+    peer.reads.set()
+    await until(lambda: len([frame for frame in peer.of("a") if frame["finish_reason"]]) == 2)
+    assert [frame["finish_reason"] for frame in peer.of("a") if frame["finish_reason"]] == ["cancelled", "length"]
+
+
+async def test_a_client_that_leaves_while_it_is_sent_to_cancels_its_requests(
+    serve: Serve, cluster: Any, until: Until
+) -> None:
+    peer = Peer([generate("a"), generate("b")], is_reading=False)
+    serve(peer)
+    await until(lambda: len(cluster.live) == 2)
+    peer.leaves.set()
+    peer.reads.set()
+    await until(lambda: not cluster.live)
+    assert len(cluster.cancelled) == 2
+
+
+async def test_a_frontend_that_drains_refuses_by_frame_and_finishes_what_it_has(
+    serve: Serve, cluster: Any, admission: Admission, until: Until
+) -> None:
+    cluster.pause_at = 1
+    is_closed = asyncio.Event()
+
+    class Patient(Peer):
+        async def receive(self) -> Any:
+            if self.num_sent == 1:
+                await is_closed.wait()
+            return await super().receive()
+
+    peer = Patient([generate("a", max_tokens=3), generate("b")])
+    serve(peer)
+    await until(lambda: peer.received)
+    admission.close()
+    is_closed.set()
+    await until(lambda: peer.of("b"))
+    (refusal,) = peer.of("b")
+    assert (refusal["finish_reason"], refusal["error"]["code"]) == ("error", "cluster_unavailable")
+    assert "shutting down" in refusal["error"]["message"]
+    emptying = asyncio.create_task(admission.empty())
+    await asyncio.sleep(0)
+    assert not emptying.done()
+    cluster.resumed.set()
+    await emptying
+    assert peer.of("a")[-1]["finish_reason"] == "length"

@@ -3,11 +3,12 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from punica_frontend.admission import Admission
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_serve.errors import ClusterUnavailable
 
 
-def health_router(client: SchedulerClient) -> APIRouter:
+def health_router(client: SchedulerClient, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     @router.get("/health", summary="Is the frontend alive?")
@@ -16,7 +17,9 @@ def health_router(client: SchedulerClient) -> APIRouter:
 
     @router.get("/ready", summary="Can requests run?")
     async def ready() -> JSONResponse:
-        """200 once the scheduler is connected and at least one GPU has joined, else 503."""
+        """200 once the scheduler is connected and at least one GPU has joined, else 503; 503 again while it ends."""
+        if not admission.is_open:
+            raise ClusterUnavailable("not ready: the frontend is shutting down")
         if not client.connected:
             raise ClusterUnavailable("not ready: the scheduler can't be reached")
         if client.limits is None or client.limits.num_gpus < 1:

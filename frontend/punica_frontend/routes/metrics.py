@@ -6,6 +6,7 @@ import contextlib
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from punica_frontend.admission import Admission
 from punica_frontend.figures import Figures
 from punica_frontend.metrics import cluster_families, exposition, frontend_families
 from punica_frontend.scheduler_client import SchedulerClient
@@ -16,13 +17,13 @@ from punica_serve.protocol import ClusterSnapshot
 SNAPSHOT_TIMEOUT_S = 2.0
 
 
-def metrics_router(client: SchedulerClient, figures: Figures) -> APIRouter:
+def metrics_router(client: SchedulerClient, admission: Admission, figures: Figures) -> APIRouter:
     router = APIRouter(tags=["cluster"])
 
     @router.get("/metrics", summary="Figures for Prometheus", response_class=Response)
     async def metrics() -> Response:
         """This frontend's own figures, and the cluster's while the scheduler answers."""
-        families = list(frontend_families(figures, is_connected=client.connected))
+        families = list(frontend_families(figures, is_connected=client.connected, is_draining=not admission.is_open))
         if cluster := await _cluster(client):
             families += cluster_families(cluster)
         # A thousand GPUs are tens of milliseconds of text.

@@ -68,14 +68,16 @@ def frontend(
     from punica_serve.config import load_config
 
     cluster = load_config(config)
+    drain = process.Drain(cluster.frontend.drain_timeout_s)
     serve = punica_frontend.main.serve(
         cluster,
         process.cluster_token(),
         scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         host=host,
         port=port,
+        drain=drain,
     )
-    process.run("frontend", serve, log_level=log_level)
+    process.run("frontend", serve, log_level=log_level, drain=drain)
 
 
 def _default_scheduler_url(cluster: "ClusterConfig") -> str:

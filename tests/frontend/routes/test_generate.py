@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from punica_frontend.live_request import Delivery
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import Limits, WireError
 from punica_serve.text.tokenizer import Tokenizer
@@ -169,9 +168,9 @@ async def test_errors_before_the_first_token_have_a_status(
     assert response.status_code == 503 and response.headers["retry-after"]
     assert response.json()["error"]["code"] == "cluster_unavailable"
     error = WireError("out_of_capacity", "the queue is full")
-    cluster.failure = Delivery(0, finish_reason="error", error=error)
+    cluster.failure = error
     assert (await generate(client, prompt="42", stream=stream)).status_code == 429
-    cluster.failure = Delivery(0, finish_reason="error", error=WireError("from_the_future", "so it was"))
+    cluster.failure = WireError("from_the_future", "so it was")
     response = await generate(client, prompt="42", stream=stream)
     assert (response.status_code, response.json()["error"]["message"]) == (500, "so it was")
     cluster.failure = RuntimeError("secret")
@@ -181,7 +180,7 @@ async def test_errors_before_the_first_token_have_a_status(
 
 async def test_a_later_error_is_an_event(client: httpx.AsyncClient, cluster: Any) -> None:
     cluster.fail_at = 1
-    cluster.failure = Delivery(1, finish_reason="error", error=WireError("request_failed", "gave up"))
+    cluster.failure = WireError("request_failed", "gave up")
     first, last = events(await generate(client, prompt="42", stream=True))
     assert first["text"] == "4"
     assert (last["error"]["message"], last["error"]["type"]) == ("gave up", "server_error")

@@ -11,7 +11,6 @@ from websockets.exceptions import ConnectionClosedError
 
 from punica_frontend.app import max_body_bytes
 from punica_frontend.http_server import EmbeddedServer
-from punica_frontend.live_request import Delivery
 from punica_serve.config import EngineConfig
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import WireError
@@ -185,9 +184,7 @@ async def test_too_many_live_requests(socket: ClientConnection, cluster: Any, mo
 @pytest.mark.parametrize("unexpected", [False, True])
 async def test_a_request_that_fails_fails_alone(socket: ClientConnection, cluster: Any, unexpected: bool) -> None:
     cluster.fail_at = 1
-    error = WireError("request_failed", "gave up")
-    failure = Delivery(1, finish_reason="error", error=error)
-    cluster.failure = RuntimeError("secret") if unexpected else failure
+    cluster.failure = RuntimeError("secret") if unexpected else WireError("request_failed", "gave up")
     await send(socket, op="generate", request_id="a", prompt="42")
     last = (await frames_until_end(socket, 1))["a"][-1]
     assert (last["finish_reason"], last["index"]) == ("error", 1)
