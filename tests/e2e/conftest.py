@@ -127,7 +127,7 @@ def started(
     """
     config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
-    config["adapters"]["broken"] = str(folder / "broken")
+    config.setdefault("adapters", {})["broken"] = str(folder / "broken")
     config |= {"scheduler": {"port": 0}, "frontend": {"port": 0}}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
@@ -149,6 +149,17 @@ def started(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Shared by all tests, those that kill some of it too: it must get over that."""
     with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def simulated_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three simulated GPUs at four times an A100's speed. Its config asks for fifteen of their seconds of even load."""
+    document = yaml.safe_load((CONFIGS / "sim" / "live-16.yaml").read_text())
+    document["runner"]["devices"] = ["simulated"] * 3
+    document["simulation"] |= {"speed": 4.0, "arrivals": {"rate": [[0, 3], [15, 3]]}}
+    (tmp_path / "three.yaml").write_text(yaml.safe_dump(document))
+    with started(tmp_path, str(tmp_path / "three.yaml")) as cluster:
         yield cluster
 
 

@@ -45,11 +45,16 @@ def command(
         bool, typer.Option("--ablations", help="Also with other placements, without migration and consolidation.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and popularity.")] = 1,
+    live: Annotated[
+        str | None,
+        typer.Option(metavar="URL[,URL...]", help="Also against the running cluster of these frontends, to compare."),
+    ] = None,
 ) -> None:
     """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary."""
     from rich.console import Console
 
     from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
+    from punica_serve.cli.simulate_live import compare_live
     from punica_serve.config import load_config
 
     check_folder(out)
@@ -57,6 +62,9 @@ def command(
     arrivals = arrivals_for(cluster, seed)
     console = Console()
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
+    if live is not None:
+        compare_live(cluster, arrivals, live.split(","), name=config.stem, out=out, console=console)
+        return
     variants = {"as configured": cluster}
     if ablations:
         variants |= {name: ablated(cluster, name) for name in ABLATIONS}

@@ -1,0 +1,141 @@
+"""`punica-serve simulate CONFIG --live URL`: the same arrivals against a running cluster, beside the simulation."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from punica_serve.simulation.worker import SIMULATED_DEVICE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from punica_serve.config import ClusterConfig
+    from punica_serve.replay.client import ReplayedStream
+    from punica_serve.replay.comparison import Figures
+    from punica_serve.replay.watch import GpuSize, Look
+    from punica_serve.simulation.arrivals import Arrivals
+    from punica_serve.simulation.timeline import Timeline
+
+
+def compare_live(
+    config: "ClusterConfig", arrivals: "Arrivals", urls: Sequence[str], *, name: str, out: Path, console: "Console"
+) -> None:
+    """Simulates the cluster as it is found, replays the arrivals against it, and leaves picture, tables and summary.
+
+    Raises ConfigError and ClusterUnavailable.
+    """
+    from punica_scheduler.simulator.run import simulate
+    from punica_serve.replay.comparison import figures_of, live_figures
+    from punica_serve.replay.watch import timeline_of
+
+    sizes = asyncio.run(_sizes(urls[0]))
+    console.print(f"the cluster has {len(sizes)} GPUs", highlight=False)
+    # GPUs that are no simulated ones take the time they take.
+    speed = config.simulation.speed if set(config.runner.devices) == {SIMULATED_DEVICE} else 1.0
+    predicted = simulate(as_found(config, sizes, speed), arrivals)
+    streams, looks = _replay(arrivals, urls, speed, console)
+    interval_s, max_batch_size = config.simulation.interval_s, sizes[0].max_batch_size
+    timeline = timeline_of(looks, interval_s=interval_s, max_batch_size=max_batch_size)
+    summary = predicted.summary
+    simulated = figures_of(
+        predicted.timeline,
+        {"migrations": summary.migrations, "consolidations": summary.consolidations},
+        first_token_p50_s=summary.first_token_p50_s,
+        first_token_p99_s=summary.first_token_p99_s,
+        num_failed=summary.num_failed,
+    )
+    live = live_figures(timeline, looks, streams)
+    console.print(_table(live, simulated))
+    for error in sorted({stream.error for stream in streams if stream.error is not None})[:5]:
+        console.print(f"failed: {error}", highlight=False, markup=False)
+    timelines = {"live": timeline, "simulated": predicted.timeline}
+    _write(timelines, {"live": live, "simulated": simulated}, name, out, console)
+
+
+async def _sizes(url: str) -> "list[GpuSize]":
+    from punica_serve.replay.watch import cluster_client, gpu_sizes
+
+    async with cluster_client(url) as client:
+        return await gpu_sizes(client)
+
+
+def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) -> "ClusterConfig":
+    """The config of a simulation whose GPUs are as many and as large as those of the running cluster.
+
+    The running scheduler's clock is real, the simulated one's counts ``speed`` of its seconds in one.
+    """
+    size = min(sizes, key=lambda size: size.num_kv_pages)
+    consolidation = config.scheduler.consolidation
+    scaled = {
+        "interval_s": consolidation.interval_s * speed,
+        "prefill_tokens_per_s": round(consolidation.prefill_tokens_per_s / speed),
+        "idle_s": consolidation.idle_s * speed,
+    }
+    scheduler = config.scheduler.model_copy(update={"consolidation": consolidation.model_copy(update=scaled)})
+    return config.model_copy(
+        update={
+            "engine": config.engine.model_copy(update=asdict(size)),
+            "runner": config.runner.model_copy(update={"devices": (SIMULATED_DEVICE,) * len(sizes)}),
+            "simulation": config.simulation.model_copy(update={"num_runners": 1}),
+            "scheduler": scheduler,
+        }
+    )
+
+
+def _replay(
+    arrivals: "Arrivals", urls: Sequence[str], speed: float, console: "Console"
+) -> "tuple[list[ReplayedStream], list[Look]]":
+    from rich.progress import Progress
+
+    from punica_serve.replay.client import Replay, connected
+    from punica_serve.replay.watch import LOOK_INTERVAL_S, cluster_client, keep_looking
+
+    async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Look]]":
+        async with connected(urls) as sockets, cluster_client(urls[0]) as client:
+            replay = Replay(arrivals, speed=speed)
+            looks: list[Look] = []
+            looking = asyncio.create_task(keep_looking(client, replay.now_s, looks))
+            try:
+                await replay.run(sockets, on_progress)
+                await asyncio.sleep(2 * LOOK_INTERVAL_S)  # to see the last tokens counted
+            finally:
+                looking.cancel()
+        return replay.streams, looks
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("replaying", total=arrivals.times_s[-1])
+        return asyncio.run(run(lambda now_s: progress.update(task, completed=now_s)))
+
+
+def _table(live: "Figures", simulated: "Figures") -> "Table":
+    from rich.table import Table
+
+    from punica_serve.replay.comparison import ROWS, ratio
+
+    table = Table("", "live", "simulated", "live / simulated")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for field, (title, form) in ROWS.items():
+        seen, predicted = getattr(live, field), getattr(simulated, field)
+        table.add_row(title, format(seen, form), format(predicted, form), ratio(seen, predicted))
+    return table
+
+
+def _write(
+    timelines: "Mapping[str, Timeline]", figures: "Mapping[str, Figures]", name: str, out: Path, console: "Console"
+) -> None:
+    import msgspec
+
+    from punica_serve.simulation.timeline import draw, write_csv
+
+    out.mkdir(parents=True, exist_ok=True)
+    summary = out / f"{name}-live.json"
+    summary.write_bytes(
+        msgspec.json.format(msgspec.json.encode({key: asdict(value) for key, value in figures.items()}))
+    )
+    tables = [write_csv(timeline, out / f"{name}-{key}.csv") for key, timeline in timelines.items()]
+    for path in (summary, *tables, draw(timelines, out / f"{name}-live.png", title=name)):
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)

@@ -1,0 +1,110 @@
+"""Looks at a running cluster once in a while, and makes a Timeline of what it sees."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Never
+
+import httpx
+import numpy as np
+
+from punica_serve.errors import ClusterUnavailable
+from punica_serve.simulation.timeline import Timeline
+
+#: Real seconds between two looks.
+LOOK_INTERVAL_S = 1.0
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSize:
+    """What a simulation must know of a GPU."""
+
+    max_batch_size: int
+    page_size: int
+    num_kv_pages: int
+    num_lora_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The cluster at one moment."""
+
+    time_s: float
+    #: GPU UUID -> requests in its newest step; 0 when idle.
+    batch_sizes: Mapping[str, int]
+    queue_length: int
+    counters: Mapping[str, int]
+
+
+def cluster_client(url: str) -> httpx.AsyncClient:
+    """For /v1/cluster of a frontend."""
+    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+
+
+async def gpu_sizes(client: httpx.AsyncClient) -> list[GpuSize]:
+    """Of all GPUs. Raises ClusterUnavailable when nobody answers, or no GPU is there."""
+    try:
+        gpus = [gpu["gpu"] for gpu in (await _get(client))["gpus"]]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise ClusterUnavailable(f"no cluster answers at {client.base_url}: {error}") from error
+    if not gpus:
+        raise ClusterUnavailable(f"the cluster at {client.base_url} has no GPU")
+    return [
+        GpuSize(gpu["max_batch_size"], gpu["page_size"], gpu["num_kv_pages"], min(gpu["num_lora_pages"].values()))
+        for gpu in gpus
+    ]
+
+
+async def keep_looking(client: httpx.AsyncClient, now_s: Callable[[], float], looks: list[Look]) -> Never:
+    """Adds to ``looks``. A frontend that is too busy to answer is looked at again."""
+    while True:
+        with suppress(httpx.HTTPError, ValueError, KeyError):
+            cluster = await _get(client)
+            looks.append(_look(now_s(), cluster))
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def _get(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/v1/cluster")
+    answer.raise_for_status()
+    cluster: dict[str, Any] = answer.json()
+    return cluster
+
+
+def _look(time_s: float, cluster: dict[str, Any]) -> Look:
+    batch_sizes = {gpu["gpu"]["uuid"]: gpu["batch_size"] for gpu in cluster["gpus"]}
+    return Look(time_s, batch_sizes, cluster["queue_length"], cluster["counters"])
+
+
+def timeline_of(looks: Sequence[Look], *, interval_s: float, max_batch_size: int) -> Timeline:
+    """Means over intervals of what was seen; rates are the counters' slopes, straight between two looks."""
+    times_s = [look.time_s for look in looks]
+    num_intervals = max(1, int(times_s[-1] / interval_s))
+    bounds_s = np.arange(num_intervals + 1) * interval_s
+
+    def rate(counter: str) -> list[float]:
+        counts = np.interp(bounds_s, times_s, [look.counters[counter] for look in looks])
+        rates: list[float] = (np.diff(counts) / interval_s).tolist()
+        return rates
+
+    seen: list[list[Look]] = [[] for _ in range(num_intervals)]
+    for look in looks:
+        if 0 <= look.time_s < num_intervals * interval_s:
+            seen[int(look.time_s / interval_s)].append(look)
+    uuids = sorted({uuid for look in looks for uuid in look.batch_sizes})
+    return Timeline(
+        interval_s=interval_s,
+        requests_per_s=rate("arrived"),
+        tokens_per_s=rate("tokens"),
+        queue_length=[mine[-1].queue_length if mine else 0 for mine in seen],
+        batch_sizes={
+            uuid: [_mean([look.batch_sizes.get(uuid, 0) for look in mine]) for mine in seen] for uuid in uuids
+        },
+        max_batch_size=max_batch_size,
+    )
+
+
+def _mean(numbers: Sequence[int]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0

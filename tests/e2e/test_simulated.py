@@ -1,0 +1,24 @@
+"""Simulated GPUs behind the real processes, and a simulation's arrivals replayed against them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_arrivals_are_replayed_live_and_compared_with_their_simulation(simulated_cluster: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "simulate", str(tmp_path / "three.yaml")]
+    command += ["--live", simulated_cluster.url, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((out / "three-live.json").read_text())
+    assert figures["live"]["num_failed"] == figures["simulated"]["num_failed"] == 0
+    assert figures["live"]["tokens_per_s"] > 0
+    left = {path.name for path in out.iterdir()}
+    assert left == {"three-live.json", "three-live.png", "three-live.csv", "three-simulated.csv"}

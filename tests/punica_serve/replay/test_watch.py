@@ -1,0 +1,77 @@
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+
+from punica_serve.errors import ClusterUnavailable
+from punica_serve.replay import watch
+from punica_serve.replay.watch import GpuSize, Look, gpu_sizes, keep_looking, timeline_of
+
+
+def look(time_s: float, tokens: int, queue_length: int = 0, **batch_sizes: int) -> Look:
+    return Look(time_s, batch_sizes, queue_length, {"tokens": tokens, "arrived": tokens // 10})
+
+
+def test_batch_sizes_are_means_and_rates_slopes() -> None:
+    looks = [look(0, 1000, a=0, b=4), look(1, 1020, a=2, b=6), look(2, 1040, 3, a=4, b=0), look(4, 1100, a=0, b=0)]
+    timeline = timeline_of(looks, interval_s=2.0, max_batch_size=8)
+    assert timeline.tokens_per_s == [20.0, 30.0]
+    assert timeline.requests_per_s == [2.0, 3.0]
+    assert timeline.batch_sizes == {"a": [1.0, 4.0], "b": [5.0, 0.0]}
+    assert timeline.queue_length == [0, 3]
+    assert timeline.max_batch_size == 8 and timeline.times_s == [0.0, 2.0]
+
+
+def test_a_gpu_that_is_gone_for_a_while_was_idle() -> None:
+    looks = [look(0, 0, a=4, b=4), look(1, 0, a=4), look(2, 0, a=4, b=4)]
+    assert timeline_of(looks, interval_s=2.0, max_batch_size=8).batch_sizes == {"a": [4.0], "b": [2.0]}
+
+
+def test_an_interval_that_nobody_looked_at_is_empty() -> None:
+    timeline = timeline_of([look(0, 0, a=4), look(6, 60, a=4)], interval_s=2.0, max_batch_size=8)
+    assert timeline.batch_sizes == {"a": [4.0, 0.0, 0.0]}
+    assert timeline.tokens_per_s == [10.0, 10.0, 10.0]
+
+
+def client(*answers: httpx.Response) -> httpx.AsyncClient:
+    remaining = list(answers)
+    transport = httpx.MockTransport(lambda _: remaining.pop(0) if len(remaining) > 1 else remaining[0])
+    return httpx.AsyncClient(base_url="http://host:8000", transport=transport)
+
+
+GPU = {"uuid": "a", "max_batch_size": 32, "page_size": 16, "num_kv_pages": 99, "num_lora_pages": {"qkv": 8, "o": 8}}
+CLUSTER = {"gpus": [{"gpu": GPU, "batch_size": 5}], "queue_length": 2, "counters": {"tokens": 7}}
+
+
+async def test_the_sizes_of_the_gpus_are_asked_for() -> None:
+    async with client(httpx.Response(200, json=CLUSTER)) as asked:
+        assert await gpu_sizes(asked) == [GpuSize(32, 16, 99, 8)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(503), "no cluster answers at http://host:8000"),
+        (httpx.Response(200, text="hello"), "no cluster answers"),
+        (httpx.Response(200, json={"gpus": []}), "has no GPU"),
+    ],
+)
+async def test_what_is_no_cluster_is_said(answer: httpx.Response, message: str) -> None:
+    async with client(answer) as asked:
+        with pytest.raises(ClusterUnavailable, match=message):
+            await gpu_sizes(asked)
+
+
+async def test_a_look_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_INTERVAL_S", 0.0)
+    looks: list[Look] = []
+    async with client(httpx.Response(503), httpx.Response(200, json=CLUSTER)) as asked:
+        looking = asyncio.create_task(keep_looking(asked, lambda: 1.5, looks))
+        async with asyncio.timeout(10):
+            while not looks:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+    assert looks[0] == Look(1.5, {"a": 5}, 2, {"tokens": 7})
