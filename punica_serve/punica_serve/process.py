@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from punica_serve.errors import ConfigError, PunicaError
@@ -24,6 +25,8 @@ from punica_serve.notify import STOPPING, keep_alive, notify
 
 #: The secret that all processes of a cluster share.
 TOKEN_ENV = "PUNICA_CLUSTER_TOKEN"
+#: Or the name of a file with it, for service managers and containers that hand out secrets so.
+TOKEN_FILE_ENV = "PUNICA_CLUSTER_TOKEN_FILE"
 #: The lifeline's file descriptor.
 LIFELINE_ENV = "PUNICA_LIFELINE_FD"
 
@@ -64,13 +67,28 @@ class Drain:
 
 
 def cluster_token() -> str:
-    """The cluster's secret, from the environment. Raises ConfigError."""
-    token = os.environ.get(TOKEN_ENV)
+    """The cluster's secret, from the environment or the file that it names. Raises ConfigError."""
+    token = given_token()
     if not token:
         raise ConfigError(
             f"{TOKEN_ENV} is not set; give all processes of a cluster the same secret, for instance "
             f"export {TOKEN_ENV}={secrets.token_hex(16)}"
         )
+    return token
+
+
+def given_token() -> str | None:
+    """The cluster's secret, if there is one. Raises ConfigError for a file that can't be read or is empty."""
+    path = os.environ.get(TOKEN_FILE_ENV)
+    if (token := os.environ.get(TOKEN_ENV)) or path is None:
+        return token
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{TOKEN_FILE_ENV}: {path} can't be read: {reason}", param=TOKEN_FILE_ENV) from error
+    if not token:
+        raise ConfigError(f"{TOKEN_FILE_ENV}: {path} is empty", param=TOKEN_FILE_ENV)
     return token
 
 

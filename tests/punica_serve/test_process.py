@@ -216,6 +216,18 @@ def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert process.cluster_token() == "secret"
 
 
+def test_the_token_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(process.TOKEN_ENV, raising=False)
+    monkeypatch.setenv(process.TOKEN_FILE_ENV, str(tmp_path / "token"))
+    with pytest.raises(ConfigError, match=rf"{process.TOKEN_FILE_ENV}: .*/token can't be read: No such file"):
+        process.cluster_token()
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(ConfigError, match=r"/token is empty"):
+        process.cluster_token()
+    (tmp_path / "token").write_text("secret\n")
+    assert process.cluster_token() == "secret"
+
+
 @pytest.mark.parametrize(
     ("returncode", "words"),
     [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-35, "killed by signal 35")],

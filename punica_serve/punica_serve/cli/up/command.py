@@ -1,6 +1,5 @@
 """The command `up`: its options, and what can be found wrong before anything starts."""
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +101,7 @@ def _ray_plan(options: Options) -> RayPlan:
     return RayPlan(
         config=config,
         namespace=f"punica-{secrets.token_hex(4)}",
-        token=os.environ.get(process.TOKEN_ENV) or secrets.token_hex(16),
+        token=process.given_token() or secrets.token_hex(16),
         log_level=options.log_level,
         host=options.host,
         port=config.frontend.port if options.port is None else options.port,

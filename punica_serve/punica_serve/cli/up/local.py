@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ from punica_serve.cli.children import Child, kept_running, lifeline
 from punica_serve.cli.up.plan import Plan, Process
 from punica_serve.cli.up.readiness import print_banner, until_ready
 from punica_serve.notify import READY, notify
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process import TOKEN_ENV, given_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 async def serve(plan: Plan, console: "Console") -> None:
     """Keeps the processes running until cancelled, and then stops them: frontends, then runners, then the scheduler."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
-    token = os.environ.get(TOKEN_ENV) or secrets.token_hex(16)
+    token = given_token() or secrets.token_hex(16)
     environment = {TOKEN_ENV: token, "PYTHONSAFEPATH": "1"}
     async with AsyncExitStack() as stack:
         lifeline_fd = stack.enter_context(lifeline())
