@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from punica_serve.cli import bench, config_check, generate, processes, simulate, up
+from punica_serve.cli import bench, config_check, generate, processes, profile, simulate, up
 from punica_serve.errors import PunicaError
 from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
 
@@ -23,6 +23,7 @@ app.command("generate")(generate.command)
 app.command("scheduler")(processes.scheduler)
 app.command("runner")(processes.runner)
 app.command("frontend")(processes.frontend)
+app.command("profile")(profile.command)
 app.command("simulate")(simulate.command)
 
 config_app = typer.Typer(name="config", help="Work with config files.", no_args_is_help=True)

@@ -18,7 +18,7 @@ class _Columns:
     keys: tuple[int, ...]
     #: Position - clock, for each row.
     positions: list[int]
-    #: Token id - TOKEN_STRIDE * clock, before it is reduced by the vocabulary.
+    #: Token id - TOKEN_STRIDE * clock, reduced by the vocabulary's size.
     token_ids: list[int]
 
 
@@ -77,7 +77,7 @@ class DecodeBatch:
         """The row, which must be decoding, is in the next step."""
         row.joined = self._clock
         row.position_offset = row.position - self._clock
-        row.token_offset = row.next_token - self._clock * TOKEN_STRIDE
+        row.token_offset = (row.next_token - self._clock * TOKEN_STRIDE) % self._vocab_size
         self._rows[row.key] = row
         self._num_tokens_base += row.num_tokens - self._clock
         self._growth[self._next_growth(row)] += 1
@@ -103,7 +103,8 @@ class DecodeBatch:
     def advance(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[Row]]:
         """Every row gets a token: their keys, positions and token ids, and the rows that have ended, which are gone."""
         columns = self._columns or self._make_columns()
-        clock, vocab_size, shift = self._clock, self._vocab_size, self._clock * TOKEN_STRIDE
+        clock, vocab_size = self._clock, self._vocab_size
+        shift = clock * TOKEN_STRIDE % vocab_size
         positions = tuple([clock + offset for offset in columns.positions])
         token_ids = tuple([(shift + offset) % vocab_size for offset in columns.token_ids])
         self._clock += 1

@@ -101,24 +101,16 @@ class SimulatedGpu:
         assert self._plan is None, "a step is under way"
         self._loras.settle(now_s)
         self._admit(now_s)
-        self._join_decoding()
+        if self._starting:
+            self._join_decoding()
         starved = self._give_pages() if self._decodes.num_pages_due else ()
-        prefill = self._next_prefill()
+        prefill = self._next_prefill() if self._starting else None
         num_decodes = len(self._decodes)
         if prefill is None and not num_decodes and not starved:
             return None
-        num_tokens = 0
-        if prefill is not None:
-            num_tokens = min(prefill.num_tokens - prefill.num_cached, self._prefill_budget_tokens)
+        num_tokens = min(prefill.num_uncached, self._prefill_budget_tokens) if prefill else 0
         num_adapters = self._decodes.num_adapters_with(prefill.digest if prefill else None)
-        duration_s = 0.0
-        if prefill or num_decodes:
-            duration_s = self._model.step_s(
-                num_prefill_tokens=num_tokens,
-                num_decodes=num_decodes,
-                num_context_tokens=self._decodes.num_context_tokens,
-                num_adapters=num_adapters,
-            )
+        duration_s = self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, num_adapters)
         batch_size = num_decodes + (prefill is not None)
         self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, starved)
         return self._plan

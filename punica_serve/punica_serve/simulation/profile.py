@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from punica_serve.config_fields import ConfigModel, Name, NonNegative, NonNegativeInt, PositiveInt
@@ -113,3 +114,10 @@ def load_profile(name: str, folder: Path | None = None) -> PerformanceProfile:
         )
     document = read_yaml(path, what="performance profile", example_key="decode")
     return validated(PerformanceProfile, document, source=str(path), folder=path.resolve().parent)
+
+
+def write_profile(profile: PerformanceProfile, path: Path) -> None:
+    """As ``load_profile`` reads it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+    path.write_text(text, encoding="utf-8")

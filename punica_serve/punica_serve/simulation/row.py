@@ -26,7 +26,7 @@ class Row:
     num_pages: int = 0
     #: The decode batch's clock when it joined.
     joined: int = 0
-    #: Position - clock, and next_token - TOKEN_STRIDE * clock, which don't change in the batch.
+    #: Position - clock, and token id - TOKEN_STRIDE * clock: they don't change while it is in the batch.
     position_offset: int = 0
     token_offset: int = 0
 
@@ -48,9 +48,13 @@ class Row:
         return self.adapter.digest if self.adapter else None
 
     @property
+    def num_uncached(self) -> int:
+        """Tokens that the next steps must feed: 1 when decoding."""
+        return self.num_tokens - self.num_cached
+
+    @property
     def is_decoding(self) -> bool:
-        """All but its newest token is cached."""
-        return self.num_tokens - self.num_cached == 1
+        return self.num_uncached == 1
 
     @property
     def position(self) -> int:

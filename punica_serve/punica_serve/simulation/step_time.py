@@ -45,14 +45,16 @@ class StepTimeModel:
         #: Batch size -> its times by context, made when first asked for.
         self._decodes: dict[int, _Line] = {}
 
-    def step_s(self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int, num_adapters: int) -> float:
-        """Seconds of a step; ``num_context_tokens`` are those of all its decodes together."""
+    def step_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int, num_adapters: int) -> float:
+        """Seconds of a step; ``num_context_tokens`` are those of all its decodes together. Nothing takes no time."""
+        if not num_prefill_tokens and not num_decodes:
+            return 0.0
         lora_s = self._lora(num_adapters) if num_adapters else 0.0
         return self._base_s(num_prefill_tokens, num_decodes, num_context_tokens) + lora_s + self._overhead_s
 
     def _base_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int) -> float:
         if not num_decodes:
-            return self._prefill(num_prefill_tokens) if num_prefill_tokens else 0.0
+            return self._prefill(num_prefill_tokens)
         decode = self._decodes.get(num_decodes) or self._make_decode(num_decodes)
         decode_s = decode(num_context_tokens / num_decodes)
         if not num_prefill_tokens:

@@ -55,7 +55,7 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["simulate", str(path)], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["figure13"])
+@pytest.mark.parametrize("name", ["figure13", "thousand"])
 def test_the_shipped_simulations_are_valid(name: str) -> None:
     root = Path(__file__).parents[3]
     assert load_config(root / "configs" / "sim" / f"{name}.yaml").simulation.arrivals is not None

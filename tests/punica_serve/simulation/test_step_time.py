@@ -7,9 +7,7 @@ from punica_serve.simulation.step_time import StepTimeModel
 def _ms(
     profile: PerformanceProfile, *, prefill: int = 0, decodes: int = 0, context: int = 0, adapters: int = 0
 ) -> float:
-    return 1e3 * StepTimeModel(profile).step_s(
-        num_prefill_tokens=prefill, num_decodes=decodes, num_context_tokens=context, num_adapters=adapters
-    )
+    return 1e3 * StepTimeModel(profile).step_s(prefill, decodes, context, adapters)
 
 
 def test_between_measured_points_times_are_linear(profile: PerformanceProfile) -> None:
@@ -39,6 +37,10 @@ def test_a_mixed_step_is_never_shorter_than_its_decodes(profile: PerformanceProf
     assert _ms(profile, prefill=1, decodes=1, context=0) == pytest.approx(12.0)
     slow = profile.model_copy(update={"decode": profile.decode.model_copy(update={"ms": ((50.0, 51.0), (60.0, 70.0))})})
     assert _ms(slow, prefill=1, decodes=1, context=10) == pytest.approx(50.0)
+
+
+def test_nothing_takes_no_time(profile: PerformanceProfile) -> None:
+    assert _ms(profile) == 0.0
 
 
 def test_every_step_has_its_overhead(profile: PerformanceProfile) -> None:

@@ -1,0 +1,124 @@
+"""Measures a performance profile, as simulated GPUs read it: see ``punica_serve.simulation.profile``.
+
+Prefills and decodes are `bench batching`'s, over a smaller grid; a copy of an adapter is what a first token takes
+longer when its adapter is in host memory and not on the device.
+"""
+
+import platform
+import statistics
+import time
+
+import torch
+from rich.progress import Progress
+
+from punica_serve.bench import batching
+from punica_serve.bench.driver import step
+from punica_serve.bench.random_adapters import fill_host_cache
+from punica_serve.bench.subject import Subject
+from punica_serve.bench.token_bar import told
+from punica_serve.engine.engine import Engine
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.simulation.profile import AdapterLoad, DecodeTimes, LoraTimes, PerformanceProfile, PrefillTimes
+from punica_serve.workload import Population
+
+#: Grids: on a CPU what a demo's requests are like, and it ends within minutes.
+_CPU_TOKENS, _GPU_TOKENS = (64, 256, 512), (128, 512, 2048)
+_BATCHES = (1, 4, 8, 16, 32, 64, 128)
+#: Prompts that are prefilled together: the time of one is a share of it.
+_NUM_PROMPTS = 4
+_NUM_LOADS = 6
+#: A copy that can't be told from none is taken to have this rate.
+_FASTEST_GB_PER_S = 1000.0
+
+
+def measure_profile(subject: Subject, rank: int, progress: Progress) -> PerformanceProfile:
+    """Raises ConfigError for an engine whose context is too short."""
+    largest = subject.config.max_batch_size
+    context = _longest_request(subject)
+    tokens = tuple(count for count in (_GPU_TOKENS if subject.on_gpu else _CPU_TOKENS) if count <= context // 2)
+    if not tokens:
+        raise ConfigError(f"a context of {context} tokens is too short to be measured", param="engine.max_context")
+    settings = batching.Settings(
+        prompts=tokens,
+        prefill_batches=(_NUM_PROMPTS,),
+        contexts=tokens,
+        decode_batches=(*(size for size in _BATCHES if size < largest), largest),
+        populations=(Population.DISTINCT,),
+        rank=rank,
+    )
+    measured = batching.run(subject, settings, progress)
+    decode = _decode_times(measured, tokens)
+    subject.free_memory()
+    device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else f"CPU, {platform.machine()}"
+    return PerformanceProfile(
+        name=f"{device}, {subject.model.name} in {subject.config.dtype_of(subject.model)}",
+        source=f"punica-serve profile, {time.strftime('%Y-%m-%d', time.gmtime())}",
+        prefill=_prefill_times(measured, decode),
+        decode=decode,
+        lora=_lora_times(measured, tokens[0]),
+        adapter_load=AdapterLoad(gb_per_s=_load_gb_per_s(subject, rank, progress)),
+    )
+
+
+def _longest_request(subject: Subject) -> int:
+    """Tokens that the model and, where its size is known, the KvCache allow."""
+    context = subject.config.context_of(subject.model)
+    num_pages = subject.config.num_kv_pages
+    return min(context, num_pages * subject.config.page_size) if num_pages else context
+
+
+def _prefill_times(measured: batching.Measured, decode: DecodeTimes) -> PrefillTimes:
+    """A prefill of one token is a decode step."""
+    points = [(1, decode.ms[0][0])]
+    points += [(time.num_prompt_tokens, _ms(time.latency_s / time.num_prompts)) for time in measured.prefills]
+    return PrefillTimes(tokens=tuple(tokens for tokens, _ in points), ms=tuple(ms for _, ms in points))
+
+
+def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
+    """The batch sizes that fit at every context: one request does."""
+    found = {(row.batch_size, row.num_context_tokens): row.step_s for row in measured.decodes if row.adapters == "none"}
+    sizes = sorted({size for size, _ in found})
+    batch = tuple(size for size in sizes if all((size, context) in found for context in contexts))
+    ms = tuple(tuple(_ms(found[size, context]) for context in contexts) for size in batch)
+    return DecodeTimes(batch=batch, context=contexts, ms=ms)
+
+
+def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
+    """What a batch of as many different adapters as requests takes longer than one of none."""
+    steps_s = {
+        (row.adapters, row.batch_size): row.step_s for row in measured.decodes if row.num_context_tokens == context
+    }
+    name = Population.DISTINCT.value
+    sizes = sorted(size for adapters, size in steps_s if adapters == name and ("none", size) in steps_s)
+    added = [max(0.0, _ms(steps_s[name, size] - steps_s["none", size])) for size in sizes]
+    return LoraTimes(adapters=(0, *sizes), ms=(0.0, *added))
+
+
+def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
+    config = subject.sized(batch_size=1, rank=rank, num_host=_NUM_LOADS, num_resident=_NUM_LOADS)
+    with told(progress, "engine for copies of adapters"):
+        engine = Engine(config, str(subject.device))
+    try:
+        task = progress.add_task("adapters", total=_NUM_LOADS)
+        refs = fill_host_cache(engine, _NUM_LOADS, rank, subject.dtype, lambda: progress.advance(task))
+        _first_token_s(engine, refs[0])  # makes what is made once
+        cold_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
+        warm_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
+    finally:
+        engine.close()
+    least_s = refs[0].num_bytes / (_FASTEST_GB_PER_S * 1e9)
+    return round(refs[0].num_bytes / max(cold_s - warm_s, least_s) / 1e9, 3)
+
+
+def _first_token_s(engine: Engine, ref: AdapterRef) -> float:
+    started_s = time.perf_counter()
+    engine.add(Request(ref.digest, 0, (1, 2), SamplingParams(max_tokens=1, ignore_eos=True), ref))
+    while engine.num_requests:
+        if not step(engine).has_run:
+            engine.wait(1.0)
+    return time.perf_counter() - started_s
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

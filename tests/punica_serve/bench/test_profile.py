@@ -1,0 +1,34 @@
+"""A profile that is measured on a tiny model is one that a simulated GPU can read."""
+
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from punica_serve.bench.profile import measure_profile
+from punica_serve.bench.subject import Subject
+from punica_serve.config import EngineConfig
+from punica_serve.errors import ConfigError
+from punica_serve.simulation.profile import load_profile, write_profile
+from punica_serve.simulation.step_time import StepTimeModel
+
+
+def _subject(tiny_llama: Path, **settings: int) -> Subject:
+    config = EngineConfig(model=tiny_llama, dtype="float32", max_batch_size=2, cpu_threads=1, **settings)
+    return Subject.of(config, "cpu")
+
+
+def test_a_measured_profile_can_be_read_again(tiny_llama: Path, tmp_path: Path) -> None:
+    profile = measure_profile(_subject(tiny_llama, num_kv_pages=64), 4, Progress(disable=True))
+    write_profile(profile, tmp_path / "folder" / "mine.yaml")
+    assert load_profile("mine.yaml", tmp_path / "folder") == profile
+    assert (profile.decode.batch, profile.decode.context) == ((1, 2), (64,))
+    assert (profile.prefill.tokens, profile.lora.adapters) == ((1, 64), (0, 1, 2))
+    assert profile.adapter_load.gb_per_s > 0
+    assert StepTimeModel(profile).step_s(64, 2, 128, 2) > 0
+
+
+@pytest.mark.parametrize("settings", [{"num_kv_pages": 64, "max_context": 100}, {"num_kv_pages": 6}])
+def test_an_engine_of_short_context_can_not_be_measured(settings: dict[str, int], tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="tokens is too short to be measured"):
+        measure_profile(_subject(tiny_llama, **settings), 4, Progress(disable=True))
