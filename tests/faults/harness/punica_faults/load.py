@@ -5,10 +5,11 @@ is a *problem*, kept in words, and every wait for the load raises the first.
 """
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ OPEN_TIMEOUT_S = 5.0
 #: What a client may be told of a request that has not begun, while there is no scheduler to take it.
 REFUSALS = ("cluster_unavailable", "out_of_capacity")
 #: A stream that has got so many tokens since a fault is past it: more than can have been under way.
-PAST_TOKENS = 16
+PAST_TOKENS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,8 @@ class Stream:
     frontend: str
     num_tokens: int = 0
     has_ended: bool = False
+    #: Its client has had enough of it.
+    is_cancelled: bool = False
     moved_s: float = field(default_factory=time.monotonic)
     longest_stall_s: float = 0.0
 
@@ -55,7 +58,8 @@ class Stream:
         self.moved_s = now_s
         if frame["finish_reason"] is not None:
             self.has_ended = True
-            if frame["finish_reason"] != "length" or self.num_tokens != len(expected):
+            is_whole = frame["finish_reason"] == "length" and self.num_tokens == len(expected)
+            if not is_whole and not (self.is_cancelled and frame["finish_reason"] == "cancelled"):
                 return f"ended as {frame['finish_reason']!r} after {self.num_tokens} of {len(expected)} tokens"
         return None
 
@@ -70,6 +74,7 @@ class Load:
         self._weights = [1 / reference.max_tokens for reference in references]
         self._num_streams = num_streams
         self._random = random.Random(seed)
+        self._clients: list[_Client] = []
         self._ids = itertools.count()
         self.is_stopping = False
         self.live: set[Stream] = set()
@@ -87,13 +92,14 @@ class Load:
     async def running(self, *, sockets_per_frontend: int = 2) -> AsyncIterator["Load"]:
         sockets = [name for name in self._urls for _ in range(sockets_per_frontend)]
         share = self._num_streams // len(sockets)
+        self._clients = [_Client(self, name, self._urls[name], share) for name in sockets]
         async with asyncio.TaskGroup() as group:
-            clients = [group.create_task(_Client(self, name, self._urls[name], share).run()) for name in sockets]
+            tasks = [group.create_task(client.run()) for client in self._clients]
             try:
                 yield self
             finally:
-                for client in clients:
-                    client.cancel()
+                for task in tasks:
+                    task.cancel()
 
     def check(self) -> None:
         assert not self.problems, f"{len(self.problems)} problems, the first: {self.problems[0]}"
@@ -121,15 +127,17 @@ class Load:
 
         return await self._until(all_past, "all streams in flight go on", set(start))
 
-    async def stop(self) -> None:
-        """Lets every stream come to its end, and starts no more."""
+    async def stop(self, in_flight: Collection[Stream]) -> None:
+        """Starts no more, lets these streams come to their ends, and cancels the others."""
         self.is_stopping = True
+        for client in self._clients:
+            await client.cancel_all_but(in_flight)
         await self._until(lambda: not self.live, "all streams end")
 
-    async def _until(self, holds: Any, what: str, streams: set[Stream] | None = None) -> float:
+    async def _until(self, holds: Callable[[], bool], what: str, streams: set[Stream] | None = None) -> float:
         def checked() -> bool:
             self.check()
-            return bool(holds())
+            return holds()
 
         def describe() -> str:
             waiting = sorted((stream.num_tokens, stream.frontend) for stream in streams or self.live)
@@ -153,6 +161,15 @@ class _Client:
         self._url = url
         self._num_streams = num_streams
         self._streams: dict[str, Stream] = {}
+        self._socket: ClientConnection | None = None
+
+    async def cancel_all_but(self, kept: Collection[Stream]) -> None:
+        """Asks for it; on a socket that is being lost it is not needed."""
+        with contextlib.suppress(WebSocketException):
+            for request_id, stream in tuple(self._streams.items()):
+                if stream not in kept and self._socket is not None:
+                    stream.is_cancelled = True
+                    await self._send(self._socket, {"op": "cancel", "request_id": request_id})
 
     async def run(self) -> None:
         while True:
@@ -160,6 +177,7 @@ class _Client:
                 async with connect(
                     self._url, proxy=None, compression=None, open_timeout=OPEN_TIMEOUT_S, ping_interval=None
                 ) as socket:
+                    self._socket = socket
                     await self._serve(socket)
                 reason = "a plain close"
             except (OSError, WebSocketException) as error:
@@ -185,8 +203,10 @@ class _Client:
         request_id, stream = self._load.next_id(), Stream(reference, self._frontend)
         self._streams[request_id] = stream
         self._load.live.add(stream)
-        body = {"op": "generate", "request_id": request_id, **reference.body}
-        await socket.send(msgspec.json.encode(body).decode())
+        await self._send(socket, {"op": "generate", "request_id": request_id, **reference.body})
+
+    async def _send(self, socket: ClientConnection, frame: dict[str, Any]) -> None:
+        await socket.send(msgspec.json.encode(frame).decode())
 
     async def _take(self, socket: ClientConnection, stream: Stream, frame: dict[str, Any]) -> None:
         load = self._load

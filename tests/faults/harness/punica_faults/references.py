@@ -8,7 +8,7 @@ from punica_serve.config import ClusterConfig
 from punica_serve.engine.llm import LLM
 from punica_serve.protocol import SamplingParams
 
-LENGTHS = (24, 64, 128, 320)
+LENGTHS = (24, 64, 128, 256)
 TEMPERATURES = (0.0, 0.8)
 
 
