@@ -1,7 +1,5 @@
 """Everything breaks under load, and every stream that its client still holds comes out whole."""
 
-import time
-
 import pytest
 
 from punica_faults import faults
@@ -10,11 +8,9 @@ from punica_faults.faults import Fault
 from punica_faults.load import Load
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
+from punica_faults.story import LINKS, felt_by
 
 pytestmark = pytest.mark.slow
-
-NUM_STREAMS = 208
-LINKS = (*RUNNERS, *FRONTENDS)
 
 FAULTS = (
     faults.kill_worker(),
@@ -45,18 +41,10 @@ FAULTS = (
 async def test_every_stream_goes_on_where_it_was_after(
     fault: Fault, cluster: Cluster, references: list[Reference], recoveries: list[Recovery]
 ) -> None:
-    load = Load(cluster.stream_urls, references, num_streams=NUM_STREAMS, seed=FAULTS.index(fault))
+    load = Load(cluster.stream_urls, references, seed=FAULTS.index(fault))
     async with load.running():
         await load.until_in_flight()
         in_flight = load.in_flight()
-        load.doomed.update(fault.dooms)
-        started_s = time.monotonic()
-        await fault.inject(cluster)
-        await load.until_past(in_flight)
-        all_go_on_s = time.monotonic() - started_s
-        stall_s = max(stream.longest_stall_s for stream in in_flight)
-        recoveries.append(Recovery(fault.name, len(in_flight), all_go_on_s, stall_s))
-        await cluster.until_whole()
-        load.doomed.clear()
+        recoveries.append(await felt_by(cluster, load, [fault]))
         await load.stop(in_flight)
     load.check()

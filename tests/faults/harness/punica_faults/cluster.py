@@ -72,7 +72,7 @@ class Cluster:
 
     def workers(self, runner: str) -> dict[int, int]:
         """Index among the runner's devices -> process id."""
-        lines = self.processes[runner].children("poisonable_worker")
+        lines = self.processes[runner].children("punica_faults.poison")
         return {int(line.split("--index ")[1].split()[0]): pid for pid, line in lines.items()}
 
     async def snapshot(self, frontend: str = FRONTENDS[0]) -> dict[str, Any] | None:

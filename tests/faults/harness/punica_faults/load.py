@@ -21,6 +21,8 @@ from websockets.exceptions import WebSocketException
 from punica_faults.references import Reference
 from punica_faults.waits import until
 
+#: In flight at any time, over all sockets: a multiple of their number.
+NUM_STREAMS = 208
 #: Of a client whose frontend is gone.
 RECONNECT_S = 0.1
 OPEN_TIMEOUT_S = 5.0
@@ -67,12 +69,11 @@ class Stream:
 class Load:
     """The clients of the cluster."""
 
-    def __init__(self, urls: dict[str, str], references: Sequence[Reference], *, num_streams: int, seed: int) -> None:
+    def __init__(self, urls: dict[str, str], references: Sequence[Reference], *, seed: int) -> None:
         self._urls = urls
         self._references = references
         # As likely as short: then streams in flight are of all lengths alike.
         self._weights = [1 / reference.max_tokens for reference in references]
-        self._num_streams = num_streams
         self._random = random.Random(seed)
         self._clients: list[_Client] = []
         self._ids = itertools.count()
@@ -91,7 +92,7 @@ class Load:
     @asynccontextmanager
     async def running(self, *, sockets_per_frontend: int = 2) -> AsyncIterator["Load"]:
         sockets = [name for name in self._urls for _ in range(sockets_per_frontend)]
-        share = self._num_streams // len(sockets)
+        share = NUM_STREAMS // len(sockets)
         self._clients = [_Client(self, name, self._urls[name], share) for name in sockets]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(client.run()) for client in self._clients]
@@ -106,7 +107,7 @@ class Load:
 
     async def until_in_flight(self) -> None:
         """Waits until all streams are there, and each of those that began first has begun to move."""
-        await self._until(lambda: len(self.live) == self._num_streams, "all streams are asked for")
+        await self._until(lambda: len(self.live) == NUM_STREAMS, "all streams are asked for")
         first = set(self.live)
         await self._until(lambda: all(stream.num_tokens for stream in first), "all streams move", first)
 

@@ -52,6 +52,12 @@ class KeptProcess:
         lines = {pid: command_line(pid) for pid in descendants(self.pid)} if self.pid else {}
         return {pid: line for pid, line in lines.items() if role in line}
 
+    @property
+    def resident_bytes(self) -> int:
+        """Of memory."""
+        num_pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return num_pages * os.sysconf("SC_PAGE_SIZE")
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 

@@ -1,4 +1,4 @@
-"""`punica-serve runner` whose workers a marked request can kill: see ``poisonable_worker``."""
+"""`punica-serve runner` whose workers a marked request can kill: see ``poison``."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ def main() -> None:
 
     def worker_command(index: int) -> list[str]:
         command = supervisor.engine_worker_command(config, options.runner_id, index)
-        return ["punica_faults.poisonable_worker" if part == "punica_runner.worker" else part for part in command]
+        return ["punica_faults.poison" if part == "punica_runner.worker" else part for part in command]
 
     serve = supervisor.serve(
         config,

@@ -1,0 +1,46 @@
+"""Requests whose clients died with their frontend are nobody's, and run no further."""
+
+import time
+
+import pytest
+
+from punica_faults.cluster import FRONTENDS, Cluster
+from punica_faults.load import NUM_STREAMS, Load
+from punica_faults.recovery import Recovery
+from punica_faults.references import Reference
+from punica_faults.waits import until
+
+pytestmark = pytest.mark.slow
+
+#: The promise.
+GONE_S = 2.0
+POLL_S = 0.01
+
+
+async def test_a_dead_frontends_requests_are_cancelled_within_two_seconds(
+    cluster: Cluster, references: list[Reference], recoveries: list[Recovery]
+) -> None:
+    doomed, other = FRONTENDS
+    load = Load({doomed: cluster.stream_urls[doomed]}, references, seed=0)
+
+    async def num_held() -> int:
+        snapshot = await cluster.snapshot(other)
+        assert snapshot is not None
+        held: int = snapshot["queue_length"] + sum(gpu["working_set"] for gpu in snapshot["gpus"])
+        return held
+
+    async def is_none_held() -> bool:
+        return await num_held() == 0
+
+    async with load.running():
+        await load.until_in_flight()
+        assert await num_held() > NUM_STREAMS / 2
+        load.doomed.add(doomed)
+        load.is_stopping = True
+        killed_s = time.monotonic()
+        cluster.processes[doomed].kill()
+        await until(is_none_held, "the scheduler holds none of them", poll_s=POLL_S)
+        gone_s = time.monotonic() - killed_s
+    load.check()
+    recoveries.append(Recovery(f"kill {doomed}, until its requests are cancelled", NUM_STREAMS, gone_s, None))
+    assert gone_s < GONE_S

@@ -1,0 +1,32 @@
+"""What clients do to a frontend harms no other client of it."""
+
+import pytest
+
+from punica_faults.cluster import FRONTENDS, Cluster
+from punica_faults.hostile import attacked
+from punica_faults.load import NUM_STREAMS, Load
+from punica_faults.references import Reference
+from punica_faults.waits import until
+
+pytestmark = pytest.mark.slow
+
+#: What the hostile may cost at most, all together; a flood that is held in memory passes it within seconds.
+MAX_GROWTH_BYTES = 128 << 20
+
+
+async def test_hostile_clients_neither_stop_nor_bloat_a_frontend(cluster: Cluster, references: list[Reference]) -> None:
+    victim = FRONTENDS[0]
+    load = Load({victim: cluster.stream_urls[victim]}, references, seed=0)
+    async with load.running():
+        await load.until_in_flight()
+        before_bytes = cluster.processes[victim].resident_bytes
+        async with attacked(cluster.stream_urls[victim]):
+            # Each slot's stream is there again, or past, twice: far longer than buffers take to fill.
+            for _ in range(2):
+                await load.until_past(load.in_flight())
+            num_completed = load.num_completed
+            await until(lambda: load.num_completed >= num_completed + NUM_STREAMS, "streams come out whole")
+            growth_bytes = cluster.processes[victim].resident_bytes - before_bytes
+        await load.stop(load.in_flight())
+    load.check()
+    assert growth_bytes < MAX_GROWTH_BYTES
