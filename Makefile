@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := kernels punica_serve scheduler runner frontend tests
 
-.PHONY: install run check test test-slow demo-model demo-check clean
+.PHONY: install run check test test-slow soak demo-model demo-check clean
 
 install: .venv/.installed
 
@@ -30,6 +30,11 @@ test: check
 
 test-slow: install
 	$(BIN)/pytest -m slow
+
+# Random faults under load; MINUTES=10 SEED=7 make soak breaks the same things again.
+soak: MINUTES ?= 10
+soak: install
+	MINUTES=$(MINUTES) SEED=$(SEED) $(BIN)/pytest -m slow tests/faults/test_soak.py
 
 demo-model: install
 	$(BIN)/python -m punica_serve.demo.train

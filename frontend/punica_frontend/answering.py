@@ -8,7 +8,7 @@ from punica_frontend.errors import from_wire
 from punica_frontend.figures import RequestFigures, outcome_of
 from punica_frontend.live_request import LiveRequest
 from punica_frontend.text_stream import TextStream
-from punica_serve.errors import RequestFailed
+from punica_serve.errors import PunicaError, RequestFailed
 
 
 class Answering:
@@ -18,13 +18,23 @@ class Answering:
     """
 
     def __init__(
-        self, live: LiveRequest, text: TextStream, figures: RequestFigures, release: Callable[[LiveRequest], None]
+        self,
+        live: LiveRequest,
+        text: TextStream,
+        figures: RequestFigures,
+        release: Callable[[LiveRequest], None],
+        *,
+        lora_id: str | None = None,
     ) -> None:
-        """``release`` is called once with ``live``, which nobody wants any more."""
+        """``release`` is called once with ``live``, which nobody wants any more.
+
+        ``lora_id`` is the client's name for the adapter, which behind the frontend is known by its digest alone.
+        """
         self._live = live
         self._text = text
         self._figures = figures
         self._release = release
+        self._lora_id = lora_id
         self._is_open = True
 
     @property
@@ -57,7 +67,7 @@ class Answering:
     def _take(self) -> Frame:
         delivery = self._live.take()
         if delivery.error:
-            raise from_wire(delivery.error)
+            raise self._with_name(from_wire(delivery.error))
         if delivery.finish_reason == "error":
             raise RequestFailed("the cluster gave up on the request")
         frame = self._text.feed(delivery)
@@ -65,3 +75,9 @@ class Answering:
         if frame.finish_reason:
             self._figures.outcome = frame.finish_reason
         return frame
+
+    def _with_name(self, error: PunicaError) -> PunicaError:
+        """What is said of the adapter, with the name that the client gave it."""
+        if self._lora_id is None or error.param != "lora_id":
+            return error
+        return type(error)(f"adapter {self._lora_id!r}: {error.message}", param=error.param)

@@ -115,7 +115,7 @@ class Generator:
         text = TextStream(
             self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
         )
-        return Answering(live, text, figures, self._release)
+        return Answering(live, text, figures, self._release, lora_id=plan.lora_id)
 
     async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
         """Runs a plan for one reader; the last frame has a finish_reason. Closing it early cancels the request.

@@ -8,9 +8,9 @@ from punica_frontend.figures import Figures
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
 from punica_frontend.schemas import GenerateFields
 from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest, RequestFailed
 from punica_serve.model_config import GenerationDefaults, ModelConfig
-from punica_serve.protocol import Limits, SamplingParams
+from punica_serve.protocol import Limits, SamplingParams, WireError
 from punica_serve.text.tokenizer import Tokenizer
 
 
@@ -85,6 +85,14 @@ async def test_unknown_and_refused_adapters(generator: Generator) -> None:
         await generator.plan(GenerateFields(prompt="42", lora_id="nope"))
     with pytest.raises(AdapterRejected, match=r"'broken' is not served: .*positive integer"):
         await generator.plan(GenerateFields(prompt="42", lora_id="broken"))
+
+
+async def test_what_the_cluster_says_of_an_adapter_is_told_with_its_name(generator: Generator, cluster: Any) -> None:
+    cluster.failure = WireError("request_failed", "it, or its adapter d1, seems to kill the worker", "lora_id")
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman"))
+    with pytest.raises(RequestFailed, match="adapter 'roman': it, or its adapter d1, seems to kill") as caught:
+        await anext(generator.stream(plan))
+    assert caught.value.param == "lora_id"
 
 
 async def test_long_prompts_are_encoded_off_the_event_loop(

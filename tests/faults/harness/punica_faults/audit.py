@@ -14,7 +14,10 @@ async def audit(cluster: Cluster) -> None:
     found: list[str] = ["the cluster can't be asked"]
 
     async def is_clean() -> bool:
-        found[:] = [flaw for name in FRONTENDS for flaw in flaws(await cluster.snapshot(name))]
+        found.clear()
+        for name in FRONTENDS:
+            found.extend(flaws(await cluster.snapshot(name)))
+            found.extend(f"{name}: {flaw}" for flaw in frontend_flaws(await cluster.figures(name)))
         return not found
 
     await until(is_clean, "all is back", describe=lambda: f"{found}\n{cluster.story()}")
@@ -26,6 +29,13 @@ async def audit(cluster: Cluster) -> None:
     ]
     deaths = [death for process in cluster.processes.values() for death in process.unexpected_deaths]
     assert not bugs + deaths, (bugs + deaths, cluster.story())
+
+
+def frontend_flaws(figures: dict[str, float] | None) -> list[str]:
+    """What a frontend without clients still holds."""
+    if figures is None:
+        return ["does not answer"]
+    return [f"{key} is {figures[key]:g}" for key in ("punica_live_requests", "punica_websockets") if figures[key]]
 
 
 def flaws(snapshot: dict[str, Any] | None) -> list[str]:

@@ -46,7 +46,8 @@ def cluster_document(scheduler_port: int = 0) -> dict[str, Any]:
             "cpu_threads": 1,
         },
         "adapters": {name: f"demo:adapters/{name}" for name in adapters},
-        "scheduler": {"port": scheduler_port, "settle_s": 0.5},
+        "scheduler": {"port": scheduler_port, "audit": True, "consolidation": {"interval_s": 1.0}},
+        "links": {"heartbeat_s": 1.0, "silence_s": 4.0},
         "runner": {
             "devices": ["cpu"] * WORKERS_PER_RUNNER,
             "silence_timeout_s": 3.0,
@@ -82,6 +83,14 @@ class Cluster:
             if answer.is_success:
                 cluster: dict[str, Any] = answer.json()
                 return cluster
+        return None
+
+    async def figures(self, frontend: str) -> dict[str, float] | None:
+        """/metrics of those without labels; None while that frontend can't tell."""
+        with contextlib.suppress(httpx.HTTPError):
+            answer = await self.http.get(f"http://127.0.0.1:{self.ports[frontend]}/metrics")
+            lines = (line for line in answer.text.splitlines() if not line.startswith("#") and "{" not in line)
+            return {name: float(value) for name, value in (line.split() for line in lines)}
         return None
 
     async def is_whole(self) -> bool:
