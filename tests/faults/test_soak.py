@@ -33,6 +33,6 @@ async def test_random_faults_lose_nothing(
     async with load.running():
         await load.until_in_flight()
         recoveries += await story.tell(cluster, load, seed=seed, for_s=60 * minutes, say=say)
-        await load.stop(load.in_flight())
+        await load.stop()
     load.check()
     say(f"{load.num_completed} streams came out whole, {load.num_lost} died with their frontends")

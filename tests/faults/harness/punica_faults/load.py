@@ -69,11 +69,14 @@ class Stream:
 class Load:
     """The clients of the cluster."""
 
-    def __init__(self, urls: dict[str, str], references: Sequence[Reference], *, seed: int) -> None:
+    def __init__(
+        self, urls: dict[str, str], references: Sequence[Reference], *, seed: int, num_streams: int = NUM_STREAMS
+    ) -> None:
         self._urls = urls
         self._references = references
         # As likely as short: then streams in flight are of all lengths alike.
         self._weights = [1 / reference.max_tokens for reference in references]
+        self._num_streams = num_streams
         self._random = random.Random(seed)
         self._clients: list[_Client] = []
         self._ids = itertools.count()
@@ -92,7 +95,7 @@ class Load:
     @asynccontextmanager
     async def running(self, *, sockets_per_frontend: int = 2) -> AsyncIterator["Load"]:
         sockets = [name for name in self._urls for _ in range(sockets_per_frontend)]
-        share = NUM_STREAMS // len(sockets)
+        share = self._num_streams // len(sockets)
         self._clients = [_Client(self, name, self._urls[name], share) for name in sockets]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(client.run()) for client in self._clients]
@@ -107,7 +110,7 @@ class Load:
 
     async def until_in_flight(self) -> None:
         """Waits until all streams are there, and each of those that began first has begun to move."""
-        await self._until(lambda: len(self.live) == NUM_STREAMS, "all streams are asked for")
+        await self._until(lambda: len(self.live) == self._num_streams, "all streams are asked for")
         first = set(self.live)
         await self._until(lambda: all(stream.num_tokens for stream in first), "all streams move", first)
 
@@ -128,11 +131,11 @@ class Load:
 
         return await self._until(all_past, "all streams in flight go on", set(start))
 
-    async def stop(self, in_flight: Collection[Stream]) -> None:
-        """Starts no more, lets these streams come to their ends, and cancels the others."""
+    async def stop(self, kept: Collection[Stream] | None = None) -> None:
+        """Starts no more, lets these streams (or all) come to their ends, and cancels the others."""
         self.is_stopping = True
         for client in self._clients:
-            await client.cancel_all_but(in_flight)
+            await client.cancel_all_but(self.live if kept is None else kept)
         await self._until(lambda: not self.live, "all streams end")
 
     async def _until(self, holds: Callable[[], bool], what: str, streams: set[Stream] | None = None) -> float:
