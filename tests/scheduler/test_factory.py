@@ -1,11 +1,40 @@
+from typing import Any
+
 import pytest
 
-from punica_scheduler.factory import scheduler_of
+from punica_scheduler.factory import scheduler_of, settings_of
 from punica_scheduler.placement import PLACEMENTS
+from punica_scheduler.queues import QUEUES
 from punica_serve.config import SchedulerConfig
 
 
+def config(**values: Any) -> SchedulerConfig:
+    return SchedulerConfig.model_validate(values)
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_placement_can_be_configured(placement: str) -> None:
-    config = SchedulerConfig.model_validate({"placement": placement})
-    assert scheduler_of(config, 7).snapshot(8).incarnation == 7
+@pytest.mark.parametrize("queue", QUEUES)
+def test_every_policy_can_be_configured(placement: str, queue: str) -> None:
+    assert scheduler_of(config(placement=placement, queue=queue), 7).snapshot(8).incarnation == 7
+
+
+def test_seconds_become_nanoseconds() -> None:
+    settings = settings_of(config(queue_timeout_s=1.5, settle_s=0.25, scale={"busy_s": 2.0, "idle_s": 3.0}))
+    assert (settings.queue_timeout_ns, settings.settle_ns) == (1_500_000_000, 250_000_000)
+    assert (settings.scale.busy_ns, settings.scale.idle_ns) == (2_000_000_000, 3_000_000_000)
+
+
+def test_lightly_loaded_means_the_same_to_consolidation_and_to_advice() -> None:
+    settings = settings_of(config(light_load=0.4))
+    assert settings.consolidation is not None
+    assert settings.consolidation.light_load == settings.scale.light_load == 0.4
+
+
+@pytest.mark.parametrize("values", [{"migration": False}, {"consolidation": {"enabled": False}}])
+def test_nothing_is_emptied_without_consolidation_or_without_migration(values: dict[str, Any]) -> None:
+    assert settings_of(config(**values)).consolidation is None
+
+
+def test_books_are_audited_only_when_asked_for() -> None:
+    assert settings_of(config(audit_every=5)).audit_every == 0
+    assert settings_of(config(audit=True, audit_every=5)).audit_every == 5

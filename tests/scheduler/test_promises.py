@@ -24,7 +24,7 @@ from punica_serve.protocol import AdapterRef, Deliveries, Ending, GpuInfo, LoraG
 
 MAX_TOTAL_TOKENS = 12
 #: Every pool holds the longest request, so none may fail for its size.
-POOLS = (6, 8, 11)
+POOLS = (6, 8, 24)
 ADAPTERS = (None, *(AdapterRef(f"lora{rank}", "", 1, {"q_proj": rank, "o_proj": 8}) for rank in (8, 12, 16)))
 FRONTENDS = ("f", "g")
 RUNNERS = ("host 0", "host 1")
@@ -91,6 +91,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.incarnation, self.settings)
         for frontend_id in FRONTENDS:
             self.tell(events.FrontendJoined(frontend_id))
+        for runner_id in RUNNERS:
+            self.gpu_joins(num_pages=POOLS[-1], batch=4, num_lora_pages=4, runner_id=runner_id)
 
     # -------------------------------------------------------------- what the scheduler says
 
@@ -134,26 +136,29 @@ class ClusterMachine(RuleBasedStateMachine):
         return [stream for stream in self.streams.values() if stream.end is None]
 
     @rule(
-        prompt=st.integers(1, 6),
-        room=st.integers(1, 6),
+        prompts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+        room=st.integers(2, 8),
         adapter=st.sampled_from(ADAPTERS),
         skew=st.integers(0, 9),
         frontend_id=st.sampled_from(FRONTENDS),
         tenant=st.sampled_from([None, "a", "b"]),
     )
-    def request_arrives(
-        self, prompt: int, room: int, adapter: AdapterRef | None, skew: int, frontend_id: str, tenant: str | None
+    def requests_arrive(
+        self, prompts: list[int], room: int, adapter: AdapterRef | None, skew: int, frontend_id: str, tenant: str | None
     ) -> None:
-        self.num_requests += 1
-        sampling = SamplingParams(max_tokens=min(room, MAX_TOTAL_TOKENS - prompt))
-        arrival_ns = 10 * self.num_requests - 10 * skew + 100
-        request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter, (), tenant)
-        self.streams[request.request_id] = Stream(frontend_id, self.num_requests, request)
-        self.tell(events.RequestArrived(frontend_id, self.num_requests, request))
+        for prompt in prompts:
+            self.num_requests += 1
+            sampling = SamplingParams(max_tokens=min(room, MAX_TOTAL_TOKENS - prompt))
+            arrival_ns = 11 * self.num_requests - 10 * skew + 100
+            request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter, (), tenant)
+            self.streams[request.request_id] = Stream(frontend_id, self.num_requests, request)
+            self.tell(events.RequestArrived(frontend_id, self.num_requests, request))
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def request_is_cancelled(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), dice=st.integers(1, 3))
+    def request_is_cancelled(self, data: st.DataObject, dice: int) -> None:
+        if dice < 3:
+            return
         stream = data.draw(st.sampled_from(self.live))
         stream.end = "cancelled"
         self.tell(events.RequestCancelled(stream.frontend_id, stream.request.request_id))
@@ -194,17 +199,21 @@ class ClusterMachine(RuleBasedStateMachine):
         self.tell(events.GpuJoined(runner_id, info))
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data())
-    def gpu_is_lost(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), dice=st.integers(1, 3))
+    def gpu_is_lost(self, data: st.DataObject, dice: int) -> None:
+        if dice < 3:
+            return
         uuid = data.draw(st.sampled_from(sorted(self.workers)))
         for sequence in self.workers.pop(uuid).sequences.values():
             self.streams[sequence.request.request_id].num_losses += 1
         self.tell(events.GpuLost(uuid))
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data(), runner_id=st.sampled_from(RUNNERS))
-    def gpu_joins_again(self, data: st.DataObject, runner_id: str) -> None:
+    @rule(data=st.data(), runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 3))
+    def gpu_joins_again(self, data: st.DataObject, runner_id: str, dice: int) -> None:
         """Nobody has said that it was lost."""
+        if dice < 3:
+            return
         self.join(runner_id, self.workers[data.draw(st.sampled_from(sorted(self.workers)))].info)
 
     @rule(runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 4), comes_back=st.booleans())
@@ -223,9 +232,9 @@ class ClusterMachine(RuleBasedStateMachine):
         for info in infos:
             self.join(runner_id, info)
 
-    @rule(runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 4))
+    @rule(runner_id=st.sampled_from(RUNNERS), dice=st.integers(1, 6))
     def runner_is_drained(self, runner_id: str, dice: int) -> None:
-        if dice < 4:
+        if dice < 6:
             return
         self.drained_runners.add(runner_id)
         self.tell(events.RunnerDrainRequested(runner_id))
@@ -252,6 +261,16 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), max_commands=st.integers(0, 4))
     def worker_steps(self, data: st.DataObject, max_commands: int) -> None:
         data.draw(st.sampled_from(list(self.workers.values()))).step(max_commands)
+
+    @rule(num_rounds=st.integers(1, 4))
+    def all_goes_well(self, num_rounds: int) -> None:
+        for _ in range(num_rounds):
+            for worker in self.workers.values():
+                worker.step(max_commands=100)
+                while worker.reports:
+                    self.tell(worker.reports.popleft())
+            self.time_passes()
+            self.scheduler.check_invariants()
 
     @precondition(lambda self: any(worker.reports for worker in self.workers.values()))
     @rule(data=st.data(), num_reports=st.integers(1, 3))
@@ -310,12 +329,7 @@ class ClusterMachine(RuleBasedStateMachine):
         while self.live or any(worker.commands or worker.reports for worker in self.workers.values()):
             rounds += 1
             assert rounds < 50 * (len(self.streams) + 1), "requests go round in circles"
-            for worker in self.workers.values():
-                worker.step(max_commands=100)
-                while worker.reports:
-                    self.tell(worker.reports.popleft())
-            self.time_passes()
-            self.scheduler.check_invariants()
+            self.all_goes_well(num_rounds=1)
         self.check_all_is_given_back()
 
     def end_drains(self) -> None:
@@ -339,5 +353,5 @@ class ClusterMachine(RuleBasedStateMachine):
             assert not self.workers[gpu.gpu.uuid].sequences
 
 
-ClusterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+ClusterMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestPromises = ClusterMachine.TestCase
