@@ -94,9 +94,12 @@ class Cluster:
                 into.text += frame["text"]
                 into.finish_reason = frame["finish_reason"]
 
-    def num_evictions(self) -> int:
+    def counters(self) -> dict[str, int]:
         counters: dict[str, int] = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["counters"]
-        return counters["evictions"]
+        return counters
+
+    def num_evictions(self) -> int:
+        return self.counters()["evictions"]
 
     def num_used_pages(self) -> int:
         gpus = httpx.get(f"{self.url}/v1/cluster", trust_env=False).json()["gpus"]
@@ -160,6 +163,12 @@ def simulated_cluster(tmp_path: Path) -> Iterator[Cluster]:
     document["simulation"] |= {"speed": 4.0, "arrivals": {"rate": [[0, 3], [15, 3]]}}
     (tmp_path / "three.yaml").write_text(yaml.safe_dump(document))
     with started(tmp_path, str(tmp_path / "three.yaml")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_runners(tmp_path: Path) -> Iterator[Cluster]:
+    with started(tmp_path, num_runners=2) as cluster:
         yield cluster
 
 
