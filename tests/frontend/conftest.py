@@ -1,15 +1,22 @@
 """A cluster that answers at once, one token for each byte, and an application over it."""
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import tokenizers
+import yaml
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -23,10 +30,12 @@ from punica_serve.channel import Channel
 from punica_serve.config import EngineConfig
 from punica_serve.errors import AdapterRejected, ClusterUnavailable, GpuNotFound
 from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.process import TOKEN_ENV
 from punica_serve.protocol import (
     AdapterRef,
     ClusterSnapshot,
     Ending,
+    FrontendHello,
     FrontendToScheduler,
     GpuInfo,
     GpuSnapshot,
@@ -140,13 +149,22 @@ class ScriptedScheduler:
         self.incarnation = 1
         #: All that frontends sent, on all links so far, their hellos left out.
         self.received: list[Any] = []
+        self.num_links = 0
+        #: Of all links so far.
+        self.frontend_ids: list[str] = []
         self._channel: Channel | None = None
 
     async def session(self, channel: Channel) -> None:
-        await accept(channel, token="secret", incarnation=self.incarnation)
+        hello = await accept(channel, token="secret", incarnation=self.incarnation)
+        assert isinstance(hello, FrontendHello)
+        self.frontend_ids.append(hello.frontend_id)
         self._channel = channel
-        async for message in channel:
-            self.received.append(message)
+        self.num_links += 1
+        try:
+            async for message in channel:
+                self.received.append(message)
+        finally:
+            self.num_links -= 1
 
     @property
     def is_linked(self) -> bool:
@@ -167,6 +185,56 @@ async def scheduler() -> AsyncIterator[ScriptedScheduler]:
     scheduler = ScriptedScheduler()
     async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler.port:
         yield scheduler
+
+
+@dataclass(frozen=True)
+class FrontendProcess:
+    """A frontend of its own, on the demo's model."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def stream_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/generate/stream"
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+
+@pytest.fixture
+async def start_frontend(
+    scheduler: ScriptedScheduler, tmp_path: Path
+) -> AsyncIterator[Callable[..., Awaitable[FrontendProcess]]]:
+    """Starts frontends that are linked to the scheduler of the test, with these settings."""
+    with contextlib.ExitStack() as stack:
+
+        async def start(**frontend: Any) -> FrontendProcess:
+            num_links = scheduler.num_links
+            process, port = _launch(tmp_path, scheduler.port, frontend)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            await until(lambda: scheduler.num_links > num_links, timeout_s=60.0)
+            return FrontendProcess(process, port)
+
+        yield start
+
+
+def _launch(folder: Path, scheduler_port: int, settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int]:
+    """A frontend's process, and the port that it listens on."""
+    with bind("127.0.0.1", 0) as free:
+        port: int = free.getsockname()[1]
+    config = folder / f"{port}.yaml"
+    config.write_text(yaml.safe_dump({"engine": {"model": "demo:model"}, "frontend": {"port": port, **settings}}))
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "frontend", "--config", str(config)]
+    link = ["--scheduler-url", f"ws://127.0.0.1:{scheduler_port}", "--log-level", "warning"]
+    return subprocess.Popen([*command, *link], env={**os.environ, TOKEN_ENV: "secret"}), port
 
 
 @pytest.fixture

@@ -17,12 +17,14 @@ class StopStrings:
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Takes the next piece; returns the text that is free to go and whether a stop string was found."""
+        if not self._stops:
+            return text, False
         text = self._held + text
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self._held = ""
             return text[: min(found)[1]], True
-        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        num_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], False
 
