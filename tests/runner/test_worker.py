@@ -106,7 +106,7 @@ async def test_an_error_in_a_step_is_told_at_once_with_its_traceback_on_stderr(
 
 @pytest.mark.parametrize("behaviour", ["stuck-step", "lazy"])
 async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> None:
-    limits = RunnerConfig(silence_timeout_s=2.0, step_timeout_s=0.5)
+    limits = RunnerConfig(silence_timeout_s=4.0, step_timeout_s=0.5)
     with pytest.raises(WorkerDied, match=r"^it has made no step for 0\.5 s, though a request could run$"):
         async with run_worker(stub(behaviour), limits) as worker:
             await worker.receive()
