@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.05
 POLL_TIMEOUT_S = 5.0
+#: Adapters that the banner names.
+MAX_SHOWN_ADAPTERS = 8
 
 
 class _NotReady(Exception):
@@ -74,10 +76,16 @@ def print_banner(urls: Sequence[str], models: Sequence[str], console: "Console")
     console.print(f"[bold green]Punica Serve is ready[/]: {url} (all routes: {url}/docs)", soft_wrap=True)
     console.print(
         "".join(f"  also at     {other}\n" for other in more_urls) + f"  base model  {base}\n"
-        f"  adapters    {', '.join(adapters) or 'none'}\n"
+        f"  adapters    {_shown(adapters)}\n"
         f"Try it:\n"
         f"  curl -s {url}/v1/generate -H 'content-type: application/json' -d {shlex.quote(body)}\n"
         f"Ctrl-C stops it.",
         soft_wrap=True,
         markup=False,
     )
+
+
+def _shown(adapters: Sequence[str]) -> str:
+    """The first of them; a cluster may serve thousands."""
+    more = f" and {len(adapters) - MAX_SHOWN_ADAPTERS} more" if len(adapters) > MAX_SHOWN_ADAPTERS else ""
+    return (", ".join(adapters[:MAX_SHOWN_ADAPTERS]) or "none") + more

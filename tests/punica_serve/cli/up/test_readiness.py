@@ -57,3 +57,9 @@ def test_the_banner_gives_a_line_to_try(adapters: list[str], lora_id: str) -> No
     assert "http://127.0.0.1:8000/docs" in out.getvalue()
     assert "also at     http://127.0.0.1:8001\n" in out.getvalue()
     assert (", ".join(adapters) or "none") in out.getvalue()
+
+
+def test_the_banner_names_a_few_of_many_adapters() -> None:
+    out = StringIO()
+    print_banner(["http://127.0.0.1:8000"], ["numbers", *(f"a{number}" for number in range(1000))], Console(file=out))
+    assert "  adapters    a0, a1, a2, a3, a4, a5, a6, a7 and 992 more\n" in out.getvalue()
