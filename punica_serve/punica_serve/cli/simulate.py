@@ -56,6 +56,7 @@ def command(
     from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
     from punica_serve.cli.simulate_live import compare_live
     from punica_serve.config import load_config
+    from punica_serve.errors import ConfigError
 
     check_folder(out)
     cluster = load_config(config)
@@ -63,6 +64,8 @@ def command(
     console = Console()
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
     if live is not None:
+        if ablations:
+            raise ConfigError("a running cluster is what it is: `--live` goes without `--ablations`", param="live")
         compare_live(cluster, arrivals, live.split(","), name=config.stem, out=out, console=console)
         return
     variants = {"as configured": cluster}

@@ -9,7 +9,7 @@ from typing import Any, Never
 import httpx
 import numpy as np
 
-from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.simulation.timeline import Timeline
 
 #: Real seconds between two looks.
@@ -39,8 +39,11 @@ class Look:
 
 
 def cluster_client(url: str) -> httpx.AsyncClient:
-    """For /v1/cluster of a frontend."""
-    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+    """For /v1/cluster of a frontend. Raises ConfigError for a URL that is none."""
+    try:
+        return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{url!r} is not of the form http://HOST:PORT: {error}", param="live") from error
 
 
 async def gpu_sizes(client: httpx.AsyncClient) -> list[GpuSize]:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from punica_serve.cli import app
 from punica_serve.config import load_config
-from punica_serve.errors import ConfigError
+from punica_serve.errors import ConfigError, PunicaError
 
 CONFIG = """
 engine: {model: "shape:llama-2-7b", num_kv_pages: 500}
@@ -55,7 +55,19 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["simulate", str(path)], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["figure13", "thousand"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--live", "http://127.0.0.1:1"], "no cluster answers at http"),
+        (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` goes without `--ablations`"),
+    ],
+)
+def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[str], message: str) -> None:
+    with pytest.raises(PunicaError, match=message):
+        CliRunner().invoke(app, ["simulate", str(config), *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["figure13", "thousand", "live-16", "h200-x2"])
 def test_the_shipped_simulations_are_valid(name: str) -> None:
     root = Path(__file__).parents[3]
     assert load_config(root / "configs" / "sim" / f"{name}.yaml").simulation.arrivals is not None

@@ -4,9 +4,9 @@ import contextlib
 import httpx
 import pytest
 
-from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.replay import watch
-from punica_serve.replay.watch import GpuSize, Look, gpu_sizes, keep_looking, timeline_of
+from punica_serve.replay.watch import GpuSize, Look, cluster_client, gpu_sizes, keep_looking, timeline_of
 
 
 def look(time_s: float, tokens: int, queue_length: int = 0, **batch_sizes: int) -> Look:
@@ -61,6 +61,11 @@ async def test_what_is_no_cluster_is_said(answer: httpx.Response, message: str) 
     async with client(answer) as asked:
         with pytest.raises(ClusterUnavailable, match=message):
             await gpu_sizes(asked)
+
+
+def test_a_url_that_is_none_is_said() -> None:
+    with pytest.raises(ConfigError, match="'http://host:x' is not of the form"):
+        cluster_client("http://host:x")
 
 
 async def test_a_look_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
