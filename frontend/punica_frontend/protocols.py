@@ -33,6 +33,9 @@ CLOSE_TIMEOUT_S = 5.0
 #: So many connections beyond the limit are told so; more are cut without a word, or they would take all open files.
 NUM_TOLD = 64
 
+#: Of what a websocket has received, parsed in one turn of the event loop.
+SLICE_BYTES = 8 << 10
+
 _TEXT_HEAD = 0x81  # one whole message of text
 
 
@@ -102,10 +105,18 @@ class GuardedHttp(H11Protocol):
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
-    """One websocket. Messages of one turn of the event loop leave together."""
+    """One websocket. Messages of one turn of the event loop leave together.
+
+    What comes in is parsed a slice at a time, and only once the application has taken the messages of the slice before
+    and the client takes what it is sent: a quarter of a megabyte of empty messages would hold everybody up for half a
+    second, and the answers to a flood of pings would pile up.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, CorkedTransport(cast(asyncio.Transport, transport), self.loop)))
+        self._corked = CorkedTransport(cast(asyncio.Transport, transport), self.loop)
+        super().connection_made(cast(asyncio.Transport, self._corked))
+        self._unparsed = bytearray()
+        self._will_parse = False
         self._stall = Deadline(self.loop, STALL_TIMEOUT_S, self._end_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,6 +130,18 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stall.cancel()
+        self._parse_soon()
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        if not self._will_parse and self._may_parse():
+            self._parse()
+        self._corked.hold_reading(bool(self._unparsed))
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._parse_soon()
+        return message
 
     async def send(self, message: Any) -> None:
         """Text, which is nearly all that is sent, goes the short way: a few bytes of head and out."""
@@ -132,6 +155,26 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected()
         payload = text.encode()
         self.transport.write(_head(len(payload)) + payload)
+
+    def _may_parse(self) -> bool:
+        return bool(self._unparsed) and self.queue.empty() and self.writable.is_set()
+
+    def _parse_soon(self) -> None:
+        """In the next turn of the loop, so that everybody else has theirs."""
+        if not self._will_parse and self._may_parse():
+            self._will_parse = True
+            self.loop.call_soon(self._parse)
+
+    def _parse(self) -> None:
+        self._will_parse = False
+        if self.transport.is_closing():
+            self._unparsed.clear()
+            return
+        piece = bytes(self._unparsed[:SLICE_BYTES])
+        del self._unparsed[:SLICE_BYTES]
+        super().data_received(piece)
+        self._corked.hold_reading(bool(self._unparsed))
+        self._parse_soon()
 
     def _end_stalled(self) -> None:
         """The client learns the reason if it reads on within CLOSE_TIMEOUT_S; its requests end now."""

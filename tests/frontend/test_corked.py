@@ -16,6 +16,15 @@ class Written:
     def close(self) -> None:
         self.writes.append("closed")
 
+    def pause_reading(self) -> None:
+        self.writes.append("paused")
+
+    def resume_reading(self) -> None:
+        self.writes.append("resumed")
+
+    def is_closing(self) -> bool:
+        return "closed" in self.writes
+
     def get_extra_info(self, name: str) -> str:
         return f"extra {name}"
 
@@ -47,3 +56,18 @@ async def test_what_was_written_leaves_before_the_end() -> None:
 
 async def test_all_else_is_the_transports_own() -> None:
     assert corked(Written()).get_extra_info("peername") == "extra peername"
+
+
+async def test_it_reads_only_while_both_sides_want_it() -> None:
+    written = Written()
+    transport = corked(written)
+    transport.pause_reading()
+    transport.hold_reading(True)
+    transport.resume_reading()
+    transport.hold_reading(True)
+    assert written.writes == ["paused"]
+    transport.hold_reading(False)
+    assert written.writes == ["paused", "resumed"]
+    transport.close()
+    transport.pause_reading()
+    assert written.writes == ["paused", "resumed", "closed"]

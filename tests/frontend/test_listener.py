@@ -1,10 +1,18 @@
 import logging
 import resource
 import socket
+import sys
 
 import pytest
 
-from punica_frontend.listener import NUM_RESERVED_FILES, bind, num_connections, raise_file_limit
+from punica_frontend.listener import (
+    NUM_RESERVED_FILES,
+    SEND_BUFFER_BYTES,
+    SEND_TIMEOUT_S,
+    bind,
+    num_connections,
+    raise_file_limit,
+)
 from punica_serve.errors import ConfigError
 
 
@@ -20,6 +28,17 @@ def test_a_listener_is_closed_in_the_end() -> None:
         socket.create_connection(address).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of these")
+def test_connections_are_watched_by_the_kernel() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SEND_TIMEOUT_S
+            # Linux doubles it, for its own book-keeping.
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * SEND_BUFFER_BYTES
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 
 from punica_frontend import protocols
 from punica_frontend.http_server import EmbeddedServer
-from punica_frontend.protocols import Deadline, GuardedHttp, GuardedWebSocket
+from punica_frontend.protocols import SLICE_BYTES, Deadline, GuardedHttp, GuardedWebSocket
 
 Until = Callable[..., Coroutine[Any, Any, None]]
 
@@ -30,6 +30,7 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.written = b""
+        self.is_reading = True
         self.is_closed = self.is_aborted = False
 
     def write(self, data: bytes) -> None:
@@ -48,10 +49,10 @@ class FakeTransport:
         return None
 
     def pause_reading(self) -> None:
-        pass
+        self.is_reading = False
 
     def resume_reading(self) -> None:
-        pass
+        self.is_reading = True
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         pass
@@ -181,6 +182,39 @@ async def test_messages_of_one_turn_leave_together(
     assert transport.written == b""
     await asyncio.sleep(0)
     assert transport.written == 2 * (head + b"x" * num_bytes)
+
+
+EMPTY_TEXT, PING = b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0"
+
+
+async def test_a_flood_of_messages_is_taken_a_slice_at_a_time(
+    websocket: GuardedWebSocket, transport: FakeTransport
+) -> None:
+    num_messages = 3 * SLICE_BYTES // len(EMPTY_TEXT)
+    assert (await websocket.receive())["type"] == "websocket.connect"
+    websocket.data_received(EMPTY_TEXT * num_messages)
+    highest = 0
+    for _ in range(num_messages):
+        highest = max(highest, websocket.queue.qsize())
+        assert not transport.is_reading
+        assert await asyncio.wait_for(websocket.receive(), 5) == {"type": "websocket.receive", "text": ""}
+    assert highest <= SLICE_BYTES // len(EMPTY_TEXT) + 1  # a message may begin in the slice before
+    assert transport.is_reading
+
+
+async def test_pings_of_a_client_that_takes_no_answers_are_not_read(
+    websocket: GuardedWebSocket, transport: FakeTransport, until: Until
+) -> None:
+    num_pings = 2 * SLICE_BYTES // len(PING)
+    assert (await websocket.receive())["type"] == "websocket.connect"
+    websocket.pause_writing()
+    websocket.data_received(PING * num_pings)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert transport.written == b"" and not transport.is_reading
+    websocket.resume_writing()
+    await until(lambda: len(transport.written) == 2 * num_pings)
+    assert transport.is_reading
 
 
 async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, address: str, until: Until) -> None:
