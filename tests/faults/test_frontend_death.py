@@ -10,7 +10,7 @@ from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 from punica_faults.waits import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # beyond the deadlines of its waits together
 
 #: The promise.
 GONE_S = 2.0

@@ -10,7 +10,7 @@ from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 from punica_faults.story import LINKS, felt_by
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # beyond the deadlines of its waits together
 
 FAULTS = (
     faults.kill_worker(),
@@ -24,6 +24,8 @@ FAULTS = (
     faults.kill_worker_again(),
     faults.kill_again(RUNNERS[1]),
     faults.kill_again("scheduler"),
+    faults.terminate(RUNNERS[0]),
+    faults.terminate(FRONTENDS[0]),
     faults.freeze_worker(),
     faults.freeze(RUNNERS[0]),
     faults.freeze("scheduler"),
@@ -43,8 +45,7 @@ async def test_every_stream_goes_on_where_it_was_after(
 ) -> None:
     load = Load(cluster.stream_urls, references, seed=FAULTS.index(fault))
     async with load.running():
-        await load.until_in_flight()
-        in_flight = load.in_flight()
-        recoveries.append(await felt_by(cluster, load, [fault]))
-        await load.stop(in_flight)
+        recovery, streams = await felt_by(cluster, load, [fault])
+        recoveries.append(recovery)
+        await load.stop(streams)
     load.check()

@@ -98,6 +98,17 @@ def kill_worker_again(runner: str = RUNNERS[0], index: int = 0) -> Fault:
     return Fault(f"kill worker {index} of {runner}, again while it loads, again when it is back", inject)
 
 
+def terminate(name: str) -> Fault:
+    """SIGTERM, as on a platform that takes a host back: no fault, so not even a frontend's clients lose anything."""
+
+    async def inject(cluster: Cluster) -> None:
+        old_pid = cluster.processes[name].pid
+        cluster.processes[name].terminate()
+        await _new_process(cluster, name, old_pid)
+
+    return Fault(f"terminate {name}", inject)
+
+
 # ---------------------------------------------------------------- freezes
 
 

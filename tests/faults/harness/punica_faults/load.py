@@ -26,7 +26,9 @@ NUM_STREAMS = 208
 #: Of a client whose frontend is gone.
 RECONNECT_S = 0.1
 OPEN_TIMEOUT_S = 5.0
-#: What a client may be told of a request that has not begun, while there is no scheduler to take it.
+#: Of a request that was refused.
+RETRY_S = 0.2
+#: What a client may be told before its first token: there is no scheduler to take it, or its frontend is leaving.
 REFUSALS = ("cluster_unavailable", "out_of_capacity")
 #: A stream that has got so many tokens since a fault is past it: more than can have been under way.
 PAST_TOKENS = 32
@@ -166,6 +168,9 @@ class _Client:
         self._num_streams = num_streams
         self._streams: dict[str, Stream] = {}
         self._socket: ClientConnection | None = None
+        #: Set when a stream has ended, so that another may begin.
+        self._has_room = asyncio.Event()
+        self._is_refused = False
 
     async def cancel_all_but(self, kept: Collection[Stream]) -> None:
         """Asks for it; on a socket that is being lost it is not needed."""
@@ -190,19 +195,30 @@ class _Client:
             await asyncio.sleep(RECONNECT_S)
 
     async def _serve(self, socket: ClientConnection) -> None:
-        for _ in range(self._num_streams):
-            await self._start(socket)
-        async for text in socket:
-            frame = msgspec.json.decode(text)
-            stream = self._streams.get(frame["request_id"])
-            if stream is None:
-                self._load.problems.append(f"a frame of no stream of this socket: {frame}")
-            else:
-                await self._take(socket, stream, frame)
+        starting = asyncio.create_task(self._keep_started(socket))
+        try:
+            async for text in socket:
+                frame = msgspec.json.decode(text)
+                if (stream := self._streams.get(frame["request_id"])) is not None:
+                    self._take(stream, frame)
+                else:
+                    self._load.problems.append(f"a frame of no stream of this socket: {frame}")
+        finally:
+            starting.cancel()
+            await asyncio.wait((starting,))
+
+    async def _keep_started(self, socket: ClientConnection) -> None:
+        with contextlib.suppress(WebSocketException):
+            while True:
+                self._has_room.clear()
+                while len(self._streams) < self._num_streams and not self._load.is_stopping:
+                    await self._start(socket)
+                await self._has_room.wait()
+                if self._is_refused:
+                    self._is_refused = False
+                    await asyncio.sleep(RETRY_S)
 
     async def _start(self, socket: ClientConnection) -> None:
-        if self._load.is_stopping:
-            return
         reference = self._load.draw()
         request_id, stream = self._load.next_id(), Stream(reference, self._frontend)
         self._streams[request_id] = stream
@@ -212,13 +228,13 @@ class _Client:
     async def _send(self, socket: ClientConnection, frame: dict[str, Any]) -> None:
         await socket.send(msgspec.json.encode(frame).decode())
 
-    async def _take(self, socket: ClientConnection, stream: Stream, frame: dict[str, Any]) -> None:
+    def _take(self, stream: Stream, frame: dict[str, Any]) -> None:
         load = self._load
         before = stream.num_tokens
         if frame["error"] is not None and not before and frame["error"]["code"] in REFUSALS:
-            load.num_refused += 1  # after the frontend had waited for a scheduler, so this is no storm
+            load.num_refused += 1
+            self._is_refused = True
             self._end(frame["request_id"], stream)
-            await self._start(socket)
             return
         if problem := stream.accept(frame, time.monotonic()):
             load.problems.append(f"{frame['request_id']} of {self._frontend} {problem} ({stream.reference.body})")
@@ -226,12 +242,12 @@ class _Client:
         if frame["finish_reason"] is not None:
             load.num_completed += 1
             self._end(frame["request_id"], stream)
-            await self._start(socket)
 
     def _end(self, request_id: str, stream: Stream) -> None:
         stream.has_ended = True
         self._load.live.discard(stream)
         del self._streams[request_id]
+        self._has_room.set()
 
     def _lose_streams(self, reason: str) -> None:
         if self._streams and self._frontend not in self._load.doomed:

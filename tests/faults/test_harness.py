@@ -1,0 +1,143 @@
+"""Those who watch are watched: the load sees every kind of wrong frame, and the proxy does to a link what it says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from punica_faults.load import Stream
+from punica_faults.proxy import Link
+from punica_faults.references import Reference
+from punica_faults.waits import until
+
+ANSWER = (5, 6, 7, 8)
+
+
+def stream_at(num_tokens: int) -> Stream:
+    reference = Reference("42", None, 0.0, 7, len(ANSWER), ANSWER)
+    return Stream(reference, "frontend-0", num_tokens=num_tokens)
+
+
+def frame(index: int, *token_ids: int, reason: str | None = None, error: Any = None) -> dict[str, Any]:
+    return {"index": index, "token_ids": list(token_ids), "finish_reason": reason, "error": error}
+
+
+def test_a_stream_that_goes_on_as_undisturbed_is_right() -> None:
+    stream = stream_at(0)
+    assert stream.accept(frame(0, 5), 1.0) is None
+    assert stream.accept(frame(1, 6, 7), 2.0) is None
+    assert stream.accept(frame(3, 8, reason="length"), 3.0) is None
+    assert stream.has_ended
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (frame(1, 6), "goes on at 1 after 2"),
+        (frame(3, 8), "goes on at 3 after 2"),
+        (frame(2, 9), "differs"),
+        (frame(2, 7, 8, 9), "differs"),
+        (frame(2, 7, reason="length"), "ended as 'length' after 3 of 4"),
+        (frame(2, 7, 8, reason="stop"), "ended as 'stop'"),
+        (frame(2, reason="cancelled"), "ended as 'cancelled'"),
+        (frame(2, reason="error", error={"message": "sorry"}), "failed after 2 tokens"),
+    ],
+)
+def test_a_stream_that_does_not_is_a_problem(wrong: dict[str, Any], says: str) -> None:
+    assert says in (stream_at(2).accept(wrong, 1.0) or "nothing")
+
+
+def test_a_stream_may_end_early_only_for_a_client_who_cancelled_it() -> None:
+    stream = stream_at(2)
+    stream.is_cancelled = True
+    assert stream.accept(frame(2, reason="cancelled"), 1.0) is None
+
+
+def test_the_longest_stall_is_between_two_frames() -> None:
+    stream = stream_at(0)
+    stream.moved_s = 1.0
+    for index, now_s in enumerate((2.0, 5.0, 5.5)):
+        stream.accept(frame(index, ANSWER[index]), now_s)
+    assert stream.longest_stall_s == 3.0
+
+
+class Echo:
+    """A server that sends everything back, and one connection to it through a link."""
+
+    def __init__(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.link = link
+        self.writer = writer
+        self._reader = reader
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await self._reader.read(100)
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(100):
+            writer.write(chunk)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Link("link", server.sockets[0].getsockname()[1]).listening() as link:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        yield Echo(link, reader, writer)
+        writer.close()
+
+
+async def test_a_link_passes_everything(echo: Echo) -> None:
+    echo.writer.write(b"one")
+    assert await echo.receive() == b"one"
+
+
+async def test_a_link_that_drops_gives_nothing_until_it_is_restored(echo: Echo) -> None:
+    echo.link.drop()
+    echo.writer.write(b"one")
+    receiving = asyncio.create_task(echo.receive())
+    done, _ = await asyncio.wait((receiving,), timeout=0.2)
+    assert not done
+    echo.link.restore()
+    assert await receiving == b"one"
+
+
+async def test_a_link_that_delays_keeps_the_order(echo: Echo) -> None:
+    loop = asyncio.get_running_loop()
+    echo.link.delay(0.1)
+    started_s = loop.time()
+    for chunk in (b"one ", b"two ", b"three"):
+        echo.writer.write(chunk)
+        await asyncio.sleep(0.01)
+    received = b""
+    while len(received) < len(b"one two three"):
+        received += await echo.receive()
+    assert received == b"one two three"
+    assert loop.time() - started_s >= 0.2  # there and back
+
+
+async def test_a_link_that_is_cut_breaks_connections_and_refuses_others(echo: Echo) -> None:
+    await echo.link.cut()
+    assert await ended(echo)
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo.link.port)
+    assert await ended(Echo(echo.link, reader, writer))
+    writer.close()
+    echo.link.restore()
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo.link.port)
+    writer.write(b"again")
+    assert await Echo(echo.link, reader, writer).receive() == b"again"
+    writer.close()
+
+
+async def ended(echo: Echo) -> bool:
+    try:
+        return await echo.receive() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_wait_says_what_it_waited_for() -> None:
+    with pytest.raises(AssertionError, match=r"the moon rises. It is new"):
+        await until(lambda: False, "the moon rises", describe=lambda: "It is new", deadline_s=0.0)
