@@ -6,7 +6,7 @@ with pages for their tokens and one more; who lacks a page takes it from the new
 """
 
 from bisect import insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import EndReason, GpuInfo, Request
@@ -16,8 +16,7 @@ from punica_serve.simulation.row import Row
 from punica_serve.simulation.step_time import StepTimeModel
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
+class PlannedStep(NamedTuple):
     """A step under way. With nothing to run it only tells who was put back to wait."""
 
     prefill: Row | None
@@ -28,8 +27,7 @@ class PlannedStep:
     starved: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedStep:
+class SimulatedStep(NamedTuple):
     """What has come of a step, in columns; requests are named by their keys."""
 
     plan: PlannedStep

@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 import pytest
 
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import EngineConfig
 from punica_serve.engine.engine import Engine
-from punica_serve.protocol import Request, SamplingParams
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu
 
 PAGE_SIZE, NUM_PAGES, BATCH_SIZE, BUDGET = 4, 24, 5, 8
 NUM_REQUESTS = 30
+#: When all adapters have long been there.
+NOW_S = 1e6
 
 
 class Outcome(NamedTuple):
@@ -24,6 +29,7 @@ class Outcome(NamedTuple):
     starved: set[int]
     batch_size: int
     num_prefill_tokens: int
+    num_adapters: int
     num_free_pages: int
 
 
@@ -36,7 +42,8 @@ def engine(tiny_llama: Path) -> Iterator[Engine]:
         num_kv_pages=NUM_PAGES,
         max_batch_size=BATCH_SIZE,
         prefill_budget_tokens=BUDGET,
-        num_lora_pages=1,
+        cpu_threads=1,
+        num_lora_pages=2,
     )
     engine = Engine(config)
     yield engine
@@ -44,18 +51,31 @@ def engine(tiny_llama: Path) -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.fixture(scope="module")
+def adapters(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
+    """Two, which fill the pool."""
+    folders = [tmp_path_factory.mktemp("adapter") for _ in range(2)]
+    for seed, folder in enumerate(folders):
+        write_random_adapter(folder, tiny_model, rank=8, seed=seed)
+    return [read_adapter(folder, tiny_model).ref for folder in folders]
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_every_step_is_the_engines(seed: int, engine: Engine, make_gpu: Callable[..., SimulatedGpu]) -> None:
-    gpu = make_gpu(prefill_budget_tokens=BUDGET, page_size=PAGE_SIZE, num_kv_pages=NUM_PAGES, max_batch_size=BATCH_SIZE)
+def test_every_step_is_the_engines(
+    seed: int, engine: Engine, make_gpu: Callable[..., SimulatedGpu], adapters: list[AdapterRef]
+) -> None:
+    sizes = {"page_size": PAGE_SIZE, "num_kv_pages": NUM_PAGES, "max_batch_size": BATCH_SIZE, "num_lora_pages": 2}
+    gpu = make_gpu(prefill_budget_tokens=BUDGET, **sizes)
+    _bring(engine, gpu, adapters)
     rng = random.Random(seed)
-    requests = [_request(number, rng) for number in range(NUM_REQUESTS)]
+    requests = [_request(number, rng, [None, *adapters]) for number in range(NUM_REQUESTS)]
     arrivals = rng.sample(requests, len(requests))  # a moved request arrives late and is served early
     num_steps = num_starved = 0
     while arrivals or engine.num_requests:
         for _ in range(min(len(arrivals), rng.choice((0, 0, 1, 3)))):
             request = arrivals.pop()
             engine.add(request)
-            gpu.add(request.arrival_ns, request, now_s=0.0)
+            gpu.add(request.arrival_ns, request, NOW_S)
         if rng.random() < 0.05:
             victim = rng.choice(requests)
             engine.cancel(victim.request_id)
@@ -70,11 +90,25 @@ def test_every_step_is_the_engines(seed: int, engine: Engine, make_gpu: Callable
     assert num_steps > NUM_REQUESTS
 
 
-def _request(number: int, rng: random.Random) -> Request:
+def _bring(engine: Engine, gpu: SimulatedGpu, adapters: list[AdapterRef]) -> None:
+    """Adapters come at their own pace; from here on they are there."""
+    for number, ref in enumerate(adapters):
+        request = Request(f"bring {number}", 0, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref)
+        engine.add(request)
+        gpu.add(-1 - number, request, now_s=0.0)
+    while engine.num_requests:
+        if not engine.step().has_run:
+            engine.wait(1.0)
+    while gpu.begin_step(NOW_S) is not None:
+        gpu.end_step()
+    assert gpu.resident == engine.resident_adapters
+
+
+def _request(number: int, rng: random.Random, adapters: list[AdapterRef | None]) -> Request:
     prompt = tuple(rng.randrange(1, 97) for _ in range(rng.choice((1, 2, 3, 4, 7, 8, 9, 20))))
     generated = tuple(rng.randrange(1, 97) for _ in range(rng.choice((0, 0, 3))))
     params = SamplingParams(max_tokens=len(generated) + rng.choice((1, 2, 5, 12, 30)), ignore_eos=True, seed=number)
-    return Request(f"r{number:02}", number, prompt, params, generated_ids=generated)
+    return Request(f"r{number:02}", number, prompt, params, rng.choice(adapters), generated)
 
 
 def _engine_step(engine: Engine) -> Outcome:
@@ -86,13 +120,14 @@ def _engine_step(engine: Engine) -> Outcome:
         {int(request_id[1:]) for request_id in output.starved},
         output.batch_size,
         output.num_prefill_tokens,
+        output.num_adapters,
         engine.num_free_kv_pages,
     )
 
 
 def _simulated_step(gpu: SimulatedGpu) -> Outcome:
-    if gpu.begin_step(now_s=0.0) is None:
-        return Outcome(set(), set(), set(), 0, 0, gpu.num_free_kv_pages)
+    if gpu.begin_step(NOW_S) is None:
+        return Outcome(set(), set(), set(), 0, 0, 0, gpu.num_free_kv_pages)
     step = gpu.end_step()
     return Outcome(
         set(zip(step.keys, step.positions, strict=True)),
@@ -100,5 +135,6 @@ def _simulated_step(gpu: SimulatedGpu) -> Outcome:
         set(step.plan.starved),
         step.plan.batch_size,
         step.plan.num_prefill_tokens,
+        step.plan.num_adapters,
         gpu.num_free_kv_pages,
     )

@@ -1,0 +1,76 @@
+"""Columns of a batch while rows join, grow, leave and end: always what each row would count for itself."""
+
+import random
+
+from punica_serve.simulation.decode_batch import DecodeBatch
+from punica_serve.simulation.row import Row
+from punica_serve.simulation.tokens import token_at
+from simulated_gpus import VOCAB_SIZE, adapter_ref, make_request
+
+PAGE_SIZE = 4
+
+
+def _pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_SIZE)
+
+
+def _decoding_row(key: int, num_prompt: int, max_tokens: int) -> Row:
+    """As after its prefill: one token, and pages for its tokens as they were then, and one more."""
+    row = Row.of(key, make_request(key, num_prompt, max_tokens))
+    row.num_tokens += 1
+    row.num_cached, row.num_pages = num_prompt, _pages(num_prompt + 1)
+    return row
+
+
+def test_rows_count_as_if_each_were_alone() -> None:
+    rng = random.Random(5)
+    batch = DecodeBatch(page_size=PAGE_SIZE, vocab_size=VOCAB_SIZE)
+    #: Tokens of each row, counted by hand.
+    lengths: dict[int, int] = {}
+    prompts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    pages: dict[int, int] = {}
+    for key in range(200):
+        if rng.random() < 0.4:
+            num_prompt, max_tokens = rng.randint(1, 12), rng.randint(2, 20)
+            row = _decoding_row(key, num_prompt, max_tokens)
+            batch.join(row)
+            lengths[key], prompts[key], ends[key], pages[key] = (
+                num_prompt + 1,
+                num_prompt,
+                num_prompt + max_tokens,
+                row.num_pages,
+            )
+        if lengths and rng.random() < 0.1:
+            gone = rng.choice(list(lengths))
+            left = batch.leave(gone)
+            assert (left.num_tokens, left.num_pages) == (lengths.pop(gone), pages.pop(gone))
+        due = [key for key, length in lengths.items() if _pages(length) > pages[key]]
+        assert batch.num_pages_due == len(due)
+        assert [row.key for row in batch.rows_due()] == sorted(due)
+        assert batch.num_context_tokens == sum(lengths.values())
+        assert batch.num_pages == sum(pages.values())
+        batch.grow()
+        pages |= {key: pages[key] + 1 for key in due}
+        keys, positions, token_ids, ended = batch.advance()
+        assert dict(zip(keys, positions, strict=True)) == {key: lengths[key] - prompts[key] for key in lengths}
+        assert list(token_ids) == [token_at(key, place, VOCAB_SIZE) for key, place in zip(keys, positions, strict=True)]
+        lengths = {key: length + 1 for key, length in lengths.items()}
+        assert {row.key for row in ended} == {key for key, length in lengths.items() if length == ends[key]}
+        assert all(row.num_pages == pages[row.key] for row in ended)
+        for row in ended:
+            del lengths[row.key], pages[row.key]
+        assert len(batch) == len(lengths)
+
+
+def test_different_adapters_are_counted_once() -> None:
+    batch = DecodeBatch(page_size=PAGE_SIZE, vocab_size=VOCAB_SIZE)
+    for key, name in enumerate(("a", "a", "b")):
+        row = _decoding_row(key, 3, 5)
+        row.adapter = adapter_ref(name)
+        batch.join(row)
+    assert batch.num_adapters_with(None) == batch.num_adapters_with("a") == 2
+    assert batch.num_adapters_with("c") == 3
+    batch.leave(2)
+    assert batch.num_adapters_with("b") == 2
+    assert batch.num_adapters_with(None) == 1

@@ -1,0 +1,67 @@
+"""The LoRA pool of a simulated GPU: who is there, who comes when, and who must leave."""
+
+import pytest
+
+from punica_serve.lora_layout import LORA_GROUPS
+from punica_serve.simulation.lora_residency import LoraResidency
+from punica_serve.simulation.profile import AdapterLoad
+from simulated_gpus import adapter_ref
+
+
+@pytest.fixture
+def loras() -> LoraResidency:
+    """Room for two adapters; a copy of 9 MB takes 10 ms."""
+    return LoraResidency(dict.fromkeys(LORA_GROUPS, 2), AdapterLoad(latency_ms=1.0, gb_per_s=1.0))
+
+
+def test_copies_go_one_after_the_other(loras: LoraResidency) -> None:
+    loras.acquire(adapter_ref("a"), 0.0)
+    loras.acquire(adapter_ref("b"), 0.0)
+    assert loras.next_ready_s == pytest.approx(0.010)
+    loras.settle(0.0105)
+    assert loras.is_ready("a")
+    assert not loras.is_ready("b")
+    assert loras.next_ready_s == pytest.approx(0.020)
+    loras.settle(0.0205)
+    assert loras.resident == ("a", "b")
+    assert loras.next_ready_s is None
+
+
+def test_an_adapter_that_is_there_comes_at_once(loras: LoraResidency) -> None:
+    loras.acquire(adapter_ref("a"), 0.0)
+    loras.settle(1.0)
+    loras.release("a")
+    loras.acquire(adapter_ref("a"), 1.0)
+    assert loras.is_ready("a")
+
+
+def test_who_is_in_use_stays_and_who_was_used_longest_ago_leaves(loras: LoraResidency) -> None:
+    for name in ("a", "b"):
+        loras.acquire(adapter_ref(name), 0.0)
+    assert not loras.has_room_for(adapter_ref("c"))
+    assert loras.has_room_for(adapter_ref("a"))
+    loras.settle(1.0)
+    loras.release("b")
+    loras.release("a")
+    loras.acquire(adapter_ref("c"), 1.0)
+    loras.settle(2.0)
+    assert loras.resident == ("a", "c")
+    loras.check_invariants()
+
+
+def test_an_adapter_on_its_way_that_nobody_wants_any_more_may_leave(loras: LoraResidency) -> None:
+    loras.acquire(adapter_ref("a", rank=16), 0.0)
+    loras.release("a")
+    loras.acquire(adapter_ref("b", rank=16), 0.0)
+    loras.settle(1.0)
+    assert loras.resident == ("b",)
+    loras.check_invariants()
+
+
+def test_what_is_larger_than_the_pool_can_not_be_held(loras: LoraResidency) -> None:
+    assert loras.could_hold(adapter_ref("a", rank=16))
+    assert not loras.could_hold(adapter_ref("a", rank=17))
+
+
+def test_the_base_model_is_always_ready(loras: LoraResidency) -> None:
+    assert loras.is_ready(None)

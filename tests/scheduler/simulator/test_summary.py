@@ -1,0 +1,35 @@
+"""The paper's claims hold where they should, and fail where they should."""
+
+from dataclasses import replace
+
+from punica_scheduler.simulator.summary import Summary, checks
+
+GOOD = Summary(
+    num_requests=10,
+    num_failed=0,
+    num_tokens=1000,
+    duration_s=100.0,
+    busy_share=0.5,
+    full_share=0.8,
+    releasable_share=0.3,
+    long_idle_share=0.9,
+    tokens_per_busy_s=500.0,
+    evictions=3,
+    migrations=4,
+    consolidations=1,
+    queue_delay_mean_s=0.0,
+    queue_delay_p50_s=0.0,
+    queue_delay_p99_s=0.0,
+    first_token_p50_s=0.1,
+    first_token_p99_s=1.0,
+)
+
+
+def test_a_cluster_as_in_the_paper_passes() -> None:
+    assert [check.holds for check in checks(GOOD)] == [True, True, True]
+
+
+def test_each_claim_can_fail_by_itself() -> None:
+    assert [check.holds for check in checks(replace(GOOD, full_share=0.4))] == [False, True, True]
+    assert [check.holds for check in checks(replace(GOOD, long_idle_share=0.1))] == [True, False, True]
+    assert [check.holds for check in checks(replace(GOOD, evictions=0))] == [True, True, False]
