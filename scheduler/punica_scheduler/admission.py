@@ -18,8 +18,9 @@ def refusal(record: RequestRecord, capacities: Collection[Capacity]) -> PunicaEr
     """
     has_begun = bool(record.generated_ids)
     num_tokens = record.num_tokens_after(STEPS_AHEAD) if has_begun else record.num_prompt + record.max_tokens
-    if any(num_tokens <= capacity.num_tokens and capacity.could_load(record) for capacity in capacities):
-        return None
+    for capacity in capacities:
+        if num_tokens <= capacity.num_tokens and capacity.could_load(record):
+            return None
     loadable = [capacity.num_tokens for capacity in capacities if capacity.could_load(record)]
     if not loadable:
         return _adapter_too_large(record)

@@ -1,8 +1,8 @@
 """What a GPU could hold if it were empty. Few kinds of GPUs are in a cluster, so questions to all of them are cheap."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from punica_scheduler.request import RequestRecord
+from punica_scheduler.request import LoraPages, RequestRecord
 from punica_serve.protocol import GpuInfo, LoraGroup
 
 #: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
@@ -15,12 +15,14 @@ class Capacity:
 
     #: Of the longest request that the KvCache can hold, alone.
     num_tokens: int
-    #: Pages of the LoRA pool, by group.
+    #: Pages of the LoRA pool, by group; and the same to look them up.
     lora_pages: tuple[tuple[LoraGroup, int], ...]
+    lora_pool: LoraPages = field(compare=False)
 
     @classmethod
     def of(cls, info: GpuInfo) -> "Capacity":
-        return cls(info.num_kv_pages * info.page_size, tuple(sorted(info.num_lora_pages.items())))
+        lora_pages = tuple(sorted(info.num_lora_pages.items()))
+        return cls(info.num_kv_pages * info.page_size, lora_pages, info.num_lora_pages)
 
     def could_run(self, record: RequestRecord) -> bool:
         """Whether the request's next steps and its adapter fit."""
@@ -28,5 +30,4 @@ class Capacity:
 
     def could_load(self, record: RequestRecord) -> bool:
         """Whether the request's adapter fits the LoRA pool."""
-        pool = dict(self.lora_pages)
-        return all(pages <= pool.get(group, 0) for group, pages in record.lora_pages.items())
+        return all(pages <= self.lora_pool.get(group, 0) for group, pages in record.lora_pages.items())

@@ -1,13 +1,13 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from punica_scheduler.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.page_book import PageBook
-from punica_scheduler.request import RequestRecord
+from punica_scheduler.request import LoraPages, RequestRecord
 from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, LoraGroup, StepReport
 
 
@@ -119,7 +119,7 @@ class GpuRecord:
             pages.update(lora_pages)
         return self._fits_pool(pages)
 
-    def _fits_pool(self, lora_pages: Mapping[LoraGroup, int]) -> bool:
+    def _fits_pool(self, lora_pages: LoraPages) -> bool:
         pool = self.info.num_lora_pages
         return all(self.lora_pages[group] + pages <= pool.get(group, 0) for group, pages in lora_pages.items())
 

@@ -25,8 +25,6 @@ class _File:
 
     def with_room(self, num_tokens: int) -> Iterator[GpuRecord]:
         """Those that have pages for so many tokens, from the highest UUID down."""
-        if num_tokens > self.max_room:
-            return
         max_room = 0
         for gpu in reversed(self.gpus):
             max_room = max(max_room, gpu.room)
@@ -101,12 +99,14 @@ class GpuIndex:
         The index must not change while an iterator of it is used further.
         """
         for file in reversed(self._files):
-            yield from file.with_room(num_tokens)
+            if file.max_room >= num_tokens:
+                yield from file.with_room(num_tokens)
 
     def smallest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
         """The same, the smallest working set first."""
         for file in self._files:
-            yield from file.with_room(num_tokens)
+            if file.max_room >= num_tokens:
+                yield from file.with_room(num_tokens)
 
     def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
         """All, from the lowest UUID up, or from another place in that order and round to it."""

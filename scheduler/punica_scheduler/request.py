@@ -7,9 +7,10 @@ queued ──▶ placed ──▶ finished
   └──────────┘        evicted, its GPU lost, failed there but perhaps not elsewhere
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -18,6 +19,16 @@ from punica_serve.protocol import AssignmentId, LoraGroup, Request
 
 #: GPUs lost with a request running on them that make it a suspect; see ``trials``.
 NUM_SUSPICIOUS_LOSSES = 2
+
+
+#: Pages of a LoRA pool, by group. What many requests share is never changed.
+LoraPages = Mapping[LoraGroup, int]
+
+
+@lru_cache(maxsize=1024)
+def _lora_pages(ranks: tuple[tuple[str, int], ...]) -> LoraPages:
+    """Few adapters differ in their ranks, so requests share these."""
+    return pages_needed(dict(ranks))
 
 
 class RequestState(Enum):
@@ -60,7 +71,7 @@ class RequestRecord:
     #: All tokens generated, those that it arrived with too.
     generated_ids: list[int]
     #: Pages of the LoRA pool that its adapter takes, in each group.
-    lora_pages: dict[LoraGroup, int]
+    lora_pages: LoraPages
     state: RequestState = RequestState.QUEUED
     #: Since when it waits, by the scheduler's clock.
     queued_ns: int = 0
@@ -97,7 +108,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, frontend_id: str, handle: int, request: Request) -> "RequestRecord":
-        lora_pages = pages_needed(request.adapter.ranks) if request.adapter else {}
+        lora_pages = _lora_pages(tuple(request.adapter.ranks.items())) if request.adapter else {}
         return cls(frontend_id, handle, request, list(request.generated_ids), lora_pages)
 
     @property
