@@ -2,9 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,153 +10,50 @@ import pytest
 from punica_scheduler import admission, server
 from punica_scheduler.scheduler import Scheduler
 from punica_serve import channel as links
-from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
-    AddRequest,
     CancelRequest,
-    ClusterReply,
-    ClusterSnapshot,
     Deliveries,
+    DrainGpu,
+    DrainReply,
+    DrainRunner,
     Ending,
     FrontendHello,
-    GetCluster,
-    GpuInfo,
     GpuJoined,
     GpuLost,
     Limits,
     Request,
-    RunnerHello,
+    RunnerDrained,
     SamplingParams,
-    SchedulerToFrontend,
-    SchedulerToRunner,
     StartRequest,
-    StepReport,
     StopRequest,
     encode,
     join,
 )
-from punica_serve.wire import HandshakeRefused, dial
-
-TOKEN = "cluster token"
-DEADLINE_S = 5.0
-
-
-def config(**scheduler: Any) -> ClusterConfig:
-    settings = {"port": 0, "settle_s": 0, **scheduler}
-    return ClusterConfig(engine=EngineConfig(model=Path("model")), scheduler=SchedulerConfig(**settings))
-
-
-class Peers:
-    """Dials the scheduler under test; the links end with the test."""
-
-    def __init__(self, url: str, links: AsyncExitStack) -> None:
-        self._url = url
-        self._links = links
-
-    async def frontend(
-        self, frontend_id: str = "frontend", *, token: str = TOKEN, major: int = PROTOCOL_VERSION[0]
-    ) -> Channel:
-        return await self._dial(FrontendHello((major, 0), token, frontend_id), SchedulerToFrontend)
-
-    async def runner(
-        self, runner_id: str = "runner", *, gpus: tuple[str, ...] = (), instance: str = "process 1"
-    ) -> Channel:
-        channel = await self._dial(RunnerHello(PROTOCOL_VERSION, TOKEN, runner_id, instance), SchedulerToRunner)
-        for uuid in gpus:
-            channel.send(GpuJoined(gpu(uuid)))
-        return channel
-
-    async def _dial(self, hello: FrontendHello | RunnerHello, union: Any) -> Channel:
-        channel, _ = await self._links.enter_async_context(dial(self._url, hello, union))
-        return channel
-
-
-@asynccontextmanager
-async def serving(cluster: ClusterConfig) -> AsyncIterator[Peers]:
-    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(server.serve(cluster, TOKEN, on_listening=port.set_result))
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            url = f"ws://127.0.0.1:{await port}"
-        async with AsyncExitStack() as links:
-            yield Peers(url, links)
-    finally:
-        task.cancel()
-        await asyncio.wait([task], timeout=DEADLINE_S)
-        assert task.cancelled()
+from punica_serve.wire import HandshakeRefused
+from scheduler_peers import (
+    DEADLINE_S,
+    TOKEN,
+    Peers,
+    add,
+    cluster_of,
+    cluster_when,
+    config,
+    gpu,
+    has_ended,
+    next_ending,
+    receive,
+    report,
+    request,
+    serving,
+)
 
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
     async with serving(config()) as peers:
         yield peers
-
-
-def gpu(uuid: str, *, num_kv_pages: int = 8) -> GpuInfo:
-    return GpuInfo(uuid, "cpu", 4, 16, num_kv_pages, {})
-
-
-def request(request_id: str = "r1", *, prompt: int = 3) -> Request:
-    return Request(request_id, 1, (5,) * prompt, SamplingParams())
-
-
-def report(start: StartRequest, *token_ids: int, is_last: bool = False) -> StepReport:
-    incarnation, counter = start.assignment
-    return StepReport(
-        gpu_uuid=start.gpu_uuid,
-        epoch=0,
-        step=1,
-        applied_seq=start.seq,
-        incarnation=incarnation,
-        counters=(counter,) * len(token_ids),
-        positions=tuple(range(len(token_ids))),
-        token_ids=token_ids,
-        finished=((counter, "stop"),) if is_last else (),
-        free_kv_pages=8,
-        batch_size=len(token_ids),
-        num_prefill_tokens=0,
-        num_adapters=0,
-        duration_s=0.01,
-    )
-
-
-def add(request: Request, handle: int = 0) -> AddRequest:
-    return AddRequest(handle, request)
-
-
-async def receive(channel: Channel) -> Any:
-    return await channel.receive(DEADLINE_S)
-
-
-async def next_ending(frontend: Channel) -> Ending:
-    """The end of the request that ends next; what else arrives before is skipped."""
-    while not (isinstance(message := await receive(frontend), Deliveries) and message.endings):
-        pass
-    return message.endings[0]
-
-
-async def cluster_of(frontend: Channel) -> ClusterSnapshot:
-    """Asks for the cluster; what else arrives meanwhile is skipped."""
-    frontend.send(GetCluster(9))
-    while not isinstance(reply := await receive(frontend), ClusterReply):
-        pass
-    assert reply.call_id == 9
-    return reply.cluster
-
-
-async def cluster_when(frontend: Channel, condition: Callable[[ClusterSnapshot], bool]) -> ClusterSnapshot:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition(cluster := await cluster_of(frontend)):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return cluster
-
-
-async def has_ended(channel: Channel) -> bool:
-    async with asyncio.timeout(DEADLINE_S):
-        return [message async for message in channel] == []
 
 
 async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> None:
@@ -375,3 +270,31 @@ async def test_a_bug_in_the_core_ends_the_server_with_its_cause(monkeypatch: pyt
     monkeypatch.setattr(Scheduler, "handle", handle)
     with pytest.raises(RuntimeError, match="the books are wrong"):
         await asyncio.wait_for(server.serve(config(), TOKEN), DEADLINE_S)
+
+
+async def test_a_frontend_drains_a_gpu_and_takes_it_back(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A", "B"))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 2)
+    frontend.send(add(request()))
+    assert (await receive(runner)).gpu_uuid == "B"
+    frontend.send(DrainGpu(7, "B", drain=True))
+    assert await receive(frontend) == DrainReply(7)
+    stop, start = await receive(runner), await receive(runner)
+    assert (stop.gpu_uuid, start.gpu_uuid) == ("B", "A")
+    assert [gpu.is_draining for gpu in (await cluster_of(frontend)).gpus] == [False, True]
+    frontend.send(DrainGpu(8, "B", drain=False))
+    assert await receive(frontend) == DrainReply(8)
+    frontend.send(DrainGpu(9, "C", drain=True))
+    reply = await receive(frontend)
+    assert (reply.call_id, reply.error.code) == (9, "gpu_not_found")
+
+
+async def test_a_runner_that_drains_is_told_when_nothing_is_left(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    frontend.send(add(request()))
+    start = await receive(runner)
+    runner.send(DrainRunner())
+    runner.send(report(start, 40, is_last=True))
+    assert await receive(runner) == RunnerDrained()
+    assert (await next_ending(frontend)).reason == "stop"
