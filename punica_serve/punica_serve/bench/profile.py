@@ -7,6 +7,8 @@ longer when its adapter is in host memory and not on the device.
 import platform
 import statistics
 import time
+from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from rich.progress import Progress
@@ -72,7 +74,7 @@ def _prefill_times(measured: batching.Measured, decode: DecodeTimes) -> PrefillT
     """A prefill of one token is a decode step."""
     points = [(1, decode.ms[0][0])]
     points += [(time.num_prompt_tokens, _ms(time.latency_s / time.num_prompts)) for time in measured.prefills]
-    return PrefillTimes(tokens=tuple(tokens for tokens, _ in points), ms=tuple(ms for _, ms in points))
+    return PrefillTimes(tokens=tuple(tokens for tokens, _ in points), ms=_rising(ms for _, ms in points))
 
 
 def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
@@ -80,8 +82,8 @@ def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> Dec
     found = {(row.batch_size, row.num_context_tokens): row.step_s for row in measured.decodes if row.adapters == "none"}
     sizes = sorted({size for size, _ in found})
     batch = tuple(size for size in sizes if all((size, context) in found for context in contexts))
-    ms = tuple(tuple(_ms(found[size, context]) for context in contexts) for size in batch)
-    return DecodeTimes(batch=batch, context=contexts, ms=ms)
+    columns = [_rising(_ms(found[size, context]) for size in batch) for context in contexts]
+    return DecodeTimes(batch=batch, context=contexts, ms=tuple(_rising(line) for line in zip(*columns, strict=True)))
 
 
 def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
@@ -91,8 +93,8 @@ def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
     }
     name = Population.DISTINCT.value
     sizes = sorted(size for adapters, size in steps_s if adapters == name and ("none", size) in steps_s)
-    added = [max(0.0, _ms(steps_s[name, size] - steps_s["none", size])) for size in sizes]
-    return LoraTimes(adapters=(0, *sizes), ms=(0.0, *added))
+    added = [_ms(steps_s[name, size] - steps_s["none", size]) for size in sizes]
+    return LoraTimes(adapters=(0, *sizes), ms=_rising((0.0, *added)))
 
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
@@ -118,6 +120,11 @@ def _first_token_s(engine: Engine, ref: AdapterRef) -> float:
         if not step(engine).has_run:
             engine.wait(1.0)
     return time.perf_counter() - started_s
+
+
+def _rising(ms: Iterable[float]) -> tuple[float, ...]:
+    """More never takes less: where it seems to, that is noise."""
+    return tuple(accumulate(ms, max))
 
 
 def _ms(seconds: float) -> float:

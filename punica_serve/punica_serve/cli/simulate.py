@@ -100,7 +100,8 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
     console.print(_table(results))
     console.print(f"{first.summary.num_tokens:,} tokens: every stream came out exactly once", highlight=False)
     for check in checks(first.summary):
-        console.print(f"{'pass' if check.holds else 'FAIL'}  {check.claim}: {check.seen}", highlight=False)
+        verdict = "pass" if check.holds else "FAIL"
+        console.print(f"{verdict}  {check.claim}: {check.seen}", soft_wrap=True, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     summaries = {variant: asdict(result.summary) for variant, result in results.items()}
     summary_path = out / f"{name}.json"

@@ -24,6 +24,14 @@ def _check_ascending(name: str, numbers: tuple[int, ...]) -> None:
         raise ValueError(f"`{name}` must ascend")
 
 
+def _check_times(numbers: tuple[int, ...], ms: tuple[float, ...], name: str) -> None:
+    """More never takes less: beyond the last number, times that fall would end below zero."""
+    if len(ms) != len(numbers):
+        raise ValueError(f"`ms` must be as long as `{name}`")
+    if any(first > second for first, second in pairwise(ms)):
+        raise ValueError(f"`ms` must not fall while `{name}` rises")
+
+
 class PrefillTimes(ConfigModel):
     """Steps of one prefill alone: milliseconds for each number of tokens."""
 
@@ -33,8 +41,7 @@ class PrefillTimes(ConfigModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_ascending("tokens", self.tokens)
-        if len(self.ms) != len(self.tokens):
-            raise ValueError("`ms` must be as long as `tokens`")
+        _check_times(self.tokens, self.ms, "tokens")
         return self
 
 
@@ -52,6 +59,10 @@ class DecodeTimes(ConfigModel):
         _check_ascending("context", self.context)
         if len(self.ms) != len(self.batch) or any(len(line) != len(self.context) for line in self.ms):
             raise ValueError("`ms` must have a line for each of `batch`, with a number for each of `context`")
+        for line in self.ms:
+            _check_times(self.context, line, "context")
+        for column in zip(*self.ms, strict=True):
+            _check_times(self.batch, column, "batch")
         return self
 
 
@@ -64,8 +75,7 @@ class LoraTimes(ConfigModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_ascending("adapters", self.adapters)
-        if len(self.ms) != len(self.adapters):
-            raise ValueError("`ms` must be as long as `adapters`")
+        _check_times(self.adapters, self.ms, "adapters")
         return self
 
 

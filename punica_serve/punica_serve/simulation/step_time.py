@@ -39,9 +39,8 @@ class StepTimeModel:
         self._prefill = _Line(profile.prefill.tokens, profile.prefill.ms)
         self._lora = _Line(profile.lora.adapters, profile.lora.ms)
         self._overhead_s = profile.step_overhead_ms / 1e3
-        by_context = [_Line(profile.decode.context, line) for line in profile.decode.ms]
-        self._batches = profile.decode.batch
-        self._contexts = by_context
+        #: For each measured context, times by batch size.
+        self._by_batch = [_Line(profile.decode.batch, ms) for ms in zip(*profile.decode.ms, strict=True)]
         #: Batch size -> its times by context, made when first asked for.
         self._decodes: dict[int, _Line] = {}
 
@@ -63,10 +62,6 @@ class StepTimeModel:
 
     def _make_decode(self, num_decodes: int) -> _Line:
         """Times by context of one batch size, between those of the two measured sizes around it."""
-        contexts = self.profile.decode.context
-        ms = [
-            1e3 * _Line(self._batches, [1e3 * line(context) for line in self._contexts])(num_decodes)
-            for context in contexts
-        ]
-        self._decodes[num_decodes] = _Line(contexts, ms)
-        return self._decodes[num_decodes]
+        line = _Line(self.profile.decode.context, [1e3 * by_batch(num_decodes) for by_batch in self._by_batch])
+        self._decodes[num_decodes] = line
+        return line

@@ -49,7 +49,7 @@ class _Gpu:
 
 
 class SimulatedCluster:
-    """``run`` is the whole life: all GPUs join, all requests come, and it ends when every stream has."""
+    """``run`` is the whole life: all GPUs join, all requests come, at least one, and it ends when every stream has."""
 
     def __init__(
         self,
@@ -98,8 +98,7 @@ class SimulatedCluster:
         self._join()
         self._plan(0.0, self._tick)
         self._plan(0.0, partial(self._watch, on_progress))
-        if self.arrivals:
-            self._plan(self.arrivals.times_s[0], partial(self._arrive, 0))
+        self._plan(self.arrivals.times_s[0], partial(self._arrive, 0))
         heap = self._heap
         while self.audit.num_ended < len(self.arrivals):
             self.now_s, _, event = heapq.heappop(heap)
@@ -150,8 +149,7 @@ class SimulatedCluster:
                 self._handle(events.GpuJoined(runner_id, info))
 
     def _tick(self) -> None:
-        drained_s = self.arrivals.times_s[-1] + _MAX_DRAIN_S if self.arrivals else 0.0
-        assert self.now_s <= drained_s, "some requests never end"
+        assert self.now_s <= self.arrivals.times_s[-1] + _MAX_DRAIN_S, "some requests never end"
         self._handle(events.Tick())
         self._plan(self.now_s + TICK_S, self._tick)
 

@@ -42,7 +42,11 @@ def arrivals_for(config: ClusterConfig, seed: int) -> Arrivals:
     if config.simulation.arrivals is None:
         message = "the config has no `simulation.arrivals`; configs/sim/figure13.yaml is an example"
         raise ConfigError(message, param="simulation.arrivals")
-    return arrivals_of(config.simulation.arrivals, num_adapters=config.dummy_adapters.count, seed=seed)
+    arrivals = arrivals_of(config.simulation.arrivals, num_adapters=config.dummy_adapters.count, seed=seed)
+    if not arrivals:
+        message = "not one request arrives; raise `simulation.arrivals.rate` or let it last longer"
+        raise ConfigError(message, param="simulation.arrivals.rate")
+    return arrivals
 
 
 def simulate(

@@ -80,3 +80,8 @@ def test_a_config_without_arrivals_is_refused(make_config: MakeConfig) -> None:
     config = config.model_copy(update={"simulation": config.simulation.model_copy(update={"arrivals": None})})
     with pytest.raises(ConfigError, match=r"no `simulation.arrivals`"):
         arrivals_for(config, seed=1)
+
+
+def test_a_rate_at_which_nobody_comes_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="not one request arrives"):
+        arrivals_for(make_config(rate=[[0, 0.001], [1, 0.001]]), seed=1)
