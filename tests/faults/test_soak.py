@@ -35,3 +35,4 @@ async def test_random_faults_lose_nothing(
         await load.stop()
     load.check()
     say(f"{load.num_completed} streams came out whole, {load.num_lost} died with their frontends")
+    say(f"the newest scheduler counted {(await cluster.snapshot() or {}).get('counters')}")

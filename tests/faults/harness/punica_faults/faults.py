@@ -6,8 +6,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from punica_faults.cluster import FRONTENDS, RUNNERS, Cluster
-from punica_faults.waits import until
+from punica_faults.cluster import DRAIN_TIMEOUT_S, FRONTENDS, RUNNERS, Cluster
+from punica_faults.waits import DEADLINE_S, until
 
 #: Longer than any peer bears silence, and shorter.
 LONG_DROP_S = 6.0
@@ -30,9 +30,9 @@ def _worker(cluster: Cluster, runner: str, index: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-async def _new_process(cluster: Cluster, name: str, old_pid: int) -> None:
+async def _new_process(cluster: Cluster, name: str, old_pid: int, *, deadline_s: float = DEADLINE_S) -> None:
     process = cluster.processes[name]
-    await until(lambda: process.pid not in (0, old_pid), f"{name} starts again")
+    await until(lambda: process.pid not in (0, old_pid), f"{name} starts again", deadline_s=deadline_s)
 
 
 # ---------------------------------------------------------------- kills
@@ -104,7 +104,7 @@ def terminate(name: str) -> Fault:
     async def inject(cluster: Cluster) -> None:
         old_pid = cluster.processes[name].pid
         cluster.processes[name].terminate()
-        await _new_process(cluster, name, old_pid)
+        await _new_process(cluster, name, old_pid, deadline_s=DRAIN_TIMEOUT_S + DEADLINE_S)
 
     return Fault(f"terminate {name}", inject)
 
