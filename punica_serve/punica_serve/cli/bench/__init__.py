@@ -2,11 +2,12 @@
 
 import typer
 
-from punica_serve.cli.bench import batching, coldstart, kernels, layer, overhead, textgen
+from punica_serve.cli.bench import batching, coldstart, frontend, kernels, layer, overhead, textgen
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
+app.command("frontend")(frontend.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)
 app.command("overhead")(overhead.command)

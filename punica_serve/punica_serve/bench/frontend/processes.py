@@ -1,0 +1,64 @@
+"""The frontend under test, `punica-serve frontend` as it is, and its clients."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from punica_serve.errors import ConfigError
+from punica_serve.process import TOKEN_ENV
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What the kernel says of a running process."""
+
+    pid: int
+
+    @property
+    def cpu_s(self) -> float:
+        """Its CPU time so far, user and system."""
+        fields = (_PROC / str(self.pid) / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = (_PROC / str(self.pid) / "statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) -> Iterator[ProcessFigures]:
+    """A frontend of the demo's model; ``folder`` gets its config. Raises ConfigError where it can't be measured."""
+    if not (_PROC / "self/stat").exists():
+        raise ConfigError("bench frontend reads processes' times from /proc, which only Linux has")
+    config = folder / "frontend.yaml"
+    config.write_text(yaml.safe_dump({"engine": {"model": "demo:model"}, "frontend": {"port": port}}))
+    link = ("--config", str(config), "--scheduler-url", scheduler_url, "--log-level", "warning")
+    with _running("punica_serve.cli", ["frontend", *link], {TOKEN_ENV: token}) as pid:
+        yield ProcessFigures(pid)
+
+
+@contextmanager
+def clients_process(*load: int) -> Iterator[None]:
+    """``load`` as in clients.py."""
+    with _running("punica_serve.bench.frontend.clients", list(map(str, load)), {}):
+        yield
+
+
+@contextmanager
+def _running(module: str, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
+    """A Python process, by its id; killed at the end."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()

@@ -1,0 +1,97 @@
+"""Runs `bench frontend`."""
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.progress import Progress
+
+from punica_serve.bench.frontend.played_scheduler import PlayedScheduler
+from punica_serve.bench.frontend.processes import clients_process, frontend_process
+from punica_serve.bench.frontend.settings import MAX_TOKENS, WARM_UP_S, FrontendSettings
+from punica_serve.bench.report import Column, Report, TableData, machine
+from punica_serve.cli.addresses import listening_ports
+from punica_serve.errors import ClusterUnavailable
+from punica_serve.protocol import FrontendToScheduler
+from punica_serve.wire import listen
+
+_START_TIMEOUT_S = 60.0
+_TICK_S = 0.1
+
+_COLUMNS = (
+    Column("num_sockets", "websockets"),
+    Column("num_requests", "requests"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("us_per_token", "frontend CPU µs/token", ".1f"),
+    Column("cpu_share", "of one core", ".0%"),
+    Column("resident_mib", "memory MiB", ".0f"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the frontend's process took for so many tokens."""
+
+    seconds: float
+    cpu_s: float
+    num_tokens: int
+    resident_bytes: int
+
+
+def run(settings: FrontendSettings, progress: Progress) -> Report:
+    """Raises ClusterUnavailable if the processes do not come up."""
+    task = progress.add_task("streaming", total=round(settings.seconds / _TICK_S))
+    measured = asyncio.run(_measure(settings, lambda: progress.advance(task)))
+    row = (
+        settings.num_sockets,
+        settings.num_requests,
+        measured.num_tokens / measured.seconds,
+        1e6 * measured.cpu_s / measured.num_tokens,
+        measured.cpu_s / measured.seconds,
+        measured.resident_bytes / (1 << 20),
+    )
+    note = "User and system time of the frontend's process alone, the link to the scheduler and all clients included."
+    table = TableData("frontend", "A frontend that streams over websockets", _COLUMNS, [row], (note,))
+    return Report("frontend", machine("cpu"), asdict(settings), [table])
+
+
+async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Measurement:
+    token = secrets.token_hex(16)
+    scheduler = PlayedScheduler(token, settings.num_gpus)
+    (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
+    load = (port, settings.num_sockets, settings.requests_per_socket, MAX_TOKENS)
+    async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler_port:
+        url = f"ws://127.0.0.1:{scheduler_port}"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            frontend_process(Path(folder), port, url, token) as process,
+            clients_process(*load),
+        ):
+            await _until(lambda: scheduler.num_requests == settings.num_requests)
+            async with asyncio.TaskGroup() as group:
+                stepping = group.create_task(scheduler.keep_stepping(settings.step_s))
+                await asyncio.sleep(WARM_UP_S)
+                started_s, cpu_s, num_tokens = time.monotonic(), process.cpu_s, scheduler.num_tokens
+                while time.monotonic() - started_s < settings.seconds:
+                    await asyncio.sleep(_TICK_S)
+                    tick()
+                stepping.cancel()
+            return Measurement(
+                seconds=time.monotonic() - started_s,
+                cpu_s=process.cpu_s - cpu_s,
+                num_tokens=scheduler.num_tokens - num_tokens,
+                resident_bytes=process.resident_bytes,
+            )
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while not holds():  # noqa: ASYNC110 - nothing says when
+                await asyncio.sleep(_TICK_S)
+    except TimeoutError:
+        raise ClusterUnavailable("the frontend and its clients did not start; what they say above is why") from None

@@ -1,0 +1,39 @@
+"""What `bench frontend` is asked for."""
+
+from dataclasses import dataclass
+
+from punica_serve.errors import ConfigError
+
+#: Of each answer; the demo's context holds a little more.
+MAX_TOKENS = 900
+#: Before the measurement, so that every request has begun.
+WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendSettings:
+    """A load. Raises ConfigError for one that would be over before its end."""
+
+    num_sockets: int
+    requests_per_socket: int
+    num_gpus: int
+    tokens_per_s: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        num_tokens = (self.seconds + WARM_UP_S) * self.tokens_per_s / self.num_requests
+        if num_tokens > MAX_TOKENS:
+            raise ConfigError(
+                f"{num_tokens:.0f} tokens for each request are more than the {MAX_TOKENS} that an answer may have; "
+                "measure for a shorter time, or more requests",
+                param="seconds",
+            )
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_sockets * self.requests_per_socket
+
+    @property
+    def step_s(self) -> float:
+        """Each GPU makes a token of each of its requests in this time."""
+        return self.num_requests / self.tokens_per_s
