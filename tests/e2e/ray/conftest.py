@@ -27,8 +27,8 @@ MARK_ENV = "PUNICA_TEST_MARK"
 STOP_TIMEOUT_S = 30.0
 #: Two CPUs serve all streams and Ray beside them.
 MAX_TOKENS = 64
-#: Of the head, where `up` is: frontends are there, for a frontend's death is its clients' affair.
-HEAD: dict[str, float] = {"head": 2}
+#: Of the head, where `up` is: the frontend is there, for a frontend's death is its clients' affair.
+HEAD: dict[str, float] = {"head": 1}
 #: Of the others: one process of each kind.
 NODE: dict[str, float] = {"scheduler": 1, "runner": 1}
 #: A dead node is found in two seconds, where Ray's default takes fifteen.
@@ -52,7 +52,7 @@ class RayUp:
     @property
     def frontends(self) -> dict[str, str]:
         """By name, the URLs of the streams."""
-        urls = re.findall(r"the (frontend \d+) is on node \w+, at (http://\S+)", self.log())
+        urls = re.findall(r"the (frontend) is on node \w+, at (http://\S+)", self.log())
         return {name: f"{url.replace('http', 'ws', 1)}/v1/generate/stream" for name, url in urls}
 
     @property
@@ -60,21 +60,32 @@ class RayUp:
         """Node ids, from the first on."""
         return re.findall(r"the scheduler is on node (\w+), at", self.log())
 
-    async def num_gpus(self) -> int:
-        url = next(iter(self.frontends.values()))
+    async def gpus(self) -> list[Any]:
+        """As /v1/cluster has them; none while it does not answer."""
+        (url,) = self.frontends.values()
         async with httpx.AsyncClient(trust_env=False) as client:
             try:
                 answer = await client.get(f"{url.replace('ws', 'http', 1).removesuffix('/generate/stream')}/cluster")
-                return len(answer.raise_for_status().json()["gpus"])
+                gpus: list[Any] = answer.raise_for_status().json()["gpus"]
             except httpx.HTTPError:
-                return 0
+                return []
+        return gpus
+
+    async def is_idle(self) -> bool:
+        gpus = await self.gpus()
+        return bool(gpus) and all(gpu["free_kv_pages"] == gpu["gpu"]["num_kv_pages"] for gpu in gpus)
 
     async def until_ready(self, num_gpus: int) -> None:
-        async def is_ready() -> bool:
-            assert self.up.returncode is None, self.log()
-            return "Ctrl-C stops it" in self.log() and await self.num_gpus() == num_gpus
+        await until(self._listens, "Ray has placed the frontend", describe=self.log)
 
-        await until(is_ready, f"{num_gpus} GPUs have joined", describe=self.log)
+        async def have_joined() -> bool:
+            return len(await self.gpus()) == num_gpus
+
+        await until(have_joined, f"{num_gpus} GPUs have joined", describe=self.log)
+
+    def _listens(self) -> bool:
+        assert self.up.returncode is None, self.log()
+        return bool(self.frontends)
 
 
 @pytest.fixture
@@ -110,7 +121,7 @@ async def ray_up(ray_nodes: Cluster, tmp_path: Path) -> AsyncIterator[RayUp]:
 @asynccontextmanager
 async def started(nodes: Cluster, folder: Path) -> AsyncIterator[RayUp]:
     (folder / "cluster.yaml").write_text(yaml.safe_dump(ray_document()))
-    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--ray", "--frontends", "2"]
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--ray"]
     with (folder / "log").open("wb") as log:
         up = await asyncio.create_subprocess_exec(
             *(*command, "--log-level", "info", "--config", str(folder / "cluster.yaml")),

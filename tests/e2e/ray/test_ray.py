@@ -21,7 +21,7 @@ async def test_every_stream_goes_on_when_nodes_die_and_others_join(
 ) -> None:
     """First the node of a runner dies, then that of the scheduler with its own."""
     load = Load(ray_up.frontends, references, num_streams=NUM_STREAMS, seed=1)
-    async with load.running():
+    async with load.running(sockets_per_frontend=4):
         await load.until_in_flight()
         (scheduler_node,) = ray_up.scheduler_nodes
         (other,) = {each.node_id for each in ray_nodes.worker_nodes} - {scheduler_node}
@@ -36,5 +36,6 @@ async def test_every_stream_goes_on_when_nodes_die_and_others_join(
         ray_nodes.remove_node(node(ray_nodes, scheduler_node), allow_graceful=False)
         await until(lambda: len(ray_up.scheduler_nodes) == 2, "the scheduler has moved", describe=ray_up.log)
         await load.until_past(running)
-        await load.stop()
-    assert load.num_lost == 0 and load.num_completed > NUM_STREAMS
+        await load.stop(running)
+    assert load.num_lost == 0 and load.num_completed >= NUM_STREAMS
+    await until(ray_up.is_idle, "every page is free again", describe=ray_up.log)
