@@ -94,6 +94,7 @@ def ray_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     mark = secrets.token_hex(8)
     monkeypatch.setenv(MARK_ENV, mark)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # whatever tokens this machine has
     nodes = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "resources": HEAD, "_system_config": FOUND_SOON}
     )

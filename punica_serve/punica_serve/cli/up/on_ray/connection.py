@@ -14,7 +14,7 @@ ADDRESS_ENV = "RAY_ADDRESS"
 def connect(namespace: str, needs: Resources) -> None:
     """Connects this process. A Ray that is started here gets room for ``needs``, and ends with this process.
 
-    Blocks for seconds. Raises ConfigError when nobody answers at RAY_ADDRESS.
+    Blocks for seconds. Raises ConfigError when nobody answers at RAY_ADDRESS, or not us.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every connection
     address = os.environ.get(ADDRESS_ENV)
@@ -23,7 +23,10 @@ def connect(namespace: str, needs: Resources) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address:
             reason = str(error).splitlines()[0]
-            message = f"no Ray answers at {ADDRESS_ENV}={address}: {reason}; unset it to start one on this machine"
+            message = (
+                f"no Ray lets us in at {ADDRESS_ENV}={address}: {reason}; "
+                f"set RAY_AUTH_MODE=token if it checks tokens, or unset {ADDRESS_ENV} to start a Ray on this machine"
+            )
             raise ConfigError(message, param=ADDRESS_ENV) from error
         _start_here(namespace, needs)
 

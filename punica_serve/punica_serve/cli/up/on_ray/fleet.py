@@ -21,7 +21,7 @@ class Fleet:
 
 def runner_id(node_id: str) -> str:
     """A runner is named by its node, so that it is the same one after a restart."""
-    return f"ray-{node_id[:16]}"
+    return f"ray-{node_id}"
 
 
 def next_fleet(fleet: Fleet, alive: Set[str], advice: ScaleAdvice, *, num_gpus: int, gpus_per_runner: int) -> Fleet:
