@@ -25,7 +25,10 @@ from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, He
 #: Steps take 10 ms and more, so tokens arrive no later to the eye.
 LINGER_S = 0.002
 #: Messages are joined up to so many bytes, as a long frame holds up what comes behind it.
-MAX_JOINED_BYTES = 256 << 10
+MAX_JOINED_BYTES = 64 << 10
+#: After a frame longer than this the event loop gets a turn: thousands of requests that are added again at once must
+#: not keep other links waiting, or their peers would seem silent.
+LONG_FRAME_BYTES = 4 << 10
 
 #: For what is queued to leave, and then for the closing handshake.
 CLOSE_TIMEOUT_S = 1.0
@@ -45,9 +48,11 @@ class Channel:
         self._links = links
         self._decode = Decoder(union)
         self._received: Iterator[Any] = iter(())
+        #: Of the frame that they came in.
+        self._num_received_bytes = 0
         self._outgoing: deque[bytes] = deque()
-        #: Of the outgoing, and of the frame that is on its way out.
-        self._num_queued_bytes = 0
+        #: Of the outgoing messages, and of the frame that is on its way out.
+        self.num_queued_bytes = 0
         self._may_leave = asyncio.Event()
         #: Sets _may_leave, by the loop's clock, for what is held back.
         self._lingering: asyncio.TimerHandle | None = None
@@ -81,10 +86,10 @@ class Channel:
             raise ProtocolError(
                 f"a {type(message).__name__} of {len(encoded)} bytes does not fit a frame of {MAX_FRAME_BYTES}"
             )
-        self._num_queued_bytes += len(encoded)
+        self.num_queued_bytes += len(encoded)
         self._outgoing.append(encoded)
-        if self._num_queued_bytes > MAX_QUEUED_BYTES:
-            self._cut(f"the peer reads too slowly: {self._num_queued_bytes} bytes wait for it")
+        if self.num_queued_bytes > MAX_QUEUED_BYTES:
+            self._cut(f"the peer reads too slowly: {self.num_queued_bytes} bytes wait for it")
         elif not may_wait:
             self._may_leave.set()
         elif self._lingering is None:
@@ -99,11 +104,14 @@ class Channel:
             for message in self._received:
                 if type(message) is not Heartbeat:
                     return message
+            if self._num_received_bytes > LONG_FRAME_BYTES:
+                await asyncio.sleep(0)
             try:
                 frame = await self._socket.recv(decode=False)
             except ConnectionClosed:
                 raise StopAsyncIteration from None
             self._has_heard = True
+            self._num_received_bytes = len(frame)
             self._received = iter(self._decode.joined(frame))
 
     async def receive(self, timeout_s: float) -> Any:
@@ -174,7 +182,7 @@ class Channel:
                     parts = self._take_for_a_frame()
                     self._last_frame_at = loop.time()
                     await self._socket.send(join(parts))
-                    self._num_queued_bytes -= sum(map(len, parts))
+                    self.num_queued_bytes -= sum(map(len, parts))
                     self._has_sent = True
         self._is_open = False
         await self._socket.close(CloseCode.NORMAL_CLOSURE, self._close_reason)
@@ -199,7 +207,7 @@ class Channel:
             num_silent = 0 if self._has_heard else num_silent + 1
             if num_silent * self._links.heartbeat_s >= self._links.silence_s:
                 self._cut(f"the peer has said nothing for {self._links.silence_s:g} s")
-            elif not self._has_sent and not self._num_queued_bytes:
+            elif not self._has_sent and not self.num_queued_bytes:
                 self.send(Heartbeat())
             self._has_sent = self._has_heard = False
 

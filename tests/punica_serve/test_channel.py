@@ -16,11 +16,13 @@ from punica_serve.errors import ProtocolError
 from punica_serve.protocol import (
     CancelRequest,
     Decoder,
+    DrainReply,
     FrontendToScheduler,
     GetCluster,
     Heartbeat,
     Limits,
     SchedulerToFrontend,
+    WireError,
     encode,
     join,
 )
@@ -176,6 +178,28 @@ async def test_a_frame_is_iterated_message_by_message(channel: Channel, socket: 
     socket.incoming.put_nowait(join([]))
     socket.incoming.put_nowait(join([encode(Limits(3))]))
     assert [await channel.receive(DEADLINE_S) for _ in range(3)] == [Limits(1), Limits(2), Limits(3)]
+
+
+@pytest.mark.parametrize(("length", "num_turns"), [(10, 0), (10_000, 15)], ids=["short", "long"])
+async def test_a_flood_of_long_frames_leaves_others_their_turns(
+    channel: Channel, socket: FakeSocket, length: int, num_turns: int
+) -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    frame = join([encode(DrainReply(1, WireError("code", "x" * length)))])
+    for _ in range(20):
+        socket.incoming.put_nowait(frame)
+    task = asyncio.create_task(other())
+    for _ in range(20):
+        await anext(channel)
+    assert turns >= num_turns
+    task.cancel()
 
 
 async def test_a_broken_frame_is_a_protocol_error(channel: Channel, socket: FakeSocket) -> None:

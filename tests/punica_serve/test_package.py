@@ -12,7 +12,14 @@ def _run(code: str) -> str:
 
 @pytest.mark.parametrize(
     "module",
-    ["punica_serve", "punica_serve.cli", "punica_scheduler.server", "punica_runner.supervisor", "punica_frontend.main"],
+    [
+        "punica_serve",
+        "punica_serve.cli",
+        "punica_scheduler.server",
+        "punica_runner.supervisor",
+        "punica_frontend.main",
+        "punica_serve.bench.control_plane.run",
+    ],
 )
 def test_the_control_plane_never_imports_torch(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"

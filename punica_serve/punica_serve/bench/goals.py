@@ -34,7 +34,7 @@ class Goal:
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
-def goals_table(goals: Sequence[Goal]) -> TableData:
+def goals_table(goals: Sequence[Goal], title: str = "Goals (one H200, Llama-2-7B shape)") -> TableData:
     """The goals whose figures were measured."""
     rows = [
         (
@@ -46,4 +46,4 @@ def goals_table(goals: Sequence[Goal]) -> TableData:
         for goal in goals
         if goal.measured is not None
     ]
-    return TableData("goals", "Goals (one H200, Llama-2-7B shape)", _COLUMNS, rows)
+    return TableData("goals", title, _COLUMNS, rows)

@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -88,16 +87,21 @@ def numbers(records: Sequence[Mapping[str, Value]], key: str) -> list[float]:
     return [math.nan if (value := record[key]) is None else float(value) for record in records]
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What a figure's reader must know of where it was measured."""
-    facts: dict[str, Any] = {
+def host_facts() -> dict[str, Any]:
+    """What a reader of the control plane's figures must know of where they were measured."""
+    return {
         "device": platform.processor() or platform.machine(),
         "cpu_cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "python": platform.python_version(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a reader of a device's figures must know of where they were measured."""
+    import torch  # the control plane's benchmark has none
+
+    facts = {**host_facts(), "torch_threads": torch.get_num_threads(), "torch": torch.__version__}
     for library in _LIBRARIES:
         facts[library] = _version(library)
     if torch.device(device).type == "cuda":

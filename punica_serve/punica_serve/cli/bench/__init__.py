@@ -1,12 +1,13 @@
-"""`punica-serve bench ...`: benchmarks of one device, one file for each command."""
+"""`punica-serve bench ...`: benchmarks, one file for each command."""
 
 import typer
 
-from punica_serve.cli.bench import batching, coldstart, frontend, kernels, layer, overhead, textgen
+from punica_serve.cli.bench import batching, coldstart, control_plane, frontend, kernels, layer, overhead, textgen
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
+app.command("control-plane")(control_plane.command)
 app.command("frontend")(frontend.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)

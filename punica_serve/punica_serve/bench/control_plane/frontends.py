@@ -1,0 +1,122 @@
+"""The frontends: a link for each, which adds requests, and notes how old every token is when it comes."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from punica_serve.bench.control_plane.settings import NUM_ADAPTERS, PROMPT_TOKENS, Load, age
+from punica_serve.channel import Channel
+from punica_serve.errors import ClusterUnavailable, RequestFailed
+from punica_serve.protocol import (
+    PROTOCOL_VERSION,
+    AdapterRef,
+    AddRequest,
+    Deliveries,
+    Ending,
+    FrontendHello,
+    Request,
+    SamplingParams,
+    SchedulerToFrontend,
+)
+from punica_serve.wire import dial
+
+_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What has come since the last look."""
+
+    num_tokens: int = 0
+    num_ended: int = 0
+    #: Age -> how many groups of tokens, made together and come together, had it when they came.
+    ages: Counter[int] = field(default_factory=Counter)
+
+
+class Frontend:
+    """One frontend's requests: each that ends is replaced by a new one."""
+
+    def __init__(self, load: Load, index: int, arrivals: Arrivals) -> None:
+        self.name = f"frontend-{index}"
+        self._load = load
+        self._random = random.Random(index)
+        self._arrivals = arrivals
+        self._num_added = 0
+        #: Requests that have not had a token yet.
+        self.new: set[int] = set()
+
+    def add(self, channel: Channel) -> None:
+        handle = self._num_added
+        self._num_added += 1
+        self.new.add(handle)
+        channel.send(AddRequest(handle, self._request(handle)))
+
+    def take(self, deliveries: Deliveries, channel: Channel) -> None:
+        now_s = time.monotonic()
+        self._arrivals.num_tokens += len(deliveries.handles)
+        self._arrivals.ages.update(age(made, now_s) for made in set(deliveries.token_ids))
+        if self.new:
+            self.new.difference_update(deliveries.handles)
+        for ending in deliveries.endings:
+            self._replace(ending, channel)
+
+    def _replace(self, ending: Ending, channel: Channel) -> None:
+        if ending.reason != "length":
+            raise RequestFailed(f"a request of the benchmark ended by {ending.reason}: {ending.error}")
+        self._arrivals.num_ended += 1
+        self.add(channel)
+
+    def _request(self, handle: int) -> Request:
+        settings, draw = self._load.settings, self._random
+        first, last = settings.answer_tokens
+        if handle < settings.num_requests // settings.num_frontends:
+            first = 1  # they began at one time, but must not end at one
+        max_tokens = draw.randint(first, last) if self._load.has_churn else settings.endless_tokens
+        number = draw.randrange(NUM_ADAPTERS)
+        adapter = AdapterRef(f"{number:064x}", f"/adapters/{number}", 1 << 24, dict.fromkeys(_MODULES, 16))
+        prompt = tuple(draw.randrange(32_000) for _ in range(PROMPT_TOKENS))
+        return Request(
+            f"{self.name}-{handle}", time.time_ns(), prompt, SamplingParams(seed=1, max_tokens=max_tokens), adapter
+        )
+
+
+async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> None:
+    """Runs all frontends; ready when every request has had a token. Each look gets Arrivals since the one before."""
+    arrivals = Arrivals()
+
+    def look() -> Arrivals:
+        seen = replace(arrivals)
+        arrivals.num_tokens, arrivals.num_ended, arrivals.ages = 0, 0, Counter()
+        return seen
+
+    num_frontends = load.settings.num_frontends
+    filled = asyncio.Barrier(num_frontends + 1)
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(num_frontends):
+            share = len(range(index, load.settings.num_requests, num_frontends))
+            tasks.create_task(_run_frontend(load, Frontend(load, index, arrivals), share, filled))
+        await filled.wait()
+        on_ready(look)
+
+
+async def _run_frontend(load: Load, frontend: Frontend, num_requests: int, filled: asyncio.Barrier) -> None:
+    hello = FrontendHello(PROTOCOL_VERSION, load.token, frontend.name)
+    async with dial(load.scheduler_url, hello, SchedulerToFrontend) as (channel, _), asyncio.TaskGroup() as tasks:
+        for _ in range(num_requests):
+            frontend.add(channel)
+        is_filled = False
+        async for message in channel:
+            if isinstance(message, Deliveries):
+                frontend.take(message, channel)
+            if not is_filled and not frontend.new:
+                is_filled = True
+                tasks.create_task(_pass(filled))
+        raise ClusterUnavailable(f"{frontend.name} lost its link to the scheduler: {channel.end_reason}")
+
+
+async def _pass(barrier: asyncio.Barrier) -> None:
+    await barrier.wait()

@@ -1,0 +1,91 @@
+"""A process of load and its parent's end: it says when it is ready, then answers each look with its figures."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import uvloop
+
+from punica_serve.bench.control_plane.settings import Load
+from punica_serve.errors import ClusterUnavailable
+
+#: The longest that a process of load may take to start, to connect and to fill the cluster.
+READY_TIMEOUT_S = 120.0
+LOOK_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 5.0
+
+#: Runs the load and calls its argument once it is ready; the figures since the last look are what that gets.
+LoadMain = Callable[[Load, Callable[[Callable[[], Any]], None]], Awaitable[None]]
+
+_context = multiprocessing.get_context("spawn")
+
+
+class LoadProcess:
+    """A context manager: the process runs inside."""
+
+    def __init__(self, main: LoadMain, load: Load) -> None:
+        self._connection, theirs = _context.Pipe()
+        self._process = _context.Process(target=_run, args=(main, load, theirs), daemon=True)
+        self._theirs = theirs
+
+    def __enter__(self) -> "LoadProcess":
+        self._process.start()
+        self._theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.join(_STOP_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def wait_until_ready(self) -> None:
+        """Raises ClusterUnavailable, as ``look`` does, when the process has died or takes too long."""
+        self._receive(READY_TIMEOUT_S)
+
+    def look(self) -> Any:
+        """The figures since the last look."""
+        self._connection.send(None)
+        return self._receive(LOOK_TIMEOUT_S)
+
+    def _receive(self, timeout_s: float) -> Any:
+        with suppress(EOFError, OSError):
+            if self._connection.poll(timeout_s):
+                return self._connection.recv()
+        raise ClusterUnavailable(
+            "a process of load died or stands still; its own words are above. Fewer GPUs (--gpus) are less load"
+        )
+
+
+def _run(main: LoadMain, load: Load, connection: Connection) -> None:
+    uvloop.run(_until_parent_goes(main, load, connection))
+
+
+async def _until_parent_goes(main: LoadMain, load: Load, connection: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main(load, lambda figures: _serve_looks(loop, connection, figures, task)))
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _serve_looks(
+    loop: asyncio.AbstractEventLoop,
+    connection: Connection,
+    figures: Callable[[], Any],
+    task: "asyncio.Future[None]",
+) -> None:
+    def answer() -> None:
+        try:
+            connection.recv()
+        except (EOFError, OSError):
+            loop.remove_reader(connection.fileno())
+            task.cancel()
+        else:
+            connection.send(figures())
+
+    loop.add_reader(connection.fileno(), answer)
+    connection.send(None)

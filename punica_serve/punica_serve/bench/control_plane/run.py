@@ -1,0 +1,171 @@
+"""Runs `bench control-plane`."""
+
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import Progress, TaskID
+
+from punica_serve.bench.control_plane import frontends, hosts
+from punica_serve.bench.control_plane.load_process import LoadProcess
+from punica_serve.bench.control_plane.placement import placement_times_s
+from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
+from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess
+from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, Load
+from punica_serve.bench.goals import Goal, goals_table
+from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
+from punica_serve.errors import ClusterUnavailable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_US_PER_TOKEN = 1.5
+MAX_PLACEMENT_US = 20.0
+MAX_LATENCY_MS = 20.0
+MAX_KIB_PER_QUEUED_REQUEST = 4.0
+
+_COLUMNS = (
+    Column("load", "load"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("requests_per_s", "requests/s", ",.0f"),
+    Column("us_per_token", "scheduler CPU µs/token", ".2f"),
+    Column("cpu_share", "of one core", ".0%"),
+    Column("p50_ms", "emit to receive p50 ms", ".1f"),
+    Column("p99_ms", "p99 ms", ".1f"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One load, measured."""
+
+    name: str
+    seconds: float
+    cpu_s: float
+    num_tokens: int
+    num_ended: int
+    #: How many groups of tokens came at each age, in units of STAMP_S.
+    ages: Counter[int]
+
+    @property
+    def us_per_token(self) -> float:
+        return 1e6 * self.cpu_s / self.num_tokens
+
+    def age_ms(self, share: float) -> float:
+        """The age that this share of tokens does not exceed when it comes to its frontend."""
+        num_left = share * self.ages.total()
+        for age, count in sorted(self.ages.items()):
+            num_left -= count
+            if num_left <= 0:
+                return 1e3 * STAMP_S * age
+        raise AssertionError("no token has come")
+
+    @property
+    def row(self) -> tuple[Value, ...]:
+        return (
+            self.name,
+            self.num_tokens / self.seconds,
+            self.num_ended / self.seconds,
+            self.us_per_token,
+            self.cpu_s / self.seconds,
+            self.age_ms(0.5),
+            self.age_ms(0.99),
+        )
+
+
+def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
+    """Both loads, then placement and memory. Raises ClusterUnavailable when a process of it does not do its part."""
+    load_averages = os.getloadavg()
+    seconds_of_load = 2 * (settings.settling_s + settings.seconds)
+    task = progress.add_task("control-plane", total=round(seconds_of_load) + 2)
+    with tempfile.TemporaryDirectory(prefix="punica-bench-") as folder:
+        measurements = [
+            _measure(settings, name, has_churn, Path(folder), partial(_wait, progress, task))
+            for name, has_churn in (("steady", False), ("churn", True))
+        ]
+        placement_us = 1e6 * statistics.fmean(placement_times_s(settings))
+        progress.advance(task)
+        queued_bytes = bytes_per_queued_request(settings.num_queued, Path(folder))
+        progress.advance(task)
+    return Report(
+        "control-plane",
+        {**host_facts(), "load_average_before": load_averages[0]},
+        asdict(settings),
+        [_table(settings, measurements), _goals(measurements, placement_us, queued_bytes)],
+        {"": partial(_draw, measurements)},
+    )
+
+
+def _measure(
+    settings: ControlPlaneSettings, name: str, has_churn: bool, folder: Path, wait: "partial[None]"
+) -> Measurement:
+    with ExitStack() as stack:
+        scheduler = stack.enter_context(SchedulerProcess(folder))
+        scheduler.wait_until_it_listens()
+        load = Load(settings, scheduler.url, scheduler.token, has_churn)
+        gpus = stack.enter_context(LoadProcess(hosts.main, load))
+        gpus.wait_until_ready()
+        clients = stack.enter_context(LoadProcess(frontends.main, load))
+        clients.wait_until_ready()
+        gpus.look()
+        wait(settings.settling_s)
+        clients.look()
+        cpu_s, started_s = scheduler.cpu_s, time.monotonic()
+        wait(settings.seconds)
+        arrivals = clients.look()
+        cpu_s, seconds = scheduler.cpu_s - cpu_s, time.monotonic() - started_s
+        if not arrivals.num_tokens:
+            raise ClusterUnavailable(f"no token came in {seconds:.1f} s of the load {name!r}; try fewer GPUs (--gpus)")
+        return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages)
+
+
+def _wait(progress: Progress, task: TaskID, seconds: float) -> None:
+    """Second by second, so that the bar moves."""
+    while seconds > 0:
+        time.sleep(min(seconds, 1.0))
+        seconds -= 1.0
+        progress.advance(task)
+
+
+def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) -> TableData:
+    first, last = settings.answer_tokens
+    title = (
+        f"The scheduler at {settings.num_gpus} GPUs x {settings.batch_size} requests, "
+        f"{settings.num_frontends} frontends, {settings.tokens_per_s:,.0f} tokens/s wanted"
+    )
+    note = f"churn: answers of {first} to {last} tokens, and a new request for each that ends; steady: none ends"
+    return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], (note,))
+
+
+def _goals(measurements: Sequence[Measurement], placement_us: float, queued_bytes: float) -> TableData:
+    goals = []
+    for measurement in measurements:
+        goals += [
+            Goal(f"scheduler CPU µs/token, {measurement.name}", measurement.us_per_token, MAX_US_PER_TOKEN, False),
+            Goal(f"emit to receive p99 ms, {measurement.name}", measurement.age_ms(0.99), MAX_LATENCY_MS, False),
+        ]
+    goals += [
+        Goal("placement µs at 1,000 GPUs", placement_us, MAX_PLACEMENT_US, False),
+        Goal("KiB per queued request beyond its prompt", queued_bytes / 1024, MAX_KIB_PER_QUEUED_REQUEST, False),
+    ]
+    return goals_table(goals, "Goals of the control plane, on two cores")
+
+
+def _draw(measurements: Sequence[Measurement], figure: "Figure") -> None:
+    """How many tokens have come by which age."""
+    axes = figure.subplots()
+    for measurement in measurements:
+        shares = [index / 1000 for index in range(1001)]
+        axes.plot([measurement.age_ms(share) for share in shares], shares, label=measurement.name)
+    axes.axvline(MAX_LATENCY_MS, color="grey", linestyle="--", label="goal for 99%")
+    axes.set(xlabel="ms from the worker's emit to the frontend's receive", ylabel="share of tokens", ylim=(0, 1))
+    axes.set_xlim(left=0)
+    axes.legend()

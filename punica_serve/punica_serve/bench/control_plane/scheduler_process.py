@@ -1,0 +1,82 @@
+"""The scheduler under test: `punica-serve scheduler` as it is, and what the kernel says of its process."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from punica_serve.cli.addresses import listening_ports
+from punica_serve.errors import ClusterUnavailable, ConfigError
+from punica_serve.process import TOKEN_ENV
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
+_PROC = Path("/proc")
+
+
+class SchedulerProcess:
+    """A context manager: the process listens inside. ``folder`` gets its config and its log."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (_PROC / "self/stat").exists():
+            raise ConfigError("bench control-plane reads processes' times from /proc, which only Linux has")
+        (port,) = listening_ports(_HOST, 0, 1, "--port")
+        self.url = f"ws://{_HOST}:{port}"
+        self.token = secrets.token_hex(16)
+        self._log = folder / "scheduler.log"
+        config = folder / "control-plane.yaml"
+        # Queues are as long as they get, and nothing waits for a restart's peers.
+        scheduler = {"port": port, "settle_s": 0, "max_queue": 1_000_000}
+        config.write_text(yaml.safe_dump({"engine": {"model": str(folder)}, "scheduler": scheduler}), encoding="utf-8")
+        arguments = ("scheduler", "--config", str(config), "--log-level", "warning")
+        self._command = (sys.executable, "-P", "-m", "punica_serve.cli", *arguments)
+
+    def __enter__(self) -> "SchedulerProcess":
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, env={**os.environ, TOKEN_ENV: self.token}, stderr=log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_until_it_listens(self) -> None:
+        """Raises ClusterUnavailable, with its own words, when it does not."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        host, _, port = self.url.removeprefix("ws://").rpartition(":")
+        while not _accepts(host, int(port)):
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise ClusterUnavailable(
+                    f"the scheduler did not start: {self._log.read_text(errors='replace')[-2000:]}"
+                )
+            time.sleep(0.05)
+
+    @property
+    def cpu_s(self) -> float:
+        """Its CPU time so far, user and system."""
+        fields = (_PROC / str(self._process.pid) / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = (_PROC / str(self._process.pid) / "statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _accepts(host: str, port: int) -> bool:
+
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

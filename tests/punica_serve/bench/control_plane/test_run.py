@@ -1,0 +1,46 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from punica_serve.bench.control_plane.placement import placement_times_s
+from punica_serve.bench.control_plane.run import Measurement, run
+from punica_serve.bench.control_plane.settings import ControlPlaneSettings
+from punica_serve.bench.report import write_json
+
+SMALL = ControlPlaneSettings(
+    num_gpus=9,
+    batch_size=4,
+    tokens_per_s=1_000.0,
+    seconds=0.5,
+    settling_s=0.5,
+    answer_tokens=(3, 6),
+    num_queued=100,
+    num_placement_gpus=4,
+    num_placements=10,
+)
+
+
+def test_ages_are_read_off_by_the_share_of_tokens_that_have_come() -> None:
+    measurement = Measurement("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}))
+    assert (measurement.age_ms(0.5), measurement.age_ms(0.99), measurement.age_ms(1.0)) == (1.0, 5.0, 200.0)
+    assert measurement.us_per_token == 2.0
+
+
+def test_every_placement_is_timed() -> None:
+    times_s = placement_times_s(SMALL)
+    assert len(times_s) == SMALL.num_placements and min(times_s) > 0
+
+
+@pytest.mark.slow
+def test_a_small_fleet_through_the_real_scheduler(tmp_path: Path) -> None:
+    with Progress(disable=True) as progress:
+        report = run(SMALL, progress)
+    loads, goals = (table.records for table in report.tables)
+    assert [load["load"] for load in loads] == ["steady", "churn"]
+    assert all(isinstance(load["tokens_per_s"], float) and load["tokens_per_s"] > 0 for load in loads)
+    assert loads[0]["requests_per_s"] == 0.0 and loads[1]["requests_per_s"]
+    assert len(goals) == 6 and all(goal["measured"] for goal in goals)
+    assert json.loads(write_json(report, tmp_path).read_text())["benchmark"] == "control-plane"
