@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import socket
 
 import ray
 
@@ -9,6 +11,8 @@ from punica_serve.cli.up.on_ray.plan import Resources
 from punica_serve.errors import ConfigError
 
 ADDRESS_ENV = "RAY_ADDRESS"
+#: Ray itself would try for more than a minute, and could not be interrupted.
+DIAL_TIMEOUT_S = 5.0
 
 
 def connect(namespace: str, needs: Resources) -> None:
@@ -17,12 +21,15 @@ def connect(namespace: str, needs: Resources) -> None:
     Blocks for seconds. Raises ConfigError when nobody answers at RAY_ADDRESS, or not us.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every connection
-    address = os.environ.get(ADDRESS_ENV)
+    address = os.environ.get(ADDRESS_ENV, "")
     try:
+        if host_and_port := re.fullmatch(r"(.+):(\d+)", address):  # not "auto", "local" and the like
+            host, port = host_and_port.groups()
+            socket.create_connection((host, int(port)), DIAL_TIMEOUT_S).close()
         ray.init(address="auto", namespace=namespace, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         if address:
-            reason = str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             message = (
                 f"no Ray lets us in at {ADDRESS_ENV}={address}: {reason}; "
                 f"set RAY_AUTH_MODE=token if it checks tokens, or unset {ADDRESS_ENV} to start a Ray on this machine"
