@@ -4,11 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from punica_serve.cli.up.on_ray.fleet import runner_id
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
-from punica_serve.config import ClusterConfig
 from punica_serve.process import LogLevel
+
+if TYPE_CHECKING:
+    from punica_serve.config import ClusterConfig
 
 #: Ray's names for what a node has, such as {"CPU": 2}.
 Resources = Mapping[str, float]
@@ -18,7 +21,7 @@ Resources = Mapping[str, float]
 class RayPlan:
     """The cluster's roles. Each bundle is what the role of the same index reserves."""
 
-    config: ClusterConfig
+    config: "ClusterConfig"
     #: Apart from other clusters on the same Ray.
     namespace: str
     token: str
