@@ -1,4 +1,6 @@
 import threading
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -108,3 +110,25 @@ async def test_long_prompts_are_encoded_off_the_event_loop(
     await generator.plan(GenerateFields(prompt="x" * MAX_INLINE_CHARS))
     await generator.plan(GenerateFields(prompt="x" * (MAX_INLINE_CHARS + 1)))
     assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()
+
+
+async def test_what_a_slow_reader_does_not_take_comes_as_one_frame(
+    generator: Generator, cluster: Any, until: Callable[..., Any]
+) -> None:
+    cluster.answer = lambda request: [7] * 40
+    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40))
+    async with aclosing(generator.stream(plan)) as frames:
+        first = await anext(frames)
+        await until(lambda: cluster.num_tokens == 40)
+        second = await anext(frames)
+    assert (first.index, len(first.token_ids)) == (0, 1)
+    assert (second.index, len(second.token_ids), second.finish_reason) == (1, 39, "length")
+    assert not cluster.live
+
+
+async def test_a_stream_that_is_closed_early_cancels_its_request(generator: Generator, cluster: Any) -> None:
+    cluster.pause_at = 1
+    plan = await generator.plan(GenerateFields(prompt="42"))
+    async with aclosing(generator.stream(plan)) as frames:
+        await anext(frames)
+    assert cluster.cancelled == [plan.request.request_id]
