@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +51,6 @@ def command(
     ] = None,
 ) -> None:
     """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary."""
-    from rich.console import Console
-
     from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
     from punica_serve.cli.simulate_live import compare_live
     from punica_serve.config import load_config
@@ -61,7 +59,7 @@ def command(
     check_folder(out)
     cluster = load_config(config)
     arrivals = arrivals_for(cluster, seed)
-    console = Console()
+    console = make_console()
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
     if live is not None:
         if ablations:

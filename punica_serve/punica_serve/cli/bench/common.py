@@ -32,9 +32,7 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     from punica_serve.bench.report import leave
 
     check_folder(out)
-    console = Console()
-    if not console.is_terminal:  # a file has no width of its own, and rich would cut the tables at 80
-        console = Console(width=_FILE_WIDTH)
+    console = make_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, transient=True, refresh_per_second=refresh_per_s) as progress:
@@ -42,6 +40,12 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     leave(report, out, console)
     if report.failures:
         raise typer.Exit(1)
+
+
+def make_console() -> Console:
+    """A file has no width of its own, and rich would cut tables at 80."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def check_folder(out: Path) -> None:
