@@ -94,8 +94,8 @@ async def test_a_command_that_is_not_there_is_one_line(caplog: pytest.LogCapture
 
 
 async def test_it_ends_with_the_scheduler(tmp_path: Path) -> None:
-    note_pid = f"import os, sys\nopen(sys.argv[1] + '/notes', 'w').write(str(os.getpid()))\n{NOTE_AND_WAIT}"
-    async with hook(note_pid, tmp_path) as running:
+    code = "import os, sys, time\nopen(sys.argv[1] + '/notes', 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    async with hook(code, tmp_path) as running:
         running.advise(ScaleAdvice(1))
         await until(lambda: notes(tmp_path))
     with pytest.raises(ProcessLookupError):
