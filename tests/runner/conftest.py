@@ -18,7 +18,7 @@ def fake_worker() -> Callable[..., list[str]]:
     return command
 
 
-async def _until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def _until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

