@@ -337,7 +337,7 @@ def address(listener: socket.socket, server: EmbeddedServer) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Waits for something to become true."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -61,7 +61,7 @@ async def test_a_field_whose_name_is_no_text(client: httpx.AsyncClient) -> None:
 async def test_a_long_body_of_mistakes_does_not_stand_in_the_way(client: httpx.AsyncClient, content: bytes) -> None:
     started_s = time.process_time()  # not the clock: the machine may be busy
     status, error = await post(client, content)
-    assert time.process_time() - started_s < 5.0
+    assert time.process_time() - started_s < 20.0
     assert status in (400, 422) and len(error["message"]) < 300
 
 
