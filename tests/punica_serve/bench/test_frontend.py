@@ -8,11 +8,11 @@ from punica_serve.bench.frontend.run import run
 from punica_serve.bench.frontend.settings import FrontendSettings
 from punica_serve.errors import ConfigError
 
-SETTINGS = FrontendSettings(num_sockets=4, requests_per_socket=2, num_gpus=2, tokens_per_s=200.0, seconds=0.5)
+SETTINGS = FrontendSettings(num_sockets=4, requests_per_socket=2, num_gpus=2, tokens_per_s=4_000.0, seconds=0.5)
 
 
 def test_a_load_that_would_be_over_before_its_end_is_refused() -> None:
-    assert (SETTINGS.num_requests, SETTINGS.step_s) == (8, 0.04)
+    assert (SETTINGS.num_requests, SETTINGS.step_s) == (8, 0.002)
     with pytest.raises(ConfigError, match="shorter time, or more requests"):
         replace(SETTINGS, seconds=60.0)
 
