@@ -315,7 +315,9 @@ async def test_whatever_arrives_is_a_sign_of_life(
         assert channel.end_reason == "it has not ended"
         for _ in range(3):
             turns.put_nowait(None)
-            await sleep(0.001)
+        async with asyncio.timeout(DEADLINE_S):
+            while channel.end_reason == "it has not ended":
+                await sleep(0.001)
         assert channel.end_reason == "the peer has said nothing for 2 s"
         reading.cancel()
         await asyncio.wait([reading])

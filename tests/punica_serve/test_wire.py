@@ -227,7 +227,7 @@ async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt
 
     async with scheduler(leave) as url, dialler(url):
         await until(lambda: lives)
-    assert lives[0] >= 0.1
+    assert lives[0] > 0.05  # this end may count from a little later
     lives.clear()
     async with scheduler(hang) as url, dialler(url):
         await until(lambda: lives)
