@@ -26,9 +26,9 @@ from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, He
 LINGER_S = 0.002
 #: Messages are joined up to so many bytes, as a long frame holds up what comes behind it.
 MAX_JOINED_BYTES = 64 << 10
-#: After a frame longer than this the event loop gets a turn: thousands of requests that are added again at once must
-#: not keep other links waiting, or their peers would seem silent.
-LONG_FRAME_BYTES = 4 << 10
+#: After so much has been received, in one frame or in many, the event loop gets a turn: thousands of requests that are
+#: added again at once, or a flood of small ones, must not keep other links waiting, or their peers would seem silent.
+MAX_TURN_BYTES = 4 << 10
 
 #: For what is queued to leave, and then for the closing handshake.
 CLOSE_TIMEOUT_S = 1.0
@@ -48,8 +48,8 @@ class Channel:
         self._links = links
         self._decode = Decoder(union)
         self._received: Iterator[Any] = iter(())
-        #: Of the frame that they came in.
-        self._num_received_bytes = 0
+        #: Received since the event loop was given its last turn.
+        self._num_turn_bytes = 0
         self._outgoing: deque[bytes] = deque()
         #: Of the outgoing messages, and of the frame that is on its way out.
         self.num_queued_bytes = 0
@@ -104,14 +104,15 @@ class Channel:
             for message in self._received:
                 if type(message) is not Heartbeat:
                     return message
-            if self._num_received_bytes > LONG_FRAME_BYTES:
+            if self._num_turn_bytes > MAX_TURN_BYTES:
+                self._num_turn_bytes = 0
                 await asyncio.sleep(0)
             try:
                 frame = await self._socket.recv(decode=False)
             except ConnectionClosed:
                 raise StopAsyncIteration from None
             self._has_heard = True
-            self._num_received_bytes = len(frame)
+            self._num_turn_bytes += len(frame)
             self._received = iter(self._decode.joined(frame))
 
     async def receive(self, timeout_s: float) -> Any:
