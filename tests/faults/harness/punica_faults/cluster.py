@@ -48,7 +48,7 @@ def cluster_document(scheduler_port: int = 0) -> dict[str, Any]:
             "cpu_threads": 1,
         },
         "adapters": {name: f"demo:adapters/{name}" for name in adapters},
-        "scheduler": {"port": scheduler_port, "audit": True, "consolidation": {"interval_s": 1.0}},
+        "scheduler": {"port": scheduler_port, "audit": True, "audit_every": 4, "consolidation": {"interval_s": 1.0}},
         "frontend": {"drain_timeout_s": DRAIN_TIMEOUT_S},
         "links": {"heartbeat_s": 1.0, "silence_s": 4.0},
         "runner": {
