@@ -24,7 +24,7 @@ _SCHEDULER_COUNTERS = {
     "tokens": ("cluster_tokens", "Tokens delivered to frontends."),
     "evictions": ("evictions", "Requests taken off a GPU that ran out of KvCache pages."),
     "migrations": ("migrations", "Requests moved to another GPU."),
-    "consolidations": ("consolidations", "Requests moved to empty a lightly loaded GPU."),
+    "consolidations": ("consolidations", "Lightly loaded GPUs that were emptied."),
     "gpus_lost": ("gpus_lost", "GPUs lost with their workers or runners."),
 }
 
