@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from punica_faults.load import Stream
+from punica_faults.load import Load, Stream, _Client
 from punica_faults.proxy import Link
 from punica_faults.references import Reference
 from punica_faults.waits import until
@@ -60,6 +60,19 @@ def test_the_longest_stall_is_between_two_frames() -> None:
     for index, now_s in enumerate((2.0, 5.0, 5.5)):
         stream.accept(frame(index, ANSWER[index]), now_s)
     assert stream.longest_stall_s == 3.0
+
+
+@pytest.mark.parametrize(("is_late", "num_tokens", "num_lost"), [(True, 0, 0), (True, 1, 1), (False, 0, 1)])
+def test_a_frontend_that_leaves_owes_nothing_to_who_asked_after_it_refused_others(
+    is_late: bool, num_tokens: int, num_lost: int
+) -> None:
+    load = Load({}, [], seed=0)
+    client = _Client(load, "frontend-0", "ws://nobody", 1)
+    stream = client._streams["r"] = stream_at(num_tokens)
+    stream.is_late = is_late
+    client._lose_streams("a plain close")
+    assert stream.has_ended
+    assert (load.num_lost, len(load.problems)) == (num_lost, num_lost)
 
 
 class Echo:

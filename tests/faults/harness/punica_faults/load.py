@@ -42,6 +42,8 @@ class Stream:
     frontend: str
     num_tokens: int = 0
     has_ended: bool = False
+    #: Asked for after its frontend had refused others: one that leaves may close before it refuses this one too.
+    is_late: bool = False
     #: Its client has had enough of it.
     is_cancelled: bool = False
     moved_s: float = field(default_factory=time.monotonic)
@@ -114,7 +116,9 @@ class Load:
         """Waits until all streams are there, and each of those that began first has begun to move."""
         await self._until(lambda: len(self.live) == self._num_streams, "all streams are asked for")
         first = set(self.live)
-        await self._until(lambda: all(stream.num_tokens for stream in first), "all streams move", first)
+        await self._until(
+            lambda: all(stream.num_tokens or stream.has_ended for stream in first), "all streams move", first
+        )
 
     def in_flight(self) -> dict[Stream, int]:
         """The streams that their clients hold, and how far each has come. Their stalls are measured from here on."""
@@ -171,6 +175,8 @@ class _Client:
         #: Set when a stream has ended, so that another may begin.
         self._has_room = asyncio.Event()
         self._is_refused = False
+        #: Some stream of this socket was.
+        self._was_refused = False
 
     async def cancel_all_but(self, kept: Collection[Stream]) -> None:
         """Asks for it; on a socket that is being lost it is not needed."""
@@ -187,6 +193,7 @@ class _Client:
                     self._url, proxy=None, compression=None, open_timeout=OPEN_TIMEOUT_S, ping_interval=None
                 ) as socket:
                     self._socket = socket
+                    self._was_refused = False
                     await self._serve(socket)
                 reason = "a plain close"
             except (OSError, WebSocketException) as error:
@@ -220,7 +227,7 @@ class _Client:
 
     async def _start(self, socket: ClientConnection) -> None:
         reference = self._load.draw()
-        request_id, stream = self._load.next_id(), Stream(reference, self._frontend)
+        request_id, stream = self._load.next_id(), Stream(reference, self._frontend, is_late=self._was_refused)
         self._streams[request_id] = stream
         self._load.live.add(stream)
         await self._send(socket, {"op": "generate", "request_id": request_id, **reference.body})
@@ -233,7 +240,7 @@ class _Client:
         before = stream.num_tokens
         if frame["error"] is not None and not before and frame["error"]["code"] in REFUSALS:
             load.num_refused += 1
-            self._is_refused = True
+            self._is_refused = self._was_refused = True
             self._end(frame["request_id"], stream)
             return
         if problem := stream.accept(frame, time.monotonic()):
@@ -250,8 +257,9 @@ class _Client:
         self._has_room.set()
 
     def _lose_streams(self, reason: str) -> None:
-        if self._streams and self._frontend not in self._load.doomed:
-            self._load.problems.append(f"{self._frontend} closed a socket with {len(self._streams)} streams: {reason}")
+        lost = [stream for stream in self._streams.values() if stream.num_tokens or not stream.is_late]
+        if lost and self._frontend not in self._load.doomed:
+            self._load.problems.append(f"{self._frontend} closed a socket with {len(lost)} streams: {reason}")
+        self._load.num_lost += len(lost)
         for request_id, stream in tuple(self._streams.items()):
-            self._load.num_lost += 1
             self._end(request_id, stream)
