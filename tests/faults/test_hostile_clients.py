@@ -8,7 +8,7 @@ from punica_faults.load import NUM_STREAMS, Load
 from punica_faults.references import Reference
 from punica_faults.waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # beyond the deadlines of its waits together
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 
 #: What the hostile may cost at most, all together; a flood that is held in memory passes it within seconds.
 MAX_GROWTH_BYTES = 128 << 20

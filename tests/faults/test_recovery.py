@@ -10,7 +10,7 @@ from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 from punica_faults.story import LINKS, felt_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # beyond the deadlines of its waits together
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 
 FAULTS = (
     faults.kill_worker(),

@@ -7,7 +7,7 @@ import pytest
 from punica_faults.load import Load
 from punica_faults.waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 200
 
