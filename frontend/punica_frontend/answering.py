@@ -63,6 +63,7 @@ class Answering:
             self._is_open = False
             self._figures.end()
             self._release(self._live)
+            self._live.leave_backlog()
 
     def _take(self) -> Frame:
         delivery = self._live.take()

@@ -102,11 +102,15 @@ class LiveRequest:
     def take(self) -> Delivery:
         """All that has come since the last time."""
         self._is_ready = False
-        self._backlog.num_bytes -= self._num_untaken_bytes
-        self._num_untaken_bytes = 0
+        self.leave_backlog()
         position, self._num_taken = self._num_taken, len(self._generated)
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Delivery(position, tuple(self._generated[position:]), logprobs, *(self._ending or ()))
+
+    def leave_backlog(self) -> None:
+        """What waits counts no longer: it is taken now, or never will be."""
+        self._backlog.num_bytes -= self._num_untaken_bytes
+        self._num_untaken_bytes = 0
 
     def resumed(self) -> Request:
         """The request as it has to be added again, with all tokens that have come."""

@@ -8,6 +8,7 @@ import pytest
 from punica_frontend.admission import Admission
 from punica_frontend.figures import Figures
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
+from punica_frontend.live_request import TOKEN_BYTES, Backlog
 from punica_frontend.schemas import GenerateFields
 from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest, RequestFailed
@@ -124,6 +125,19 @@ async def test_what_a_slow_reader_does_not_take_comes_as_one_frame(
     assert (first.index, len(first.token_ids)) == (0, 1)
     assert (second.index, len(second.token_ids), second.finish_reason) == (1, 39, "length")
     assert not cluster.live
+
+
+async def test_what_nobody_took_of_an_answer_counts_no_longer_once_it_is_closed(
+    generator: Generator, cluster: Any, until: Callable[..., Any]
+) -> None:
+    cluster.answer = lambda request: [7] * 40
+    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40))
+    backlog = Backlog()
+    answering = await generator.start(plan, lambda: None, backlog)
+    await until(lambda: cluster.num_tokens == 40)
+    assert backlog.num_bytes == 40 * TOKEN_BYTES
+    answering.close()
+    assert backlog.num_bytes == 0
 
 
 async def test_a_stream_that_is_closed_early_cancels_its_request(generator: Generator, cluster: Any) -> None:
