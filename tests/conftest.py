@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from punica_serve.model_config import ModelConfig, read_model_config
 
@@ -15,6 +16,9 @@ HAS_GPU = os.path.exists("/dev/nvidiactl")
 if not HAS_GPU:
     # Read when triton is imported: without a GPU its kernels are tested in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# The same examples in every run, and none too slow. `--hypothesis-profile=default` draws others.
+settings.load_profile("ci")
 
 
 @pytest.hookimpl(tryfirst=True)
