@@ -132,7 +132,7 @@ class SchedulerConfig(ConfigModel):
     queue: Literal["fcfs", "vtc"] = "fcfs"
     #: Move requests that lack KvCache to other GPUs. Without, they wait for the GPU that they ran on: a comparison.
     migration: Flag = True
-    #: A GPU is lightly loaded when its requests fill at most this share of its batch.
+    #: A GPU is lightly loaded when its requests fill at most this share of its batch, and of its KvCache.
     light_load: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.25
     consolidation: ConsolidationConfig = ConsolidationConfig()
     scale: ScaleConfig = ScaleConfig()

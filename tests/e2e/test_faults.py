@@ -14,14 +14,17 @@ Until = Callable[[Callable[[], bool]], Any]
 
 #: Greedy and drawn, of several adapters, long enough to be caught in the middle.
 REQUESTS = [
-    {"prompt": "42", "lora_id": lora_id, "temperature": temperature, "seed": 7, "ignore_eos": True, "max_tokens": 400}
+    {"prompt": "42", "lora_id": lora_id, "temperature": temperature, "seed": 7, "ignore_eos": True, "max_tokens": 600}
     for temperature in (0, 0.8)
     for lora_id in (None, "roman", "french")
 ]
+#: Where all of them together are to be more than memory holds.
+NUM_SHORT = 400
+SHORT_REQUESTS = [{**request, "max_tokens": NUM_SHORT} for request in REQUESTS]
 
 
-async def run(cluster: Any, streams: list[Any]) -> None:
-    await asyncio.gather(*map(cluster.stream, REQUESTS, streams))
+async def run(cluster: Any, streams: list[Any], requests: list[dict[str, Any]] = REQUESTS) -> None:
+    await asyncio.gather(*map(cluster.stream, requests, streams))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +54,8 @@ async def test_streams_go_on_when_memory_runs_out(
 ) -> None:
     """Six requests grow to 26 pages each where 120 are: the newest give way, but never in circles."""
     streams = small_cluster.new_streams(len(REQUESTS))
-    await run(small_cluster, streams)
-    assert [stream.token_ids for stream in streams] == undisturbed
+    await run(small_cluster, streams, SHORT_REQUESTS)
+    assert [stream.token_ids for stream in streams] == [token_ids[:NUM_SHORT] for token_ids in undisturbed]
     assert 1 <= small_cluster.num_evictions() <= 2 * len(REQUESTS)
     await until(lambda: small_cluster.num_used_pages() == 0)
 
