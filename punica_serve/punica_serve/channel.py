@@ -61,6 +61,8 @@ class Channel:
         self._has_sent = self._has_heard = False
         self._cut_reason: str | None = None
         self._close_reason = ""
+        #: Cuts the link, once it has been ended, if the peer does not take what is left.
+        self._last_call: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -137,14 +139,19 @@ class Channel:
         return f"closed with code {self._socket.close_code} {self._socket.close_reason}".rstrip()
 
     def end(self, reason: str = "") -> None:
-        """Lets what is queued leave, then closes, without waiting for it: the iteration ends at both ends."""
+        """Lets what is queued leave, then closes, without waiting for it: the iteration ends at both ends.
+
+        What takes longer than CLOSE_TIMEOUT_S twice is cut.
+        """
         if self._is_open:
             self._close_reason = _close_reason(reason)
+            loop = asyncio.get_running_loop()
+            self._last_call = loop.call_later(2 * CLOSE_TIMEOUT_S, self._socket.transport.abort)
         self._is_open = False
         self._may_leave.set()
 
     async def close(self, reason: str = "") -> None:
-        """As ``end``, and waits until it is done; what takes longer than CLOSE_TIMEOUT_S twice is cut."""
+        """As ``end``, and waits until it is done."""
         assert self._writer is not None and self._watch is not None, "a channel is open inside its context only"
         self.end(reason)
         self._watch.cancel()
@@ -152,6 +159,8 @@ class Channel:
             await asyncio.wait([self._writer], timeout=2 * CLOSE_TIMEOUT_S)
         finally:
             self._socket.transport.abort()
+            if self._last_call is not None:
+                self._last_call.cancel()
             self._writer.cancel()
             await asyncio.wait([self._writer, self._watch])
             await self._socket.wait_closed()

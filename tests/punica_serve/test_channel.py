@@ -258,6 +258,19 @@ async def test_an_end_lets_out_what_is_queued_and_nothing_more(channel: Channel,
     assert channel.end_reason == "closed with code 1000 replaced"
 
 
+async def test_an_end_does_not_wait_for_a_peer_that_does_not_read(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT_S", 0.05)
+    socket.takes.clear()
+    channel.send(GetCluster(1))
+    channel.end("replaced")
+    async with asyncio.timeout(DEADLINE_S):
+        assert [message async for message in channel] == []
+    assert socket.messages == []
+    assert channel.end_reason == "the connection broke"
+
+
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
