@@ -93,7 +93,7 @@ class Books:
         """The GPU lacks pages, or is needed for something else: the request goes on elsewhere or later."""
         self.counters["evictions"] += 1
         decision.barred[record.request_id] = gpu.uuid
-        if not self._migration and not gpu.is_draining:
+        if not self._migration and not gpu.is_draining and not record.is_suspect:  # a suspect waits for its trial
             record.home_uuid = gpu.uuid
         self.requeue(record, decision, tell_worker=True)
 

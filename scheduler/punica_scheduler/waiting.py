@@ -58,6 +58,7 @@ class Waiting:
     def check_invariants(self) -> None:
         self.queue.check_invariants()
         assert all(record.is_suspect for record in self.suspects), "an innocent waits to run alone"
+        assert not any(record.home_uuid for record in self.suspects), "a suspect waits for one GPU"
         assert not any(record.is_suspect or record.home_uuid for record in self.queue), "one waits in the wrong line"
         for uuid, line in self.homebound.items():
             line.check_invariants()

@@ -118,6 +118,19 @@ def test_a_suspect_that_outgrows_its_gpu_goes_on_in_another(with_suspects: Any) 
     assert cluster.steps("A", starved="r1") == ["A: stop r1", "B: stop r2", "B: start r1", "A: start r2"]
 
 
+def test_without_migration_an_evicted_suspect_waits_for_its_trial_and_for_no_gpu(new_cluster: Any) -> None:
+    cluster = new_cluster(migration=False)
+    cluster.gpu_joins("A")
+    cluster.arrives("r1")
+    for _ in range(2):
+        cluster.steps("A")
+        cluster.gpu_is_lost("A")
+        cluster.gpu_joins("A")
+    assert cluster.steps("A", starved="r1") == ["A: stop r1"]
+    cluster.gpu_is_lost("A")
+    assert cluster.is_cancelled("r1") == []
+
+
 def test_a_failed_load_is_tried_elsewhere_three_times_in_all(cluster: Any, adapter: Any) -> None:
     cluster.arrives("r1", lora=adapter("broken"))
     assert cluster.load_fails("B", "r1") == ["A: start r1"]
