@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -214,6 +215,21 @@ async def test_time_ends_the_settling_and_the_waiting() -> None:
         ending = await next_ending(frontend)
         assert ending.error is not None
         assert (ending.handle, ending.error.code) == (2, "out_of_capacity")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_whoever_sets_the_clock_ends_no_wait_and_stops_no_settling(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    now_ns = time.time_ns
+    async with serving(config(settle_s=0.1, queue_timeout_s=60.0)) as peers:
+        frontend = await peers.frontend()
+        frontend.send(add(request()))
+        await cluster_when(frontend, lambda cluster: cluster.queue_length == 1)
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns() + hours * 3600 * 10**9)
+        await asyncio.sleep(2 * server.TICK_S)
+        runner = await peers.runner(gpus=("A",))
+        assert (await receive(runner)).request == request()
 
 
 async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Peers) -> None:
