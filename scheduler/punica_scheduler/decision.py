@@ -48,7 +48,7 @@ class Decision:
 
 
 class StoryEntry(NamedTuple):
-    """One call of the scheduler. Its events, handled again in order, give its actions again: a bug report is a test."""
+    """One call of the scheduler. Handled again in order from its start on, events give the same actions again."""
 
     now_ns: int
     event: Event
