@@ -46,13 +46,14 @@ class Frontend:
         self._random = random.Random(index)
         self._arrivals = arrivals
         self._num_added = 0
-        #: Requests that have not had a token yet.
+        #: Requests of the start that have not had a token yet. Later ones don't count: some are always on their way.
         self.new: set[int] = set()
 
     def add(self, channel: Channel) -> None:
         handle = self._num_added
         self._num_added += 1
-        self.new.add(handle)
+        if self._is_of_the_start(handle):
+            self.new.add(handle)
         channel.send(AddRequest(handle, self._request(handle)))
 
     def take(self, deliveries: Deliveries, channel: Channel) -> None:
@@ -70,10 +71,13 @@ class Frontend:
         self._arrivals.num_ended += 1
         self.add(channel)
 
+    def _is_of_the_start(self, handle: int) -> bool:
+        return handle < self._load.settings.num_requests // self._load.settings.num_frontends
+
     def _request(self, handle: int) -> Request:
         settings, draw = self._load.settings, self._random
         first, last = settings.answer_tokens
-        if handle < settings.num_requests // settings.num_frontends:
+        if self._is_of_the_start(handle):
             first = 1  # they began at one time, but must not end at one
         max_tokens = draw.randint(first, last) if self._load.has_churn else settings.endless_tokens
         number = draw.randrange(NUM_ADAPTERS)
