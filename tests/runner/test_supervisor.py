@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -361,17 +362,27 @@ def supervisor_script(folder: Path, scheduler: FakeScheduler, worker: list[str])
     return [sys.executable, "-P", str(script)]
 
 
-async def test_a_killed_supervisor_takes_its_workers_along(
-    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive, tmp_path: Path
-) -> None:
-    process = await asyncio.create_subprocess_exec(*supervisor_script(tmp_path, scheduler, fake_worker("CPU-a")))
+@asynccontextmanager
+async def busy_supervisor(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, folder: Path
+) -> AsyncIterator[Process]:
+    """A supervisor's process whose worker has said something of a request. It is killed on the way out."""
+    process = await asyncio.create_subprocess_exec(*supervisor_script(folder, scheduler, fake_worker("CPU-a")))
     try:
         await until(lambda: scheduler.all(GpuJoined))
         scheduler.tell(start(1))
         await until(scheduler.pids)
+        yield process
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_a_killed_supervisor_takes_its_workers_along(
+    scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, is_alive: IsAlive, tmp_path: Path
+) -> None:
+    async with busy_supervisor(scheduler, fake_worker, until, tmp_path):
+        pass
     (pid,) = scheduler.pids()
     await until(lambda: not is_alive(pid), timeout_s=10.0)
 
@@ -379,19 +390,12 @@ async def test_a_killed_supervisor_takes_its_workers_along(
 async def test_a_supervisor_that_was_stopped_starts_over_with_its_worker_reset(
     scheduler: FakeScheduler, fake_worker: FakeWorker, until: Until, tmp_path: Path
 ) -> None:
-    process = await asyncio.create_subprocess_exec(*supervisor_script(tmp_path, scheduler, fake_worker("CPU-a")))
-    try:
-        await until(lambda: scheduler.all(GpuJoined))
-        scheduler.tell(start(1))
-        await until(scheduler.pids)
+    async with busy_supervisor(scheduler, fake_worker, until, tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         await until(lambda: scheduler.num_ended == 1, timeout_s=30)
         scheduler.heard.clear()
         process.send_signal(signal.SIGCONT)
         await until(lambda: scheduler.all(StepReport))
-    finally:
-        process.kill()
-        await process.wait()
     assert len(scheduler.hellos) == 2 and isinstance(scheduler.heard[0], GpuJoined)
     first = scheduler.all(StepReport)[0]
     assert first.epoch > 1 and first.applied_seq == 0 and not first.counters
