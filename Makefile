@@ -3,14 +3,17 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := kernels punica_serve scheduler runner frontend tests
+# mkdocs-material advertises at each build.
+export NO_MKDOCS_2_WARNING := 1
+SOURCES := kernels punica_serve scheduler runner frontend tests examples
 
-.PHONY: install run check test test-slow soak demo-model demo-check clean
+.PHONY: install run check test test-slow soak compose-smoke demo-model demo-check docs screenshots clean
 
 install: .venv/.installed
 
 # torch comes first and alone: pip then takes the CPU build where one is offered, whatever the others would ask for.
 .venv/.installed: pyproject.toml constraints.txt
+	@echo 'setting up .venv: about 3 GB, some minutes'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[engine,bench,dev]'
@@ -24,9 +27,10 @@ check: install
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/mkdocs build --strict --quiet
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 test-slow: install
 	$(BIN)/pytest -m slow
@@ -36,11 +40,25 @@ soak: MINUTES ?= 10
 soak: install
 	MINUTES=$(MINUTES) SEED=$(SEED) $(BIN)/pytest -m slow tests/faults/test_soak.py
 
+# Builds and runs docker/compose.yaml; needs a Docker engine, with `docker compose` or docker-compose.
+compose-smoke: install
+	$(BIN)/pytest -m slow -rs tests/docker
+
 demo-model: install
 	$(BIN)/python -m punica_serve.demo.train
 
 demo-check: install
 	$(BIN)/python -m punica_serve.demo.check
+
+# What in docs/ is made from the code, and the site in build/site.
+docs: install
+	$(BIN)/python -m punica_frontend.stream_schema docs/generate-stream.schema.json
+	$(BIN)/python -m punica_frontend.metrics.table docs/metrics.md
+	$(BIN)/mkdocs build --strict
+
+# Of the dashboard, in Debian's Chromium.
+screenshots: install
+	SCREENSHOTS_TO=docs/dashboard $(BIN)/pytest -m slow tests/e2e/test_dashboard.py -k screenshots
 
 clean:
 	rm -rf .venv build dist bench-results

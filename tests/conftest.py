@@ -17,14 +17,29 @@ if not HAS_GPU:
     # Read when triton is imported: without a GPU its kernels are tested in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Tensors here are tiny: threads would cost more than they do. Also what the tests start takes it from here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, and none too slow. `--hypothesis-profile=default` draws others.
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, those of a file stay together, and all of tests/e2e with their cluster."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("e2e" if "e2e" in item.path.parts else item.path.stem))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not HAS_GPU and item.get_closest_marker("gpu"):
         pytest.skip("needs an NVIDIA GPU")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever names no `data_folder` keeps nothing in the home of who runs the tests."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

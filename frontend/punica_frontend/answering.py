@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from punica_frontend.answers import Frame
 from punica_frontend.errors import from_wire
-from punica_frontend.figures import RequestFigures, outcome_of
 from punica_frontend.live_request import LiveRequest
+from punica_frontend.metrics.figures import RequestFigures, outcome_of
+from punica_frontend.tenancy.meter import Charge
 from punica_frontend.text_stream import TextStream
 from punica_serve.errors import PunicaError, RequestFailed
 
@@ -22,6 +23,7 @@ class Answering:
         live: LiveRequest,
         text: TextStream,
         figures: RequestFigures,
+        charge: Charge,
         release: Callable[[LiveRequest], None],
         *,
         lora_id: str | None = None,
@@ -33,6 +35,7 @@ class Answering:
         self._live = live
         self._text = text
         self._figures = figures
+        self._charge = charge
         self._release = release
         self._lora_id = lora_id
         self._is_open = True
@@ -61,7 +64,7 @@ class Answering:
         """May be called again."""
         if self._is_open:
             self._is_open = False
-            self._figures.end()
+            self._figures.end(time.monotonic())
             self._release(self._live)
             self._live.leave_backlog()
 
@@ -73,6 +76,7 @@ class Answering:
             raise RequestFailed("the cluster gave up on the request")
         frame = self._text.feed(delivery)
         self._figures.add_tokens(len(frame.token_ids), time.monotonic())
+        self._charge.add_tokens(len(frame.token_ids))
         if frame.finish_reason:
             self._figures.outcome = frame.finish_reason
         return frame

@@ -1,10 +1,13 @@
 """What the native API answers: JSON of these structs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Literal
 
 import msgspec
+from fastapi import Response
+from msgspec import UNSET, Meta, UnsetType
 
+from punica_frontend.schemas import ErrorObject
 from punica_serve.protocol import FinishReason, TokenLogprobs
 
 
@@ -33,18 +36,19 @@ class Frame(msgspec.Struct, frozen=True):
     The one with a finish_reason is the request's last; an error without one leaves the request as it is.
     """
 
-    request_id: str | None
-    #: Position of the first of ``token_ids`` among the generated tokens.
-    index: int
+    request_id: Annotated[str | None, Meta(description="Null for a frame that named none.")]
+    index: Annotated[int, Meta(ge=0, description="Position of the first of token_ids among the generated tokens.")]
     token_ids: tuple[int, ...] = ()
-    #: What these tokens add to the text: may be empty while a character or a stop string may be unfinished.
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    #: With the last frame.
-    usage: Usage | None = None
-    error: dict[str, Any] | None = None
-    #: As many as token_ids, where the request asked for them.
-    logprobs: tuple[Logprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    text: Annotated[
+        str,
+        Meta(description="What these tokens add. Empty while a character or a stop string may be unfinished."),
+    ] = ""
+    finish_reason: Annotated[FinishReason | None, Meta(description="With the request's last frame.")] = None
+    usage: Annotated[Usage | None, Meta(description="With the last frame of a request that was started.")] = None
+    error: Annotated[ErrorObject | None, Meta(description="What is wrong with a frame, or ended a request.")] = None
+    logprobs: Annotated[
+        tuple[Logprob, ...] | UnsetType, Meta(description="As many as token_ids, where the request asked for them.")
+    ] = UNSET
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -56,7 +60,31 @@ class Answer(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
-    logprobs: tuple[Logprob, ...] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: tuple[Logprob, ...] | UnsetType = UNSET
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The process lives."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Requests can run."""
+
+    num_gpus: Annotated[int, Meta(ge=1, description="Those that are not being drained.")]
+    status: Literal["ready"] = "ready"
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """What was told about a GPU."""
+
+    gpu: str
+    drain: bool
+
+
+def json_of(struct: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(struct), status, media_type="application/json")
 
 
 def usage(num_prompt_tokens: int, num_generated_tokens: int) -> Usage:
@@ -74,7 +102,7 @@ def answer(frames: Sequence[Frame], *, lora_id: str | None) -> Answer:
     """All frames of one request that ended well, joined."""
     last = frames[-1]
     assert last.request_id is not None and last.finish_reason is not None and last.usage is not None
-    of_tokens = [frame.logprobs for frame in frames if not isinstance(frame.logprobs, msgspec.UnsetType)]
+    of_tokens = [frame.logprobs for frame in frames if not isinstance(frame.logprobs, UnsetType)]
     return Answer(
         request_id=last.request_id,
         lora_id=lora_id,
@@ -82,5 +110,5 @@ def answer(frames: Sequence[Frame], *, lora_id: str | None) -> Answer:
         token_ids=tuple(token_id for frame in frames for token_id in frame.token_ids),
         finish_reason=last.finish_reason,
         usage=last.usage,
-        logprobs=tuple(entry for entries in of_tokens for entry in entries) if of_tokens else msgspec.UNSET,
+        logprobs=tuple(entry for entries in of_tokens for entry in entries) if of_tokens else UNSET,
     )

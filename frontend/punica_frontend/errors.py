@@ -3,7 +3,9 @@
 {"error": {"message": str, "type": str, "param": str or null, "code": str}}
 """
 
+import json
 import logging
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +15,31 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
+from punica_frontend.live_request import SlowReader
+from punica_frontend.schemas import ErrorObject
 from punica_serve.errors import (
     AdapterNotFound,
     AdapterRejected,
     ClusterUnavailable,
+    Conflict,
+    Forbidden,
     GpuNotFound,
     InvalidRequest,
+    NotFound,
     OutOfCapacity,
     PunicaError,
+    QuotaExceeded,
+    RegistryUnavailable,
     RequestFailed,
+    StoreUnavailable,
+    TooLarge,
+    Unauthorized,
 )
+from punica_serve.logs import REQUEST_ID
+from punica_serve.mistakes import UNKNOWN, most_telling
 from punica_serve.protocol import WireError
 
 log = logging.getLogger(__name__)
@@ -32,8 +48,13 @@ log = logging.getLogger(__name__)
 STATUS: dict[type[PunicaError], int] = {
     InvalidRequest: 400,
     AdapterRejected: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
     AdapterNotFound: 404,
     GpuNotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
     OutOfCapacity: 429,
     ClusterUnavailable: 503,
     RequestFailed: 500,
@@ -41,24 +62,41 @@ STATUS: dict[type[PunicaError], int] = {
 }
 
 #: OpenAI's ``type`` of each status.
-_TYPES = {404: "not_found_error", 429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+#: Of requests that met no route; else InvalidRequest's.
+_CODES = {404: "route_not_found", 405: "method_not_allowed", 500: PunicaError.code}
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 #: What pydantic calls a body that is not there, or that holds no fields.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
 
 #: When to try again, where trying again may help.
-_RETRY_AFTER_S = {429: 1, 503: 2}
+RETRY_AFTER_S = {429: 1, 503: 2}
 
 #: Kinds of errors that come over the wire by their code.
 _BY_CODE: dict[str, type[PunicaError]] = {
     kind.code: kind
     for kind in (
         InvalidRequest,
+        Forbidden,
         AdapterRejected,
         AdapterNotFound,
         GpuNotFound,
         OutOfCapacity,
+        QuotaExceeded,
+        SlowReader,
         ClusterUnavailable,
+        RegistryUnavailable,
+        StoreUnavailable,
         RequestFailed,
     )
 }
@@ -68,7 +106,7 @@ def status_of(error: PunicaError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def error_object(error: Exception) -> dict[str, Any]:
+def error_object(error: Exception) -> ErrorObject:
     """The inner object of an error answer or event. Of what is not a PunicaError it tells nothing: that is our bug."""
     if isinstance(error, PunicaError):
         return _error_object(status_of(error), error.message, param=error.param, code=error.code)
@@ -77,21 +115,50 @@ def error_object(error: Exception) -> dict[str, Any]:
 
 def answer_of(error: PunicaError) -> Response:
     """The whole HTTP answer."""
-    return _answer(status_of(error), error_object(error))
+    headers = None if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, Unauthorized):
+        headers = {"WWW-Authenticate": "Bearer"}
+    return _answer(status_of(error), error_object(error), headers)
+
+
+def refusal_of(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Of a request that met no route, or can't be read."""
+    return _answer(status, _error_object(status, message, code=_CODES.get(status, InvalidRequest.code)), headers)
 
 
 def from_wire(error: WireError) -> PunicaError:
     """The error that the scheduler ended a request with, or answered a call."""
-    return _BY_CODE.get(error.code, RequestFailed)(error.message, param=error.param)
+    kind = _BY_CODE.get(error.code, RequestFailed)
+    return kind(error.message, param=error.param, retry_after_s=error.retry_after_s)
 
 
 def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_errors: int) -> InvalidRequest:
     """An error that names a wrong field: pydantic's ``first`` of ``num_errors``, at ``path`` in what was sent."""
     param = ".".join(map(str, path)) or None
     name = f"`{param}`: " if param else ""
-    got = "" if first["type"] in ("missing", "extra_forbidden") else f", got {reprlib.repr(first['input'])}"
+    wrong = "there is no such field; /docs lists those that there are" if first["type"] == UNKNOWN else first["msg"]
+    got = "" if first["type"] in ("missing", UNKNOWN) else f", got {_shown(first['input'])}"
     more = f" (and {num_errors - 1} more)" if num_errors > 1 else ""
-    return InvalidRequest(f"{name}{first['msg']}{got}{more}", param=param)
+    return InvalidRequest(f"{name}{wrong}{got}{more}", param=param)
+
+
+def _shown(value: object) -> str:
+    """As its sender wrote it, but not all of it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else reprlib.repr(value)
+
+
+def error_of_body(error: RequestValidationError) -> InvalidRequest:
+    """What is wrong with a body, as one error that names the field."""
+    errors = error.errors()
+    first = most_telling(errors)
+    if first["type"] == "json_invalid":
+        # Only the framework's parser counts characters; what the other one says has the place in it.
+        place = f" at character {first['loc'][1]}" if len(first["loc"]) > 1 else ""
+        return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}{place}")
+    if first["loc"] == ("body",) and first["type"] in _NOT_AN_OBJECT:
+        return InvalidRequest("the body must be a JSON object, sent with Content-Type: application/json")
+    # The first part of a location says that the field is in the body, or in the query.
+    return invalid_field(first, first["loc"][1:], len(errors))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -100,16 +167,17 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_unexpected)
+    app.router.default = _not_found
 
 
-def _error_object(status: int, message: str, *, code: str, param: str | None = None) -> dict[str, Any]:
+def _error_object(status: int, message: str, *, code: str, param: str | None = None) -> ErrorObject:
     return {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "param": param, "code": code}
 
 
-def _answer(status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    if status in _RETRY_AFTER_S:
-        headers = {**(headers or {}), "Retry-After": str(_RETRY_AFTER_S[status])}
-    return JSONResponse({"error": error}, status, headers)
+def _answer(status: int, error: ErrorObject, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    if status in RETRY_AFTER_S:
+        headers = {"Retry-After": str(RETRY_AFTER_S[status]), **(headers or {})}
+    return JSONResponse({"error": error, "request_id": REQUEST_ID.get()}, status, headers)
 
 
 def _answer_punica_error(_: Request, error: Exception) -> Response:
@@ -119,29 +187,46 @@ def _answer_punica_error(_: Request, error: Exception) -> Response:
 
 def _answer_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    errors = error.errors()
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        reason = f"{first['ctx']['error']} at character {first['loc'][-1]}"
-        return _answer(400, error_object(InvalidRequest(f"the body is not JSON: {reason}")))
-    if first["loc"] == ("body",) and first["type"] in _NOT_AN_OBJECT:
-        message = "the body must be a JSON object, sent with Content-Type: application/json"
-        return _answer(422, error_object(InvalidRequest(message)))
-    # The first part of a location says that the field is in the body, or in the query.
-    return _answer(422, error_object(invalid_field(first, first["loc"][1:], len(errors))))
+    is_json = error.errors()[0]["type"] != "json_invalid"
+    return _answer(422 if is_json else 400, error_object(error_of_body(error)))
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    status, code, message = error.status_code, InvalidRequest.code, str(error.detail)
+    status, message, headers = error.status_code, str(error.detail), error.headers
     if status == 404:
-        code, message = "route_not_found", f"there is no route {request.method} {request.url.path}; GET /docs lists all"
+        message = f"there is no route {request.method} {request.url.path}; GET /docs lists all"
+        if _is_websocket(request):
+            message = f"{request.url.path} is a websocket: open it as one, with ws:// or wss://"
     elif status == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        code, message = "method_not_allowed", f"{request.url.path} takes {allowed}, not {request.method}"
+        allowed = _allowed_methods(request)
+        message, headers = f"{request.url.path} takes {allowed}, not {request.method}", {"Allow": allowed}
     elif status == 400:
         message = "the body can't be read: not UTF-8, not JSON, nested too deeply, or a number too long"
-    return _answer(status, _error_object(status, message, code=code), error.headers)
+    return refusal_of(status, message, headers)
+
+
+def _is_websocket(request: Request) -> bool:
+    scope = {**request.scope, "type": "websocket"}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """What no route matches. A websocket would be refused without a word."""
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    message = f"there is no websocket {scope['path']}; docs/api.md lists all"
+    await refusal_of(404, message)(scope, receive, send)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of all routes with this path; the framework tells those of the first."""
+
+    def is_taken(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return ", ".join(filter(is_taken, _METHODS))
 
 
 def _answer_unexpected(_: Request, error: Exception) -> Response:

@@ -1,34 +1,44 @@
-"""Server-sent events of one request's frames."""
+"""An answer as server-sent events."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from punica_frontend.answers import Frame
 from punica_frontend.connection import run_while_connected
-from punica_frontend.errors import error_object
 from punica_serve.errors import PunicaError
+
+E = TypeVar("E")
 
 log = logging.getLogger(__name__)
 
 _DONE = b"data: [DONE]\n\n"
 
 
-class EventStream(Response):
-    """``data: {frame}`` for each frame, then ``data: [DONE]``.
+class EventStream(Response, Generic[E]):
+    """``data: {event}`` for each event, then ``data: [DONE]`` unless ``says_done`` is False.
 
-    Errors before the first frame become answers with a status of their own, later ones an event with ``error``. A
-    client that leaves, or is cut because it takes nothing, closes ``frames``.
+    Errors before the first event become answers with a status of their own, later ones a last event. A client that
+    leaves, or is cut because it takes nothing, closes ``events``.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[Frame, None]) -> None:
-        self._frames = frames
+    def __init__(
+        self,
+        events: AsyncGenerator[E, None],
+        last_words: Callable[[E, Exception], object],
+        *,
+        says_done: bool = True,
+    ) -> None:
+        """``last_words`` makes the event that tells of an error, from the event before it."""
+        self._events = events
+        self._last_words = last_words
+        self._says_done = says_done
         self.status_code = 200
         self.background = None
         # Reverse proxies must pass events on as they come.
@@ -38,24 +48,21 @@ class EventStream(Response):
         await run_while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._frames) as frames:
-            first = await anext(frames)
+        async with aclosing(self._events) as events:
+            event = await anext(events)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await _send_body(send, _event(first))
-            num_tokens = len(first.token_ids)
+            await _send_body(send, _line(event))
             try:
-                async for frame in frames:
-                    await _send_body(send, _event(frame))
-                    num_tokens += len(frame.token_ids)
+                async for event in events:
+                    await _send_body(send, _line(event))
             except Exception as error:
                 if not isinstance(error, PunicaError):
                     log.exception("an event stream failed")
-                last = Frame(first.request_id, num_tokens, finish_reason="error", error=error_object(error))
-                await _send_body(send, _event(last))
-        await _send_body(send, _DONE, more=False)
+                await _send_body(send, _line(self._last_words(event, error)))
+        await _send_body(send, _DONE if self._says_done else b"", more=False)
 
 
-def _event(content: object) -> bytes:
+def _line(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 

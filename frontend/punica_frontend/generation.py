@@ -4,24 +4,31 @@ import asyncio
 import reprlib
 import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from punica_frontend.admission import Admission
 from punica_frontend.answering import Answering
 from punica_frontend.answers import Frame
-from punica_frontend.figures import Figures, outcome_of
+from punica_frontend.caller import Caller
 from punica_frontend.live_request import Backlog, LiveRequest
+from punica_frontend.metrics.figures import Figures, RequestFigures, outcome_of
+from punica_frontend.request_ids import cluster_request_id
+from punica_frontend.request_log import log_added, log_end
+from punica_frontend.request_spans import RequestSpans
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import GenerateFields
+from punica_frontend.tenancy.meter import Meter
 from punica_frontend.text_stream import TextStream
-from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.errors import AdapterRejected, InvalidRequest
 from punica_serve.model_config import GenerationDefaults, ModelConfig
-from punica_serve.protocol import AdapterRef, Limits, Request, SamplingParams
+from punica_serve.protocol import Ending, Limits, Request, SamplingParams, TenantQuota
+from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
+from punica_serve.tracing import Span, SpanSink
 
 T = TypeVar("T")
 
@@ -34,10 +41,13 @@ class Plan:
     """A request that is ready to be added, and what only this frontend needs to know of it."""
 
     request: Request
+    caller: Caller
     #: What the client calls the request.
     answer_id: str
-    #: None is the base model.
+    #: What the client calls the adapter; None is the base model.
     lora_id: str | None
+    #: The adapter's newest version when the request came, which it keeps.
+    adapter: AdapterVersion | None
     stops: tuple[str, ...]
     #: Tokens that end the answer and have no text.
     end_ids: frozenset[int]
@@ -45,58 +55,111 @@ class Plan:
     arrived_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is told of a request at its end."""
+
+    request: Request
+    adapter: str
+    figures: RequestFigures
+    span: Span | None
+
+
 class Generator:
-    """Plans requests and starts them, as long as ``admission`` lets them in; ``figures`` are told how they went."""
+    """Plans requests and starts them, as long as ``admission`` lets them in.
+
+    ``figures`` are told how they went, and ``meter`` what they used.
+    """
 
     def __init__(
         self,
         client: SchedulerClient,
-        catalog: AdapterCatalog,
+        registry: Registry,
         tokenizer: Tokenizer,
         model: ModelConfig,
         admission: Admission,
         figures: Figures,
+        meter: Meter,
         *,
         base_name: str,
         max_context: int,
+        logs_requests: bool = True,
+        sink: SpanSink | None = None,
     ) -> None:
         """``base_name`` is what the API calls the base model; ``max_context`` is the longest prompt plus answer."""
         self._client = client
-        self._catalog = catalog
+        self._registry = registry
         self._tokenizer = tokenizer
         self._model = model
         self._admission = admission
-        self._figures = figures
+        #: Told how requests went.
+        self.figures = figures
+        self._meter = meter
         self._base_name = base_name
         self._max_context = max_context
+        self._logs_requests = logs_requests
+        self._spans = RequestSpans(sink) if sink else None
 
-    async def plan(self, fields: GenerateFields, *, answer_id: str | None = None) -> Plan:
-        """Raises what is wrong with the request, or ClusterUnavailable. ``answer_id`` is by default the cluster's."""
+    async def adapter(self, lora_id: str | None, caller: Caller) -> AdapterVersion | None:
+        """What a name means to the caller; None for the base model.
+
+        Raises AdapterNotFound, AdapterRejected for one that can't be served, and InvalidRequest for a name that may be
+        several.
+        """
+        if lora_id is None or lora_id == self._base_name:
+            return None
+        try:
+            return await self._registry.adapter(caller.tenant, lora_id, is_admin=caller.is_admin)
+        except AdapterRejected as error:
+            raise AdapterRejected(f"`lora_id`: {error.message}", param="lora_id") from None
+
+    async def plan(
+        self,
+        fields: GenerateFields,
+        caller: Caller,
+        *,
+        answer_id: str | None = None,
+        adapter: AdapterVersion | None = None,
+    ) -> Plan:
+        """Raises what is wrong with the request, or ClusterUnavailable. ``answer_id`` is by default the cluster's.
+
+        ``adapter`` is what ``fields.lora_id`` was found to mean, where that has been looked up.
+        """
         try:
             self._admission.check()
-            return await self._plan(fields, answer_id)
+            return await self._plan(fields, caller, answer_id, adapter)
         except Exception as error:
-            self._figures.num_ended[outcome_of(error)] += 1
+            self.figures.refused(outcome_of(error))
             raise
 
-    async def _plan(self, fields: GenerateFields, answer_id: str | None) -> Plan:
+    async def _plan(
+        self, fields: GenerateFields, caller: Caller, answer_id: str | None, adapter: AdapterVersion | None
+    ) -> Plan:
         arrival_ns, arrived_s = time.time_ns(), time.monotonic()
-        adapter = self._resolve(fields.lora_id)
+        adapter = adapter or await self.adapter(fields.lora_id, caller)
         prompt_ids = await self._prompt_ids(fields)
         max_tokens = answer_room(fields, len(prompt_ids), self._max_context, self._client.limits)
         # After the lengths: a prompt that is far too long is refused before each of its ids is looked at.
         check_vocabulary(fields.input_ids or (), "input_ids", self._model.vocab_size)
         check_vocabulary(fields.stop_token_ids or (), "stop_token_ids", self._model.vocab_size)
         sampling = sampling_params(fields, self._model.generation, max_tokens, seed=secrets.randbits(64))
-        request = Request(f"gen-{uuid.uuid4().hex}", arrival_ns, prompt_ids, sampling, adapter)
+        request_id = cluster_request_id()
+        ref = adapter.ref if adapter else None
+        request = Request(request_id, arrival_ns, prompt_ids, sampling, ref, tenant=caller.tenant)
         return Plan(
             request=request,
+            caller=caller,
             answer_id=answer_id or request.request_id,
             lora_id=fields.lora_id if adapter else None,
+            adapter=adapter,
             stops=tuple(fields.stop or ()),
             end_ids=sampling.end_ids(self._model.generation.eos_token_ids),
             arrived_s=arrived_s,
         )
+
+    def quota(self, caller: Caller) -> TenantQuota:
+        """Of the caller's tenant, now."""
+        return self._registry.snapshot.tenant(caller.tenant).quota
 
     async def start(self, plan: Plan, on_ready: Callable[[], None], backlog: Backlog) -> Answering:
         """Runs a plan; whoever gets the answering must close it. Raises ClusterUnavailable.
@@ -104,18 +167,30 @@ class Generator:
         ``on_ready`` is called when it begins to have something to take; what waits is counted in ``backlog``.
         """
         self._admission.enter()
-        figures = self._figures.begin(plan.arrived_s, len(plan.request.prompt_ids))
+        tenant, num_prompt_tokens = plan.caller.tenant, len(plan.request.prompt_ids)
+        adapter = plan.adapter.full_name if plan.adapter else self._base_name
+        figures = self.figures.begin(plan.arrived_s, num_prompt_tokens, adapter=adapter, tenant=tenant)
+        charge = self._meter.begin(tenant, plan.adapter, num_prompt_tokens)
+
+        def account(ending: Ending) -> None:
+            charge.add_gpu_time(ending.gpu_s)
+            self.figures.ended_in_cluster(ending)
+
+        request, span = self._spans.begin(plan.request, adapter) if self._spans else (plan.request, None)
+        told = _Told(request, adapter, figures, span)
         try:
-            live = await self._client.start(plan.request, on_ready, backlog)
+            live = await self._client.start(request, self.quota(plan.caller), on_ready, backlog, account)
         except BaseException as error:
             figures.outcome = outcome_of(error)
-            figures.end()
+            figures.end(time.monotonic())
             self._admission.leave()
+            self._tell_end(told)
             raise
         text = TextStream(
             self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
         )
-        return Answering(live, text, figures, self._release, lora_id=plan.lora_id)
+        log_added(request, adapter)
+        return Answering(live, text, figures, charge, partial(self._release, told), lora_id=plan.lora_id)
 
     async def stream(self, plan: Plan) -> AsyncGenerator[Frame, None]:
         """Runs a plan for one reader; the last frame has a finish_reason. Closing it early cancels the request.
@@ -135,16 +210,16 @@ class Generator:
         finally:
             answering.close()
 
-    def _release(self, live: LiveRequest) -> None:
+    def _release(self, told: "_Told", live: LiveRequest) -> None:
         self._client.stop(live)
         self._admission.leave()
+        self._tell_end(told)
 
-    def _resolve(self, lora_id: str | None) -> AdapterRef | None:
-        if lora_id is None or lora_id == self._base_name:
-            return None
-        if rejected := self._catalog.rejected.get(lora_id):
-            raise AdapterRejected(f"`lora_id`: adapter {lora_id!r} is not served: {rejected.message}", param="lora_id")
-        return self._catalog.ref(lora_id)
+    def _tell_end(self, told: "_Told") -> None:
+        if self._logs_requests:
+            log_end(told.request, told.adapter, told.figures, time.monotonic())
+        if self._spans and told.span:
+            self._spans.end(told.span, told.figures)
 
     async def _prompt_ids(self, fields: GenerateFields) -> tuple[int, ...]:
         if (fields.prompt is None) == (fields.input_ids is None):

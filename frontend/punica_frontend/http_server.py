@@ -3,18 +3,20 @@
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from punica_frontend.listener import BACKLOG
+from punica_frontend.metrics.figures import Cut
 from punica_frontend.protocols import GuardedHttp, GuardedWebSocket
 
 #: For answers under way when the frontend is told to stop; connections that are still open then are cut.
 SHUTDOWN_TIMEOUT_S = 2.0
-#: Of a request line and its headers.
-MAX_HEADER_BYTES = 64 << 10
 #: Clients that keep a connection for their next request save a handshake.
 KEEP_ALIVE_S = 75
 
@@ -39,17 +41,19 @@ class EmbeddedServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def http_server(app: FastAPI, *, max_body_bytes: int, max_connections: int) -> EmbeddedServer:
-    """The server of ``app``. It receives websocket frames of up to twice ``max_body_bytes``, for the app to refuse."""
+def http_server(app: ASGIApp, num_cut: Counter[Cut], *, max_body_bytes: int, max_connections: int) -> EmbeddedServer:
+    """The server of ``app``. It receives websocket frames of up to twice ``max_body_bytes``, for the app to refuse.
+
+    ``num_cut`` counts the connections that it ends for their clients.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
         log_level="error",  # its warnings are of clients' mistakes: whoever floods us would flood the log
         access_log=False,
         lifespan="off",
-        http=GuardedHttp,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ws=GuardedWebSocket,
+        http=cast(Any, partial(GuardedHttp, num_cut)),  # made by call alone, with keywords
+        ws=cast(Any, partial(GuardedWebSocket, num_cut)),
         ws_max_size=2 * max_body_bytes,
         ws_per_message_deflate=False,
         limit_concurrency=max_connections,

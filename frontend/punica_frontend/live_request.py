@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from punica_serve.errors import OutOfCapacity, ProtocolError
-from punica_serve.protocol import Ending, FinishReason, Request, TokenLogprobs, WireError
+from punica_serve.protocol import Ending, FinishReason, Request, TenantQuota, TokenLogprobs, WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ TOKEN_BYTES = 64
 class SlowReader(OutOfCapacity):
     """A client reads its answers too slowly, and too much of them waits."""
 
+    code = "slow_reader"
+
 
 class Backlog:
     """How much waits to be taken by one reader, of all its requests."""
@@ -52,10 +54,23 @@ class LiveRequest:
     costs no more memory than its backlog may have.
     """
 
-    def __init__(self, handle: int, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> None:
-        """``handle`` is the scheduler's name for it; ``on_ready`` is called when it has something to take."""
+    def __init__(
+        self,
+        handle: int,
+        request: Request,
+        quota: TenantQuota | None,
+        on_ready: Callable[[], None],
+        backlog: Backlog,
+        account: Callable[[Ending], None],
+    ) -> None:
+        """``handle`` is the scheduler's name for it; ``on_ready`` is called when it has something to take.
+
+        ``account`` is told what it took when the scheduler ends it, on whoever's behalf.
+        """
         self.handle = handle
         self.request = request
+        self.quota = quota
+        self.account = account
         self._on_ready = on_ready
         self._backlog = backlog
         self._generated = list(request.generated_ids)

@@ -7,33 +7,46 @@ import asyncio
 import itertools
 import ssl
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import repeat
 from typing import Any, Never, Protocol
 
 from punica_frontend.errors import from_wire
 from punica_frontend.live_request import Backlog, LiveRequest, SlowReader
+from punica_frontend.sharing import Shared
 from punica_serve.channel import Channel
 from punica_serve.config import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
+    AdapterRef,
+    AdapterResidency,
     AddRequest,
+    CallReply,
     CancelRequest,
+    ClusterHistory,
     ClusterReply,
     ClusterSnapshot,
     Deliveries,
     DrainGpu,
-    DrainReply,
+    Ending,
+    ForgetAdapter,
     FrontendHello,
     GetCluster,
+    GetHistory,
+    GetResidency,
+    HistoryReply,
     Limits,
     Message,
     Request,
+    ResidencyReply,
     SchedulerToFrontend,
+    TenantQuota,
+    WarmAdapter,
     Welcome,
     WireError,
+    decode_history,
 )
 from punica_serve.wire import keep_dialling
 
@@ -58,10 +71,19 @@ class SchedulerClient(Protocol):
     def limits(self) -> Limits | None:
         """What the cluster can hold; None until the scheduler has said it."""
 
-    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
+    async def start(
+        self,
+        request: Request,
+        quota: TenantQuota | None,
+        on_ready: Callable[[], None],
+        backlog: Backlog,
+        account: Callable[[Ending], None],
+    ) -> LiveRequest:
         """Adds a request to the cluster. It must be stopped in the end. Raises ClusterUnavailable.
 
-        ``on_ready`` is called when it begins to have something to take; what waits is counted in ``backlog``.
+        ``quota`` is its tenant's, which the scheduler counts. ``on_ready`` is called when the request begins to have
+        something to take; what waits is counted in ``backlog``. ``account`` is told what the request took when it has
+        ended, which for one that is stopped early may be later.
         """
 
     def stop(self, live: LiveRequest) -> None:
@@ -70,8 +92,23 @@ class SchedulerClient(Protocol):
     async def cluster(self) -> ClusterSnapshot:
         """The scheduler's view of now. Raises ClusterUnavailable."""
 
+    async def history(self) -> ClusterHistory:
+        """What the last minutes were like. Raises ClusterUnavailable."""
+
     async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
         """Has a GPU emptied and left alone, or used again. Raises GpuNotFound, InvalidRequest or ClusterUnavailable."""
+
+    async def warm(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
+        """Brings an adapter to these GPUs, or to all, before anyone asks for it; see WarmAdapter for ``pin``.
+
+        Returns once that has been passed on. Raises GpuNotFound or ClusterUnavailable.
+        """
+
+    async def forget(self, digest: str) -> None:
+        """Has an adapter freed everywhere as soon as no request uses it. Raises ClusterUnavailable."""
+
+    async def residency(self, digests: Collection[str] = ()) -> tuple[AdapterResidency, ...]:
+        """Where these adapters are, or all that are anywhere. Raises ClusterUnavailable."""
 
 
 class WireSchedulerClient:
@@ -93,9 +130,12 @@ class WireSchedulerClient:
         self._has_ended = False
         #: By the handle that the scheduler knows them by.
         self._live: dict[int, LiveRequest] = {}
+        #: Cancelled on this side, until the scheduler says what they took.
+        self._cancelled: dict[int, LiveRequest] = {}
         self._handles = itertools.count()
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._cluster = Shared(self._get_cluster)
 
     @property
     def connected(self) -> bool:
@@ -124,10 +164,17 @@ class WireSchedulerClient:
             self._has_ended = True
             self._fail_all("the frontend is shutting down; try another")
 
-    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
+    async def start(
+        self,
+        request: Request,
+        quota: TenantQuota | None,
+        on_ready: Callable[[], None],
+        backlog: Backlog,
+        account: Callable[[Ending], None],
+    ) -> LiveRequest:
         await self._wait_connected()
-        live = LiveRequest(next(self._handles), request, on_ready, backlog)
-        self._send(AddRequest(live.handle, request))
+        live = LiveRequest(next(self._handles), request, quota, on_ready, backlog, account)
+        self._send(AddRequest(live.handle, request, quota))
         # From here on the scheduler's queue has a deadline for it, and without a scheduler _give_up ends it.
         self._live[live.handle] = live
         return live
@@ -137,40 +184,63 @@ class WireSchedulerClient:
             self._cancel(live)
 
     async def cluster(self) -> ClusterSnapshot:
+        return await self._cluster()
+
+    async def history(self) -> ClusterHistory:
+        reply: HistoryReply = await self._call(GetHistory)
+        # Of a thousand GPUs it is a million numbers.
+        return await asyncio.to_thread(decode_history, reply.history)
+
+    async def _get_cluster(self) -> ClusterSnapshot:
         reply: ClusterReply = await self._call(GetCluster)
         return reply.cluster
 
     async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
-        reply: DrainReply = await self._call(partial(DrainGpu, gpu_uuid=gpu_uuid, drain=drain))
-        if reply.error:
-            raise from_wire(reply.error)
+        await self._call(partial(DrainGpu, gpu_uuid=gpu_uuid, drain=drain))
+
+    async def warm(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
+        await self._call(partial(WarmAdapter, adapter=adapter, gpu_uuids=tuple(gpu_uuids), pin=pin))
+
+    async def forget(self, digest: str) -> None:
+        await self._call(partial(ForgetAdapter, digest=digest))
+
+    async def residency(self, digests: Collection[str] = ()) -> tuple[AdapterResidency, ...]:
+        reply: ResidencyReply = await self._call(partial(GetResidency, digests=tuple(digests)))
+        return reply.adapters
 
     async def _call(self, message: Callable[[int], Message]) -> Any:
-        """The reply to a unary call, which ``message`` makes from its call_id. Raises ClusterUnavailable."""
+        """The reply to a unary call, which ``message`` makes from its call_id.
+
+        Raises ClusterUnavailable, and the error that the scheduler answers with.
+        """
         call_id = next(self._call_ids)
         call: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = call
         try:
             self._send(message(call_id))
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await call
+                reply = await call
         except TimeoutError:
             raise ClusterUnavailable(f"the scheduler did not answer within {CALL_TIMEOUT_S:g} s") from None
         finally:
             del self._calls[call_id]
+        if isinstance(reply, CallReply) and reply.error:
+            raise from_wire(reply.error)
+        return reply
 
     async def _session(self, channel: Channel) -> None:
         self._channel = channel
         self._connected.set()
         for live in self._live.values():
             if not live.is_finished:
-                channel.send(AddRequest(live.handle, live.resumed()))
+                channel.send(AddRequest(live.handle, live.resumed(), live.quota, is_new=False))
         try:
             async for message in channel:
                 self._receive(message)
         finally:
             self._channel = self._limits = None
             self._connected.clear()
+            self._cancelled.clear()
             for call in self._calls.values():
                 if not call.done():
                     call.set_exception(ClusterUnavailable("the link to the scheduler was lost; try again"))
@@ -181,7 +251,7 @@ class WireSchedulerClient:
                 self._deliver(message)
             case Limits():
                 self._limits = message
-            case ClusterReply() | DrainReply():
+            case ClusterReply() | HistoryReply() | CallReply() | ResidencyReply():
                 call = self._calls.get(message.call_id)
                 if call and not call.done():
                     call.set_result(message)
@@ -189,24 +259,28 @@ class WireSchedulerClient:
                 raise ProtocolError(f"the scheduler sent a {type(message).__name__} after its welcome")
 
     def _deliver(self, deliveries: Deliveries) -> None:
-        """Hands out tokens, then ends. Of a request that was cancelled on this side, the last words are not awaited."""
+        """Hands out tokens, then ends. Of a request that was cancelled on this side, only what it took matters."""
         logprobs = deliveries.logprobs or repeat(None)
         for handle, position, token_id, token_logprobs in zip(
             deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False
         ):
             if live := self._live.get(handle):
                 try:
-                    live.accept(position, token_id, token_logprobs)
+                    live.accept(deliveries.offset + position, token_id, token_logprobs)
                 except SlowReader as error:
                     live.fail(WireError.of(error))
                     self._cancel(live)
         for ending in deliveries.endings:
-            if live := self._live.get(ending.handle):
+            live, cancelled = self._live.get(ending.handle), self._cancelled.pop(ending.handle, None)
+            if known := live or cancelled:
+                known.account(ending)
+            if live:
                 live.end(ending)
 
     def _cancel(self, live: LiveRequest) -> None:
         """Without a link there is nothing to cancel: the scheduler has dropped this frontend's requests."""
         if self._channel:
+            self._cancelled[live.handle] = live
             self._channel.send(CancelRequest(live.request.request_id))
 
     def _send(self, message: Message) -> None:

@@ -3,10 +3,18 @@
 What needs to know the model, such as lengths and vocabulary, is checked by ``generation``.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from punica_serve.sampling_ranges import RANGES
 
@@ -16,13 +24,16 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 256
 MAX_ID_CHARS = 128
+#: Lists in a list; the longest are the prompts of a completion.
+MAX_LISTS = 128
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _whole_characters(value: str) -> str:
+def whole_characters(value: str) -> str:
+    """A string that can be encoded; raises what pydantic makes an error of the field of."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -35,7 +46,7 @@ def _range(name: str) -> dict[str, Any]:
 
 
 #: JSON's escapes can spell half characters, which no tokenizer takes.
-Text = Annotated[str, AfterValidator(_whole_characters)]
+Text = Annotated[str, AfterValidator(whole_characters)]
 #: Whose length is checked is checked for half characters too.
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 #: Lists fail fast: an error for each wrong item of a long one would cost seconds of the event loop.
@@ -46,11 +57,37 @@ StopList = Annotated[
 ]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+def _whole_numbers(value: Any) -> Any:
+    """JSON has one kind of numbers: 5.0 is the integer 5, also in a list, and in one of a few lists."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if type(value) is list:
+        types = set(map(type, value))
+        if float in types or (list in types and len(value) <= MAX_LISTS):
+            return [_whole_numbers(item) for item in value]
+    return value
 
 
-class GenerateFields(_Strict):
+class Body(BaseModel):
+    """Of a request. Nothing is taken for something else, but for numbers that are whole."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _see_whole_numbers(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        return {name: _whole_numbers(value) for name, value in document.items()}
+
+
+class Strict(Body):
+    """A body of known fields alone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class GenerateFields(Strict):
     """One request. Fields that are null or left out take the model's own defaults."""
 
     prompt: Text | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
@@ -92,46 +129,29 @@ class GenerateBody(GenerateFields):
     stream: bool = Field(False, description="Answer with server-sent events while tokens are generated.")
 
 
-class DrainBody(_Strict):
+class DrainBody(Strict):
     """Body of POST /v1/cluster/drain."""
 
     gpu: Text = Field(min_length=1, max_length=MAX_ID_CHARS, description="The GPU's UUID, as in /v1/cluster.")
     drain: bool = Field(True, description="False: use the GPU again.")
 
 
-class ErrorObject(BaseModel):
-    """What went wrong, and where; ``param`` names the field."""
+class ErrorObject(TypedDict):
+    """What went wrong, and where."""
 
+    #: What to do about it.
     message: str
+    #: OpenAI's word for the status.
     type: str
+    #: The field that is wrong.
     param: str | None
+    #: Stable, for programs.
     code: str
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(TypedDict):
     """Every answer that is not a success."""
 
     error: ErrorObject
-
-
-RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
-
-
-class GenerateFrame(GenerateFields):
-    """Starts a request on a websocket; ``request_id`` names it among the socket's live ones."""
-
-    op: Literal["generate"]
-    request_id: RequestId
-
-
-class CancelFrame(_Strict):
-    """Ends a request on a websocket. One that has finished is left as it is."""
-
-    op: Literal["cancel"]
-    request_id: RequestId
-
-
-#: Checks a frame of WS /v1/generate/stream.
-FRAME: TypeAdapter[GenerateFrame | CancelFrame] = TypeAdapter(
-    Annotated[GenerateFrame | CancelFrame, Discriminator("op")]
-)
+    #: As in the header X-Request-Id; null where what came was no request.
+    request_id: str | None

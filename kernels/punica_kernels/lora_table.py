@@ -33,8 +33,8 @@ ITEM_RANKS = ITEM_PAGES * PAGE_RANKS
 MAX_RANK_PAGES = 16
 #: Words of a tile before its pages: first row, rows, items, first block of columns, step to its next one.
 TILE_HEADER_WORDS = 5
-#: Most programs that share the columns of a tile of several rows, in a step of fewer tiles than there is room for.
-MAX_COLUMN_PARTS = 2
+#: Tiles up to which a table is a small one.
+SMALL_TABLE_TILES = 32
 #: Words of an item: first row, rows, its place in the rank order, page, page.
 ITEM_WORDS = 8
 
@@ -61,6 +61,11 @@ class LoraTableShape:
     def max_tiles(self) -> int:
         """Every segment has at most one tile that is not full; the rows past the last segment are one more."""
         return min(self.max_rows, self.max_segments + 1 + self.max_rows // TILE_ROWS)
+
+    @property
+    def max_column_parts(self) -> int:
+        """Most programs that share the columns of a tile of several rows, where there are fewer tiles than room."""
+        return 2 if self.max_tiles <= SMALL_TABLE_TILES else 8
 
     @property
     def max_tile_items(self) -> int:
@@ -144,7 +149,7 @@ def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[in
     rows = np.minimum(bounds[segment + 1] - first_row, TILE_ROWS)
     num_items = -(-counts[segment] // ITEM_PAGES)
     words, page_of_word = np.full((2, shape.num_words), -1)
-    tile, part, num_parts = _split_columns((rows > 1) & (num_items > 0), shape.max_tiles)
+    tile, part, num_parts = _split_columns((rows > 1) & (num_items > 0), shape)
     header = np.stack([first_row[tile], rows[tile], num_items[tile], part, num_parts], axis=1)
     _tiles(shape, words)[: len(tile), :TILE_HEADER_WORDS] = header
     _tiles(shape, page_of_word)[: len(tile), TILE_HEADER_WORDS:] = pages[segment[tile]]
@@ -173,10 +178,10 @@ def _items(shape: LoraTableShape, words: Indices) -> Indices:
     return words[shape.items_start :].reshape(shape.max_items, ITEM_WORDS)
 
 
-def _split_columns(wide: npt.NDArray[np.bool_], max_tiles: int) -> tuple[Indices, Indices, Indices]:
+def _split_columns(wide: npt.NDArray[np.bool_], shape: LoraTableShape) -> tuple[Indices, Indices, Indices]:
     """(tile, part, parts) of each entry: `wide` tiles are shared by as many programs as there is room for."""
-    room = (max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
-    num_parts = np.where(wide, min(room, MAX_COLUMN_PARTS), 1)
+    room = (shape.max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
+    num_parts = np.where(wide, min(room, shape.max_column_parts), 1)
     tile, part = _enumerate(num_parts)
     return tile, part, num_parts[tile]
 

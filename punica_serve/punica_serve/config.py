@@ -6,6 +6,7 @@ one of a well-known model's shape, without weights. Every mistake is a ConfigErr
 fix.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 
 from punica_serve.config_fields import (
     ConfigModel,
+    Device,
     File,
     Flag,
     Folder,
@@ -23,9 +25,12 @@ from punica_serve.config_fields import (
     Seconds,
 )
 from punica_serve.errors import ConfigError
+from punica_serve.logs import LogFormat
 from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig, ModelDtype
+from punica_serve.registry.config import RegistryConfig, sqlite_url
 from punica_serve.simulation.config import SimulationConfig
+from punica_serve.store.config import StoreConfig
 from punica_serve.yaml_file import read_yaml, validated
 
 #: Of a node, by Ray's name.
@@ -140,6 +145,8 @@ class SchedulerConfig(ConfigModel):
     max_queue: PositiveInt = 10_000
     #: A request that found no GPU for so long fails with 429.
     queue_timeout_s: Seconds = 600.0
+    #: How long a request waits, on no GPU and in nobody's way, for an adapter that the store has failed to give twice.
+    store_patience_s: Seconds = 30.0
     #: After a start, how long the scheduler waits for runners and frontends to come back before it places.
     settle_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
     #: Check the scheduler's own books after every `audit_every`th event; a contradiction ends the process.
@@ -151,7 +158,7 @@ class RunnerConfig(ConfigModel):
     """The workers of one host."""
 
     #: One worker each: "cpu", "cuda:0", or "simulated", which keeps count and runs no model.
-    devices: Annotated[tuple[Name, ...], Field(min_length=1)] = ("cpu",)
+    devices: Annotated[tuple[Device, ...], Field(min_length=1)] = ("cpu",)
     #: A worker that is not ready by then is killed and started again.
     ready_timeout_s: Seconds = 300.0
     #: A worker that answers no ping for so long, as after SIGSTOP, is killed and started again.
@@ -159,6 +166,10 @@ class RunnerConfig(ConfigModel):
     #: A worker that answers, but makes no step for so long while a request could run, is killed and started again:
     #: longer than any step takes, compiling a kernel included. Requests that wait for their adapter can't run.
     step_timeout_s: Seconds = 60.0
+    #: A request whose adapter the store has not given by then tries another GPU: so long, at most, a slow store keeps
+    #: it in a place that others could use. From then on nobody waits, until the store has given something again. The
+    #: adapter is still brought.
+    fetch_timeout_s: Seconds = 10.0
     #: How long a worker may take to stop before it is killed.
     stop_timeout_s: Seconds = 5.0
     #: After SIGTERM, how long requests may take to move to other runners before the workers stop all the same.
@@ -175,6 +186,13 @@ class FrontendConfig(ConfigModel):
     port: Port = 8000
     #: HTTP connections and websockets at once; one beyond it is answered with 503. Each takes an open file.
     max_connections: PositiveInt = 16_384
+    #: Let everybody in as an administrator. By default that is only so for this machine's own clients, until there is
+    #: an API key.
+    insecure_no_auth: Flag = False
+    #: Answer GET /metrics without a key; else it takes an administrator's.
+    public_metrics: Flag = False
+    #: Adapters, and tenants, that have series of their own in the metrics: the most used. The rest is `other`.
+    metrics_names: NonNegativeInt = 20
     #: After SIGTERM, how long the answers under way may take before they are cancelled.
     drain_timeout_s: Seconds = 30.0
 
@@ -220,6 +238,28 @@ class RayConfig(ConfigModel):
     runner: Resources | None = None
 
 
+class LogConfig(ConfigModel):
+    """What the processes of a cluster log, to standard error. How much is --log-level's."""
+
+    #: text: for people. json: an object a line.
+    format: LogFormat = LogFormat.TEXT
+    #: A line of level info for each request's end, with its tokens and times.
+    requests: Flag = True
+
+
+class TracingConfig(ConfigModel):
+    """OpenTelemetry traces of requests; off without an endpoint. Wants the extra `otel`."""
+
+    #: Of a collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_ENDPOINT by default.
+    otlp_endpoint: Name | None = None
+
+
+def _default_data_folder() -> Path:
+    """Where the desktop's convention has it."""
+    home = os.environ.get("XDG_DATA_HOME")
+    return (Path(home) if home else Path("~/.local/share").expanduser()) / "punica-serve"
+
+
 class ClusterConfig(ConfigModel):
     """A whole config file. Every process reads the same one and uses its part."""
 
@@ -227,10 +267,16 @@ class ClusterConfig(ConfigModel):
     #: lora_id -> PEFT folder.
     adapters: dict[str, Folder] = Field(default_factory=dict)
     dummy_adapters: DummyAdaptersConfig = DummyAdaptersConfig()
+    #: What the processes of this host keep over a restart; ~/.local/share/punica-serve by default.
+    data_folder: Folder = Field(default_factory=_default_data_folder)
+    registry: RegistryConfig = RegistryConfig()
+    store: StoreConfig = StoreConfig()
     #: For `runner.devices: [simulated]` and `punica-serve simulate`.
     simulation: SimulationConfig = SimulationConfig()
     #: Refuse adapters whose base_model_name_or_path differs, where by default it only warns.
     strict_base: Flag = False
+    log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     links: LinksConfig = LinksConfig()
     #: Links between processes are in TLS, to wss:// URLs. By default they are not, and want a network that is trusted.
     tls: TlsConfig | None = None
@@ -238,6 +284,27 @@ class ClusterConfig(ConfigModel):
     runner: RunnerConfig = RunnerConfig()
     frontend: FrontendConfig = FrontendConfig()
     ray: RayConfig = RayConfig()
+
+    def without_auth(self, is_wanted: bool) -> Self:
+        """The config, and where ``is_wanted`` with frontends that let everybody in."""
+        if not is_wanted:
+            return self
+        return self.model_copy(update={"frontend": self.frontend.model_copy(update={"insecure_no_auth": True})})
+
+    def with_log_format(self, log_format: LogFormat | None) -> Self:
+        """The config, and its logs in this format where one is given."""
+        if log_format is None:
+            return self
+        return self.model_copy(update={"log": self.log.model_copy(update={"format": log_format})})
+
+    @property
+    def registry_url(self) -> str:
+        """With the password. Raises ConfigError for a password's file that can't be read."""
+        return self.registry.url_with_password() or sqlite_url(self.data_folder / "registry.db")
+
+    @property
+    def store_url(self) -> str:
+        return self.store.url or str(self.data_folder / "store")
 
 
 def load_config(path: Path) -> ClusterConfig:

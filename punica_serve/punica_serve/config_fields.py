@@ -1,5 +1,6 @@
 """What the settings in files are made of: a frozen base and strict kinds of values."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,13 @@ def _resolve_file(name: str, info: ValidationInfo) -> str:
     return str(_resolve_folder(Path(name), info)) if name.endswith((".yaml", ".yml")) else name
 
 
+def _refuse_unknown_device(name: str) -> str:
+    """By its form: whether a host has the device is found out there, when it starts."""
+    if not re.fullmatch(r"cpu|simulated|cuda:\d+", name):
+        raise ValueError("a device is cpu, cuda:N, as in cuda:0, or simulated")
+    return name
+
+
 #: A folder, made absolute while the file is read.
 Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
 
@@ -42,6 +50,8 @@ File = Folder
 Name = Annotated[str, Field(min_length=1)]
 #: A name as it is, or a YAML file, made absolute.
 NameOrFile = Annotated[Name, AfterValidator(_resolve_file)]
+#: Of a worker.
+Device = Annotated[str, AfterValidator(_refuse_unknown_device)]
 Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]

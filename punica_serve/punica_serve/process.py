@@ -16,12 +16,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from punica_serve.errors import ConfigError, PunicaError
-from punica_serve.notify import STOPPING, keep_alive, notify
+from punica_serve.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.notify import STOPPING, forget_last_life, keep_alive, notify
 
 #: The secret that all processes of a cluster share.
 TOKEN_ENV = "PUNICA_CLUSTER_TOKEN"
@@ -38,16 +38,17 @@ EXIT_USER_MISTAKE = 2
 EXIT_GAVE_UP = 1
 
 #: What a base install, the control plane's, leaves out, and the extra that brings it.
-EXTRA_OF_MODULE = {"torch": "engine", "triton": "engine", "flashinfer": "gpu", "matplotlib": "bench", "ray": "ray"}
+EXTRA_OF_MODULE = {
+    "torch": "engine",
+    "triton": "engine",
+    "flashinfer": "gpu",
+    "matplotlib": "bench",
+    "peft": "parity",
+    "ray": "ray",
+    "transformers": "parity",
+}
 
 log = logging.getLogger(__name__)
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class Drain:
@@ -97,6 +98,7 @@ def run(
     serve: Coroutine[Any, Any, None],
     *,
     log_level: LogLevel = LogLevel.INFO,
+    log_format: LogFormat = LogFormat.TEXT,
     stop_timeout_s: float = STOP_TIMEOUT_S,
     drain: Drain | None = None,
 ) -> None:
@@ -105,7 +107,8 @@ def run(
     Raises the first PunicaError when nothing else ended the coroutine, so that a mistake is told in one line, whatever
     task groups it came through; and other exceptions as they are.
     """
-    configure_logging(name, log_level)
+    configure_logging(name, log_level, log_format)
+    forget_last_life()
     _hold_lifeline(stop_timeout_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -124,11 +127,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ModuleNotFoundError:
         return None
     return uvloop.new_event_loop
-
-
-def configure_logging(name: str, level: LogLevel) -> None:
-    """Log records of this process go to stderr, a line each, with the process's name."""
-    logging.basicConfig(level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s")
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:

@@ -34,7 +34,8 @@ RANGES = {
     "top_p": Range(0.0, 1.0, above_low=True),
     "top_k": Range(0, _MAX_COUNT),
     "min_p": Range(0.0, 1.0),
-    "repetition_penalty": Range(0.0, 10.0, above_low=True),
+    # Logits are divided by it: by much less they would be infinite.
+    "repetition_penalty": Range(0.01, 10.0),
     "presence_penalty": Range(-2.0, 2.0),
     "frequency_penalty": Range(-2.0, 2.0),
     "seed": Range(0, (1 << 64) - 1),

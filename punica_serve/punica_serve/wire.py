@@ -41,6 +41,7 @@ from punica_serve.protocol import (
     WireError,
 )
 from punica_serve.scheduler_url import current_url
+from punica_serve.short_way import ShortWayClient, ShortWayServer
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ async def dial(
         if urlsplit(url).scheme != scheme:
             raise ValueError("with `tls` in the config it is wss://, and else ws://")
         # proxy=None: the peers of a cluster reach each other directly, whatever the environment says of proxies.
-        socket = await connect(url, proxy=None, ssl=tls, **_SOCKET_OPTIONS)
+        socket = await connect(url, proxy=None, ssl=tls, create_connection=ShortWayClient, **_SOCKET_OPTIONS)
     except (OSError, WebSocketException, ValueError) as error:
         # A certificate that can't be trusted is a ValueError too, but no mistake in the URL.
         if isinstance(error, InvalidURI) or not isinstance(error, OSError | WebSocketException):
@@ -114,7 +115,7 @@ async def keep_dialling(
     """Runs ``session`` on one link to the scheduler after the other, until cancelled.
 
     The URL may be in a file, as scheduler_url.py has it, which is read before each dial.
-    A lost link, or a ProtocolError of the session, is logged once and dialled again: with waits from
+    A lost link, or a ProtocolError of the session, is logged once, as its end is, and dialled again: with waits from
     RECONNECT_FIRST_S up to RECONNECT_HIGHEST_S, or always with the longest where the scheduler refused us. Any other
     error of the session is our bug and gets out, as a ConfigError of the URL does.
     """
@@ -126,7 +127,8 @@ async def keep_dialling(
             url = current_url(scheduler_url)
             async with dial(url, hello(), union, links, tls) as (channel, welcome):
                 connected_at = time.monotonic()
-                log.info("connected to the scheduler at %s", url)
+                # Who was warned of the loss learns that it is over.
+                log.log(logging.INFO if logged is None else logging.WARNING, "connected to the scheduler at %s", url)
                 logged = None
                 await session(channel, welcome)
             kind, failure = "lost", f"lost the link to the scheduler at {url}: {channel.end_reason}"
@@ -163,9 +165,12 @@ async def listen(
             except ProtocolError as error:
                 log.warning("cut the link from %s: %s", socket.remote_address, error)
                 await channel.close(error.message)
+            except Exception:
+                log.exception("a bug of ours ended the link from %s", socket.remote_address)
+                raise
 
     try:
-        server = await serve(handle, host, port, ssl=tls, **_SOCKET_OPTIONS)
+        server = await serve(handle, host, port, ssl=tls, create_connection=ShortWayServer, **_SOCKET_OPTIONS)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {_reason(error)}; choose another address or port") from error
     async with server:

@@ -6,10 +6,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from punica_serve.config_mistakes import mistakes_in
 from punica_serve.errors import ConfigError
-
-#: More of a wrong value would hide the message about it.
-_MAX_SHOWN_CHARS = 100
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -43,22 +41,16 @@ def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
 
 
 def validated(model: type[Model], document: dict[str, Any], *, source: str, folder: Path) -> Model:
-    """Checks a mapping; ``folder`` is what its relative paths start from. ConfigErrors name ``source``."""
+    """Checks a mapping; ``folder`` is what its relative paths start from.
+
+    Raises ConfigError: a line for each mistake, which names ``source``.
+    """
     try:
         return model.model_validate(document, context={"folder": folder})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        # What is missing has no value: pydantic gives the mapping around it.
-        got = "" if first["type"] == "missing" else f", got {_shown(first['input'])}"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"{source}: `{key}`: {message}{got}{more}", param=key) from error
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+        mistakes = mistakes_in(model, error)
+        lines = (f"{source}: `{key}`: {message}" for key, message in mistakes)
+        raise ConfigError("\n".join(lines), param=mistakes[0][0]) from error
 
 
 def _one_line(text: str) -> str:

@@ -9,6 +9,7 @@ from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.process import missing_extra
 from punica_serve.protocol import GpuInfo, WorkerReady
+from punica_serve.tracing import span_sink
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 IDLE_WAIT_S = 1.0
 
 
-def run(config: EngineConfig, device: str, runner_id: str, index: int, link: Link) -> NoReturn:
+def run(
+    config: EngineConfig, device: str, runner_id: str, index: int, link: Link, otlp_endpoint: str | None
+) -> NoReturn:
     """Makes the engine, says that it is ready, and steps for ever. Raises ConfigError and ModelRejected."""
-    engine = _make_engine(config, device)
+    engine = _make_engine(config, device, link)
     gpu_uuid = _gpu_uuid(engine, runner_id, index)
     link.wake = engine.wake
     link.send([WorkerReady(_describe(engine, config, gpu_uuid, device))])
-    loop = StepLoop(engine, gpu_uuid)
+    loop = StepLoop(engine, gpu_uuid, span_sink("worker", otlp_endpoint))
     while True:
         link.send(loop.apply(link.commands()))
         reports, has_run = loop.step()
@@ -34,13 +37,13 @@ def run(config: EngineConfig, device: str, runner_id: str, index: int, link: Lin
             engine.wait(IDLE_WAIT_S)
 
 
-def _make_engine(config: EngineConfig, device: str) -> "Engine":
+def _make_engine(config: EngineConfig, device: str, link: Link) -> "Engine":
     """Raises ConfigError, too, where an extra is not installed: some are imported only for a certain device."""
     try:
         # Only here, for it takes seconds: signals and the pipe's end are already heeded.
         from punica_serve.engine.engine import Engine
 
-        return Engine(config, device)
+        return Engine(config, device, link.fetch)
     except ModuleNotFoundError as error:
         message = missing_extra(error)
         if message is None:

@@ -2,10 +2,13 @@
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
 
 from punica_runner.pipes import WorkerPipe
 from punica_runner.step_loop import Command
-from punica_serve.protocol import Message, Ping, Pong
+from punica_serve.errors import AdapterRejected, ProtocolError, StoreUnavailable
+from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter, Message, Ping, Pong
 
 
 class Link:
@@ -23,12 +26,16 @@ class Link:
         self.wake: Callable[[], None] = lambda: None
         #: Of the step loop, but for those that ran nothing though a request could have run.
         self.num_turns = 0
+        #: Files that the supervisor has been asked for, by digest.
+        self._fetches: dict[str, Future[Path]] = {}
 
     def read(self) -> None:
         """The reader thread's work, until the pipe ends. Pings are answered here, whatever the step loop does."""
         for message in self._pipe:
             if isinstance(message, Ping):
                 self._pipe.send(Pong(message.number, self.num_turns))
+            elif isinstance(message, AdapterFetched):
+                self._end_fetch(message)
             else:
                 self._commands.put(message)
                 self.wake()
@@ -40,6 +47,25 @@ class Link:
         """Those that have come."""
         while self.has_commands():
             yield self._commands.get_nowait()
+
+    def fetch(self, ref: AdapterRef) -> Future[Path]:
+        """Asks for an adapter's files on this host's disk; not again before the answer is there.
+
+        The answer is AdapterRejected if nobody will ever get them, or StoreUnavailable.
+        """
+        future = self._fetches[ref.digest] = Future()
+        self._pipe.send(FetchAdapter(ref))
+        return future
+
+    def _end_fetch(self, message: AdapterFetched) -> None:
+        future = self._fetches.pop(message.digest, None)
+        if future is None:
+            raise ProtocolError(f"the supervisor sent adapter {message.digest}, which nobody has asked for")
+        if message.folder is not None:
+            future.set_result(Path(message.folder))
+            return
+        words = message.error.message if message.error else "the supervisor gave no reason"
+        future.set_exception(AdapterRejected(words) if message.is_permanent else StoreUnavailable(words))
 
     def send(self, messages: Iterable[Message]) -> None:
         """In this order. Raises BrokenPipeError when the supervisor has gone."""

@@ -36,6 +36,7 @@ def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, inde
     while True:
         has_work.clear()
         link.send(worker.apply(link.commands(), clock.now_s()))
+        link.send(worker.cached())
         duration_s = worker.begin_step(clock.next_step_s())
         if duration_s is not None:
             clock.pass_step(duration_s)

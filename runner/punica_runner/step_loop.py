@@ -7,37 +7,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from msgspec.structs import replace
 
+from punica_runner.request_spans import RequestSpans
 from punica_serve.errors import InvalidRequest, PunicaError
+from punica_serve.logs import about, named
 from punica_serve.protocol import (
+    AdaptersCached,
     AssignmentId,
     AssignmentsFailed,
+    Forget,
     Reset,
     StartRequest,
     StepReport,
     StopRequest,
+    Warm,
     WireError,
 )
 
 if TYPE_CHECKING:  # only the worker's process has torch
     from punica_serve.engine.engine import Engine
     from punica_serve.engine.step_output import StepOutput
+    from punica_serve.tracing import SpanSink
 
 log = logging.getLogger(__name__)
 
-Command = StartRequest | StopRequest | Reset
-Report = StepReport | AssignmentsFailed
+Command = StartRequest | StopRequest | Warm | Forget | Reset
+Report = StepReport | AssignmentsFailed | AdaptersCached
 
 
 class StepLoop:
     """``apply`` the commands that have come, then ``step`` once; each tells what has changed."""
 
-    def __init__(self, engine: Engine, gpu_uuid: str) -> None:
+    def __init__(self, engine: Engine, gpu_uuid: str, sink: SpanSink | None = None) -> None:
         self._engine = engine
         self._gpu_uuid = gpu_uuid
+        self._spans = RequestSpans(sink, gpu_uuid) if sink else None
         self._epoch = 0
         self._applied_seq = 0
         #: Of all assignments here.
@@ -50,6 +57,8 @@ class StepLoop:
         self._request_ids: dict[AssignmentId, str] = {}
         #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
         self._told_resident: tuple[str, ...] | None = ()
+        #: The same of host memory: whether it knows all but the newest changes.
+        self._has_told_cached = True
 
     def apply(self, commands: Iterable[Command]) -> list[Report]:
         """Applies what has come between two steps; the reports to send before the next step.
@@ -75,6 +84,7 @@ class StepLoop:
         self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
         if is_news or self._engine.resident_adapters != self._told_resident:
             told.append(self._report_step(output))
+        told += self._report_cached()
         if is_news and not output.has_run and not self._assignments:
             self._check_idle()
         return told, output.has_run
@@ -92,6 +102,10 @@ class StepLoop:
             case StopRequest():
                 self._applied_seq = command.seq
                 self._stop(command.assignment)
+            case Warm():
+                self._engine.warm(command.adapter, pin=command.pin)
+            case Forget():
+                self._engine.forget(command.digest)
             case Reset():
                 self._reset(command.epoch)
             case _:
@@ -105,19 +119,28 @@ class StepLoop:
         self._assignments[request_id] = command.assignment
         self._request_ids[command.assignment] = request_id
         self._incarnation = command.assignment.incarnation
+        if self._spans:
+            self._spans.started(command.request)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request started", extra=self._about(command))
         try:
-            self._engine.add(command.request)
+            self._engine.add(command.request, may_move=True)
         except InvalidRequest as error:
             # Checked before it came here, so this model and the frontend's differ. It must not harm the others.
-            log.error("request %s can't run here: %s", request_id, error)
+            log.error("request can't run here: %s", error, extra=self._about(command))
             return self._failed((request_id,), permanent=True, error=error)
         return []
+
+    def _about(self, command: StartRequest) -> dict[str, Any]:
+        return about(**named(command.request), gpu=self._gpu_uuid)
 
     def _stop(self, assignment: AssignmentId) -> None:
         request_id = self._request_ids.pop(assignment, None)
         if request_id is not None:
             del self._assignments[request_id]
             self._engine.cancel(request_id)
+            if self._spans:
+                self._spans.ended(request_id)
 
     def _reset(self, epoch: int) -> None:
         for assignment in tuple(self._request_ids):
@@ -125,6 +148,7 @@ class StepLoop:
         self._epoch = epoch
         self._applied_seq = 0
         self._told_resident = None
+        self._has_told_cached = False
 
     def _failed(self, request_ids: tuple[str, ...], *, permanent: bool, error: PunicaError) -> list[Report]:
         """Requests that the engine has dropped, or never took."""
@@ -137,10 +161,14 @@ class StepLoop:
     def _forget(self, request_id: str) -> AssignmentId:
         assignment = self._assignments.pop(request_id)
         del self._request_ids[assignment]
+        if self._spans:
+            self._spans.ended(request_id)
         return assignment
 
     def _report_step(self, output: StepOutput) -> StepReport:
         tokens = output.tokens
+        if self._spans:
+            self._spans.got_tokens(token.request_id for token in tokens)
         counters = tuple(self._assignments[token.request_id].counter for token in tokens)
         starved = tuple(self._assignments[request_id].counter for request_id in output.starved)
         finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
@@ -156,6 +184,15 @@ class StepLoop:
             num_prefill_tokens=output.num_prefill_tokens,
             duration_s=output.duration_s,
         )
+
+    def _report_cached(self) -> list[Report]:
+        """Which adapters have come to host memory, and left it, since the last one."""
+        cache = self._engine.host_cache
+        came, left = cache.take_changes()
+        if not self._has_told_cached:
+            # What left is told all the same: the scheduler may just have got, late, that it had come.
+            came, self._has_told_cached = cache.digests, True
+        return [AdaptersCached(self._gpu_uuid, came, left)] if came or left else []
 
     def _report(self) -> StepReport:
         """How things are, with nothing new made."""

@@ -5,6 +5,7 @@ comes back joins as an empty GPU, and a link that comes back finds all workers r
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -12,28 +13,37 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Never
 
+from punica_runner.host_disk import HostDisk
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.backoff import Backoff
 from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, RunnerConfig
+from punica_serve.config import ClusterConfig
 from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.logs import about, named
 from punica_serve.notify import READY, notify
 from punica_serve.process import Drain
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
+    AdaptersCached,
     AssignmentsFailed,
     DrainRunner,
+    FetchAdapter,
+    Forget,
     GpuJoined,
     GpuLost,
+    RowNames,
     RunnerDrained,
     RunnerHello,
     SchedulerToRunner,
     StartRequest,
     StepReport,
     StopRequest,
+    Warm,
     Welcome,
 )
+from punica_serve.store.host_cache import DiskCache, OnChange
 from punica_serve.tls import client_context
+from punica_serve.tracing import check_exporter
 from punica_serve.wire import keep_dialling
 
 log = logging.getLogger(__name__)
@@ -58,11 +68,12 @@ async def serve(
 
     Once ``drain`` is wanted it asks the scheduler to move what runs here, goes on until that is done, and returns.
 
-    Raises, in its tasks' group, ConfigError when a worker says that starting it again can't help and none has been
-    ready yet, or when two of the devices are one.
+    Raises ConfigError where its workers could not export their traces; in its tasks' group, when a worker says that
+    starting it again can't help and none has been ready yet, or when two of the devices are one.
     """
+    check_exporter(config.tracing.otlp_endpoint)
     tls = client_context(config.tls) if config.tls else None
-    supervisor = Supervisor(config.runner)
+    supervisor = Supervisor(config)
     command = worker_command or (lambda index: engine_worker_command(config, runner_id, index))
 
     instance = uuid.uuid4().hex
@@ -70,7 +81,7 @@ async def serve(
     def hello() -> RunnerHello:
         return RunnerHello(PROTOCOL_VERSION, token, runner_id, instance)
 
-    async with asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(supervisor), asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(supervisor.keep_worker(index, command(index)))
             for index in range(len(config.runner.devices))
@@ -97,14 +108,18 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
         *("--runner-id", runner_id),
         *("--index", str(index)),
         *("--log-level", logging.getLevelName(log.getEffectiveLevel()).lower()),
+        *("--log-format", config.log.format.value),
+        *(("--otlp-endpoint", config.tracing.otlp_endpoint) if config.tracing.otlp_endpoint else ()),
     )
 
 
 class Supervisor:
-    """The workers that are ready, and the link to the scheduler while there is one."""
+    """The workers that are ready, their adapters' files, and the link to the scheduler while there is one."""
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self._config = config
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config.runner
+        cache = _open_cache(config, self._tell_disk)
+        self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is sound, and whatever goes wrong later may pass.
@@ -118,16 +133,18 @@ class Supervisor:
         config = self._config
         name = f"worker {index} ({config.devices[index]})"
         backoff = Backoff(config.restart_backoff_s, config.restart_backoff_max_s, reset_after_s=BACKOFF_RESET_S)
+        has_died = False
         while True:
             ready_at: float | None = None
             try:
                 async with run_worker(command, config) as worker:
                     ready_at = time.monotonic()
-                    await self._serve_worker(name, worker)
+                    await self._serve_worker(name, worker, is_back=has_died)
             except WorkerDied as death:
                 if death.is_permanent and not self._was_ready:
                     raise ConfigError(f"{name} can't run: {death}") from None
                 wait_s = backoff.after(0.0 if ready_at is None else time.monotonic() - ready_at)
+                has_died = True
                 log.warning("%s died: %s; starting it again in %.1f s", name, death, wait_s)
             await asyncio.sleep(wait_s)
 
@@ -138,6 +155,7 @@ class Supervisor:
         try:
             for worker in self._workers.values():
                 channel.send(GpuJoined(worker.gpu))
+            channel.send(self._disk.holdings())
             async for message in channel:
                 self._dispatch(message)
         finally:
@@ -154,19 +172,30 @@ class Supervisor:
             self._channel.send(DrainRunner())
             await self._is_drained.wait()
 
-    async def _serve_worker(self, name: str, worker: WorkerProcess) -> Never:
+    async def aclose(self) -> None:
+        """Gives up what is being fetched."""
+        await self._disk.close()
+
+    async def _serve_worker(self, name: str, worker: WorkerProcess, *, is_back: bool) -> Never:
         """Passes on what a worker says until its death, which it raises."""
-        self._join(name, worker)
+        self._join(name, worker, is_back=is_back)
+        names = RowNames()
         try:
             while True:
-                self._send(await worker.receive())
+                message = await worker.receive()
+                if isinstance(message, FetchAdapter):
+                    self._disk.fetch(message.adapter, worker.tell)
+                elif isinstance(message, StepReport):
+                    self._send(names.shorten(message))
+                else:
+                    self._send(message)
         except WorkerDied as death:
             self._send(GpuLost(worker.gpu.uuid, str(death)))
             raise
         finally:
             del self._workers[worker.gpu.uuid]
 
-    def _join(self, name: str, worker: WorkerProcess) -> None:
+    def _join(self, name: str, worker: WorkerProcess, *, is_back: bool) -> None:
         uuid = worker.gpu.uuid
         if uuid in self._workers:
             raise ConfigError(
@@ -175,25 +204,59 @@ class Supervisor:
             )
         self._workers[uuid] = worker
         self._was_ready = True
-        log.info("%s is ready as %s", name, uuid)
+        # Who was warned of the death learns that it is over.
+        log.log(logging.WARNING if is_back else logging.INFO, "%s is ready as %s", name, uuid)
         if not self._is_draining:
             self._send(GpuJoined(worker.gpu))
 
-    def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed) -> None:
+    def _tell_disk(self, came: frozenset[str], left: frozenset[str]) -> None:
+        self._send(AdaptersCached(None, tuple(sorted(came)), tuple(sorted(left))))
+
+    def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed | AdaptersCached) -> None:
         """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
         if self._channel is not None:
             self._channel.send(message, may_wait=isinstance(message, StepReport))
 
     def _dispatch(self, message: object) -> None:
-        if isinstance(message, RunnerDrained):
-            self._is_drained.set()
-            return
-        if not isinstance(message, StartRequest | StopRequest):
-            raise ProtocolError(f"the scheduler sent {type(message).__name__} after the handshake")
-        # A worker that has died meanwhile needs no command: its loss is on its way to the scheduler.
-        if (worker := self._workers.get(message.gpu_uuid)) is not None:
-            worker.send(message)
+        match message:
+            case RunnerDrained():
+                self._is_drained.set()
+            case Forget(digest):
+                for worker in self._workers.values():
+                    worker.tell(message)
+                self._disk.forget(digest)
+            case StartRequest(gpu_uuid) | StopRequest(gpu_uuid):
+                _log_start(message)
+                # A worker that has died meanwhile needs no command: its loss is on its way to the scheduler.
+                if gpu_uuid in self._workers:
+                    self._workers[gpu_uuid].send(message)
+            case Warm(gpu_uuid):
+                if gpu_uuid in self._workers:
+                    self._workers[gpu_uuid].tell(message)
+            case _:
+                raise ProtocolError(f"the scheduler sent {type(message).__name__} after the handshake")
 
     def _reset_workers(self) -> None:
         for worker in self._workers.values():
             worker.reset()
+
+
+def _log_start(message: StartRequest | StopRequest) -> None:
+    if log.isEnabledFor(logging.DEBUG) and isinstance(message, StartRequest):
+        log.debug("request passed on", extra=about(**named(message.request), gpu=message.gpu_uuid))
+
+
+def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
+    """Raises ConfigError when there can be no folder for it."""
+    folder = config.data_folder / "cache"
+    try:
+        return DiskCache(
+            folder,
+            config.store.cache_bytes,
+            config.store.options,
+            timeout_s=config.store.transfer_timeout_s,
+            on_change=on_change,
+        )
+    except OSError as error:
+        message = f"`data_folder`: adapters can't be kept in {folder}: {error.strerror}; name another one"
+        raise ConfigError(message, param="data_folder") from error

@@ -21,7 +21,7 @@ from punica_runner.link import Link
 from punica_runner.pipes import WorkerPipe
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
-from punica_serve.process import LogLevel, configure_logging
+from punica_serve.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.protocol import SupervisorToWorker, WireError, WorkerFailed
 from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.worker import SIMULATED_DEVICE
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     options = _parse(sys.argv[1:])
-    configure_logging(f"worker {options.index}", options.log_level)
+    configure_logging(f"worker {options.index}", options.log_level, options.log_format)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
     link = Link(pipe)
@@ -57,6 +57,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runner-id", required=True)
     parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
     parser.add_argument("--log-level", required=True, type=LogLevel)
+    parser.add_argument("--log-format", required=True, type=LogFormat)
+    parser.add_argument("--otlp-endpoint")
     parser.add_argument("--read-fd", required=True, type=int)
     parser.add_argument("--write-fd", required=True, type=int)
     return parser.parse_args(arguments)
@@ -92,7 +94,9 @@ def _read(link: Link) -> None:
 def _run(options: argparse.Namespace, link: Link) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
         simulated_steps.run(options.engine_config, options.simulation, options.runner_id, options.index, link)
-    engine_steps.run(options.engine_config, options.device, options.runner_id, options.index, link)
+    engine_steps.run(
+        options.engine_config, options.device, options.runner_id, options.index, link, options.otlp_endpoint
+    )
 
 
 def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:

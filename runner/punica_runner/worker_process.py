@@ -14,13 +14,18 @@ from punica_serve.config import RunnerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.process import death_reason
 from punica_serve.protocol import (
+    AdapterFetched,
+    AdaptersCached,
     AssignmentsFailed,
+    FetchAdapter,
+    Forget,
     GpuInfo,
     Pong,
     Reset,
     StartRequest,
     StepReport,
     StopRequest,
+    Warm,
     WorkerFailed,
     WorkerReady,
     WorkerToSupervisor,
@@ -72,8 +77,16 @@ class WorkerProcess:
         self._last_seq = command.seq
         self._connection.pipe.send(command)
 
-    async def receive(self) -> StepReport | AssignmentsFailed:
-        """The next report of the current epoch. Raises WorkerDied, also once the watchdog has given it up."""
+    def tell(self, message: Warm | Forget | AdapterFetched) -> None:
+        """Passes on what concerns no assignment, without ever waiting."""
+        self._connection.pipe.send(message)
+
+    async def receive(self) -> StepReport | AssignmentsFailed | AdaptersCached | FetchAdapter:
+        """What it says next, but reports of earlier epochs.
+
+        Raises WorkerDied, also once the watchdog has given it up. What it says of its host memory has no epoch: after
+        a Reset it tells all again.
+        """
         while True:
             message = await self._connection.receive()
             match message:
@@ -82,6 +95,8 @@ class WorkerProcess:
                 case StepReport() | AssignmentsFailed():
                     if message.epoch == self._epoch:
                         return message
+                case AdaptersCached() | FetchAdapter():
+                    return message
                 case _:
                     raise WorkerDied(f"it sent {type(message).__name__} after it was ready")
 

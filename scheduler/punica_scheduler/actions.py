@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from punica_serve.protocol import AssignmentId, Deliveries, Limits, Request, ScaleAdvice, WireError
+from punica_serve.protocol import AdapterRef, AssignmentId, Deliveries, Limits, Request, ScaleAdvice, WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,29 @@ class RunnerDrained:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAnswered:
-    """Tell a frontend that a GPU is being drained, or is used again, or why not."""
+class CallAnswered:
+    """Tell a frontend that what it called for was done, or has begun, or why not."""
 
     frontend_id: str
     call_id: int
     error: WireError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Bring an adapter to a GPU and its worker's host memory."""
+
+    gpu_uuid: str
+    adapter: AdapterRef
+    pin: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Have a runner and its workers drop an adapter that no request uses."""
+
+    runner_id: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +80,4 @@ class Advise:
     advice: ScaleAdvice
 
 
-Action = Start | Stop | Deliver | AnnounceLimits | RunnerDrained | DrainAnswered | Advise
+Action = Start | Stop | Deliver | AnnounceLimits | RunnerDrained | CallAnswered | Warm | Forget | Advise

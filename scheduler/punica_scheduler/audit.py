@@ -1,5 +1,7 @@
 """The scheduler's audit of its own books: what must hold between any two events."""
 
+from collections import Counter
+
 from punica_scheduler.books import Books
 from punica_scheduler.request import RequestRecord, RequestState
 
@@ -16,6 +18,9 @@ def check_books(books: Books) -> None:
     _check_waiting(queued, books)
     _check_placed(placed, books)
     books.fleet.check_invariants()
+    tenants = [record.request.tenant for record in requests]
+    books.quotas.check_invariants(Counter(tenant for tenant in tenants if tenant is not None))
+    books.adapters.check_invariants(record.digest for record in requests)
     books.trials.check_invariants(books.fleet.gpus)
 
 

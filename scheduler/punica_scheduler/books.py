@@ -8,15 +8,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 from punica_scheduler.actions import Start, Stop
+from punica_scheduler.adapters import Adapters
 from punica_scheduler.decision import Decision
 from punica_scheduler.fleet import Fleet
 from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.marks import Marks
 from punica_scheduler.queues import QUEUES
+from punica_scheduler.quotas import Quotas
+from punica_scheduler.recent import Recent
 from punica_scheduler.request import NUM_SUSPICIOUS_LOSSES, RequestRecord, RequestState
 from punica_scheduler.settings import SchedulerSettings
 from punica_scheduler.trials import Trials, convicted, note_death
 from punica_scheduler.waiting import Waiting
-from punica_serve.protocol import AssignmentId, FinishReason, WireError
+from punica_serve.errors import StoreUnavailable
+from punica_serve.protocol import AssignmentId, FinishReason, TenantQuota, WireError
 
 #: Assignments of a request that may end in a failure of the GPU's or a broken stream before it fails itself.
 MAX_TRIES = 3
@@ -43,34 +48,43 @@ class Books:
 
     def __init__(self, incarnation: int, settings: SchedulerSettings, story: Iterable[object]) -> None:
         self._incarnation = incarnation
-        self._migration = settings.migration
+        self._settings = settings
         self._story = story
         self._num_assignments = 0
         self.fleet = Fleet()
         #: By request id.
         self.requests: dict[str, RequestRecord] = {}
+        self.adapters = Adapters(self.fleet)
+        self.quotas = Quotas()
         self.waiting = Waiting(QUEUES[settings.queue]())
         self.trials = Trials(self.waiting.suspects)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.recent = Recent()
+        self.marks = Marks()
 
     # -------------------------------------------------------------- to a GPU
 
-    def admit(self, record: RequestRecord, decision: Decision) -> None:
+    def admit(self, record: RequestRecord, quota: TenantQuota | None, decision: Decision) -> None:
         """A new request, which nothing speaks against."""
         self.requests[record.request_id] = record
+        record.admitted_ns = decision.now_ns
+        self.quotas.admit(record, quota, decision.now_ns)
+        self.adapters.began(record.digest)
         self._enqueue(record, decision)
 
     def place(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
         """Starts a request that waits."""
         record.become(RequestState.PLACED, self._story)
-        self.waiting.remove(record)
+        self._end_wait(record, decision)
         self.waiting.queue.charge((record,))
         self._num_assignments += 1
         assignment = AssignmentId(self._incarnation, self._num_assignments)
-        self.counters["migrations"] += record.last_gpu_uuid not in (None, gpu.uuid)
+        if record.last_gpu_uuid not in (None, gpu.uuid):
+            self.counters["migrations"] += 1
+            self.marks.add("migrated", gpu.uuid, decision.now_ns)
         record.assignment = assignment
         record.gpu_uuid = record.last_gpu_uuid = gpu.uuid
-        record.num_generated_at_start = len(record.generated_ids)
+        record.num_generated_at_start = record.num_generated
         record.home_uuid = None
         seq = gpu.add(assignment, record)
         self.fleet.index.update(gpu)
@@ -90,10 +104,17 @@ class Books:
         self._enqueue(record, decision)
 
     def evict(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
-        """The GPU lacks pages, or is needed for something else: the request goes on elsewhere or later."""
+        """The GPU lacks pages."""
         self.counters["evictions"] += 1
+        self.marks.add("evicted", gpu.uuid, decision.now_ns)
+        record.num_evictions += 1
+        self.make_way(record, gpu, decision)
+
+    def make_way(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
+        """The GPU is needed for something else: the request goes on elsewhere or later."""
         decision.barred[record.request_id] = gpu.uuid
-        if not self._migration and not gpu.is_draining and not record.is_suspect:  # a suspect waits for its trial
+        waits_for_trial = record.is_suspect
+        if not self._settings.migration and not gpu.is_draining and not waits_for_trial:
             record.home_uuid = gpu.uuid
         self.requeue(record, decision, tell_worker=True)
 
@@ -105,6 +126,7 @@ class Books:
         decision.has_drained |= gpu.is_draining
         self.waiting.free_homebound(gpu.uuid)
         self.counters["gpus_lost"] += 1
+        self.marks.add("gpu_lost", gpu.uuid, decision.now_ns)
 
     def _lose(self, record: RequestRecord, gpu: GpuRecord, decision: Decision, *, is_death: bool) -> None:
         """Takes a request off a lost GPU. Only if its start was acknowledged was it running there, and may be why."""
@@ -132,7 +154,15 @@ class Books:
             self.fail(record, error, decision, tell_worker=tell_worker)
         else:
             decision.barred[record.request_id] = gpu.uuid
+            if error.code == StoreUnavailable.code and self._may_wait_aside(record, gpu):
+                record.aside_until_ns = decision.now_ns + self._settings.store_patience_ns
             self.requeue(record, decision, tell_worker=tell_worker)
+
+    def _may_wait_aside(self, record: RequestRecord, gpu: GpuRecord) -> bool:
+        """Before its last try, if the adapter has not come there meanwhile, and not too many do so already."""
+        is_last = record.num_failures == MAX_TRIES - 1
+        has_place = not record.is_suspect and len(self.waiting.aside) < self._settings.max_queue
+        return is_last and has_place and not (record.digest and self.adapters.is_near(record.digest, gpu))
 
     # -------------------------------------------------------------- out of the books
 
@@ -162,10 +192,14 @@ class Books:
             record.queued_ns = decision.now_ns
             self.waiting.add(record)
 
+    def _end_wait(self, record: RequestRecord, decision: Decision) -> None:
+        self.waiting.remove(record)
+        record.count_wait(decision.now_ns)
+
     def _detach(self, record: RequestRecord, decision: Decision, *, tell_worker: bool) -> None:
         """Takes a request from where it is, its GPU or the queue. A worker that ended it itself needs no telling."""
         if record.assignment is None or record.gpu_uuid is None:
-            self.waiting.remove(record)
+            self._end_wait(record, decision)
             if record.home_uuid is not None:
                 self.fleet.index.touch(self.fleet.gpus[record.home_uuid])  # it may be anyone's now
             return
@@ -182,4 +216,6 @@ class Books:
     def _conclude(self, record: RequestRecord, end: RequestState) -> None:
         record.become(end, self._story)
         del self.requests[record.request_id]
+        self.quotas.release(record)
+        self.adapters.ended(record.digest)
         self.counters[end.value] += 1

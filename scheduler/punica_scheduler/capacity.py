@@ -30,4 +30,6 @@ class Capacity:
 
     def could_load(self, record: RequestRecord) -> bool:
         """Whether the request's adapter fits the LoRA pool."""
-        return all(pages <= self.lora_pool.get(group, 0) for group, pages in record.lora_pages.items())
+        return not record.lora_pages or all(
+            pages <= self.lora_pool.get(group, 0) for group, pages in record.lora_pages.items()
+        )

@@ -36,7 +36,7 @@ class ConsolidationRule:
         """Whether prefilling the GPU's requests elsewhere takes less GPU time than its emptiness saves."""
         records = gpu.working_set.values()
         cost_s = sum(record.num_tokens for record in records) / self.prefill_tokens_per_s
-        longest = max(record.max_tokens - len(record.generated_ids) for record in records)
+        longest = max(record.max_tokens - record.num_generated for record in records)
         return cost_s < min(longest * gpu.step_s, self.idle_s)
 
 

@@ -38,13 +38,21 @@ class Decision:
 
     def deliver_end(self, record: RequestRecord, reason: FinishReason, error: WireError | None = None) -> None:
         """Tells the request's frontend that nothing follows."""
-        ending = Ending(record.handle, len(record.generated_ids), reason, error)
+        ending = Ending(
+            record.handle,
+            record.num_generated,
+            reason,
+            error,
+            gpu_s=record.gpu_s,
+            queue_s=record.queue_s,
+            num_evictions=record.num_evictions,
+        )
         self.columns_of(record.frontend_id).endings.append(ending)
 
     def conclude(self) -> list[Action]:
         """All actions, deliveries first: clients wait for those."""
         self.actions[:0] = [Deliver(frontend_id, columns.message()) for frontend_id, columns in self.deliveries.items()]
-        return list(self.actions)
+        return self.actions
 
 
 class StoryEntry(NamedTuple):

@@ -27,6 +27,10 @@ class RequestArrived:
     #: The frontend's own number of it.
     handle: int
     request: protocol.Request
+    #: Of the request's tenant.
+    quota: protocol.TenantQuota | None = None
+    #: False: its frontend has added it before, so it is not refused for a quota.
+    is_new: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,30 @@ class AssignmentsFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersCached:
+    """What a worker's host memory, or a runner's disk, has now that it had not, and the other way round."""
+
+    runner_id: str
+    change: protocol.AdaptersCached
+
+
+@dataclass(frozen=True, slots=True)
+class WarmingRequested:
+    """Someone wants an adapter on GPUs before a request does."""
+
+    frontend_id: str
+    call: protocol.WarmAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class ForgettingRequested:
+    """Someone wants an adapter gone from everywhere."""
+
+    frontend_id: str
+    call: protocol.ForgetAdapter
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; nothing else."""
 
@@ -110,5 +138,8 @@ Event = (
     | GpuLost
     | StepFinished
     | AssignmentsFailed
+    | AdaptersCached
+    | WarmingRequested
+    | ForgettingRequested
     | Tick
 )

@@ -21,6 +21,7 @@ def settings_of(config: SchedulerConfig) -> SchedulerSettings:
         migration=config.migration,
         max_queue=config.max_queue,
         queue_timeout_ns=_ns(config.queue_timeout_s),
+        store_patience_ns=_ns(config.store_patience_s),
         settle_ns=_ns(config.settle_s),
         consolidation=_consolidation_of(config) if config.consolidation.enabled and config.migration else None,
         scale=ScaleRule(

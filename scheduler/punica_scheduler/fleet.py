@@ -23,6 +23,10 @@ class Fleet:
         self.index = GpuIndex()
         #: How many GPUs there are of each kind; no kind has none.
         self.capacities: Counter[Capacity] = Counter()
+        #: The same of those that take requests.
+        self.open_capacities: Counter[Capacity] = Counter()
+        #: Rises with every change of these: what was found of them before may no longer be so.
+        self.version = 0
         #: GPUs that someone drains. A worker that starts again is still drained; a restart of ours forgets it.
         self._drained_uuids: set[str] = set()
         #: Runners that are about to stop -> whether they know that nothing is left there.
@@ -33,18 +37,17 @@ class Fleet:
         assert info.uuid not in self.gpus, f"{info.uuid} is there"
         gpu = GpuRecord(info, runner_id, idle_since_ns=now_ns)
         self.gpus[gpu.uuid] = gpu
-        self.capacities[gpu.capacity] += 1
+        self._count(self.capacities, gpu, 1)
         gpu.is_draining = self._is_drained(gpu)
         if not gpu.is_draining:
-            self.index.add(gpu)
+            self._open(gpu)
 
     def lose(self, gpu: GpuRecord) -> None:
         """A GPU whose working set is empty."""
         del self.gpus[gpu.uuid]
-        self.index.discard(gpu)
-        self.capacities[gpu.capacity] -= 1
-        if not self.capacities[gpu.capacity]:
-            del self.capacities[gpu.capacity]
+        self._count(self.capacities, gpu, -1)
+        if not gpu.is_draining:
+            self._close(gpu)
 
     def of_runner(self, runner_id: str) -> list[GpuRecord]:
         return [gpu for gpu in self.gpus.values() if gpu.runner_id == runner_id]
@@ -53,7 +56,7 @@ class Fleet:
     def limits(self) -> Limits:
         """What frontends should know."""
         capacities = (capacity.num_tokens for capacity in self.capacities)
-        return Limits(num_gpus=len(self.gpus), max_request_tokens=max(capacities, default=None))
+        return Limits(len(self.gpus), max(capacities, default=None), num_draining=len(self.draining))
 
     # -------------------------------------------------------------- drains
 
@@ -69,7 +72,7 @@ class Fleet:
         gpu = self.gpus.get(uuid)
         if gpu is None and uuid not in self._drained_uuids:
             names = ", ".join(sorted(self.gpus)) or "none"
-            raise GpuNotFound(f"no GPU {uuid!r} is in the cluster; there are {names}", param="gpu_uuid")
+            raise GpuNotFound(f"no GPU {uuid!r} is in the cluster; there are {names}", param="gpu")
         if not drain and gpu is not None and gpu.runner_id in self._drained_runners:
             raise InvalidRequest(f"GPU {uuid} goes with its runner {gpu.runner_id}, which is stopping", param="drain")
         if drain:
@@ -102,9 +105,23 @@ class Fleet:
     def _update(self, gpu: GpuRecord) -> None:
         was_draining, gpu.is_draining = gpu.is_draining, self._is_drained(gpu)
         if gpu.is_draining and not was_draining:
-            self.index.discard(gpu)
+            self._close(gpu)
         elif was_draining and not gpu.is_draining:
-            self.index.add(gpu)
+            self._open(gpu)
+
+    def _open(self, gpu: GpuRecord) -> None:
+        self.index.add(gpu)
+        self._count(self.open_capacities, gpu, 1)
+
+    def _close(self, gpu: GpuRecord) -> None:
+        self.index.discard(gpu)
+        self._count(self.open_capacities, gpu, -1)
+
+    def _count(self, capacities: Counter[Capacity], gpu: GpuRecord, change: int) -> None:
+        self.version += 1
+        capacities[gpu.capacity] += change
+        if not capacities[gpu.capacity]:
+            del capacities[gpu.capacity]
 
     def check_invariants(self) -> None:
         """AssertionError is a bug of ours."""
@@ -113,3 +130,5 @@ class Fleet:
             assert gpu.is_draining == self._is_drained(gpu), f"{gpu.uuid} is drained in part"
         self.index.check_invariants(self.gpus.values())
         assert self.capacities == Counter(gpu.capacity for gpu in self.gpus.values()), "kinds of GPUs are wrong"
+        open_capacities = Counter(gpu.capacity for gpu in self.gpus.values() if not gpu.is_draining)
+        assert self.open_capacities == open_capacities, "kinds of GPUs that take requests are wrong"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from punica_scheduler.batch import Batch
 from punica_scheduler.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.page_book import PageBook
 from punica_scheduler.request import LoraPages, RequestRecord
@@ -30,6 +31,10 @@ class GpuRecord:
     book: PageBook = field(init=False)
     #: By the counter of the assignment.
     working_set: dict[int, RequestRecord] = field(default_factory=dict)
+    #: The newest report that named its rows.
+    naming: StepReport | None = None
+    #: The requests of the newest report with tokens, while they are all here.
+    batch: Batch | None = None
     #: Pages that the working set needs STEPS_AHEAD steps from now.
     num_pages_ahead: int = 0
     #: Tokens that fit the pages for a newcomer: those free by the book, and not needed by the working set.
@@ -39,6 +44,10 @@ class GpuRecord:
     #: Pages of the LoRA pool that those adapters take, by group.
     lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
     resident: tuple[str, ...] = ()
+    #: When a request last left each of these adapters without users.
+    unused_since_ns: dict[str, int] = field(default_factory=dict)
+    #: Digests of the adapters in its worker's host memory.
+    cached: set[str] = field(default_factory=set)
     batch_size: int = 0
     num_adapters: int = 0
     num_steps: int = 0
@@ -46,6 +55,8 @@ class GpuRecord:
     step_s: float = 0.0
     #: Accepted from this GPU.
     num_tokens: int = 0
+    #: When the newest of them came.
+    token_ns: int = 0
 
     def __post_init__(self) -> None:
         self.uuid = self.info.uuid
@@ -133,36 +144,48 @@ class GpuRecord:
         if not num_users:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
-        record.num_pages_ahead = self.pages_ahead_of(record)
-        record.grows_at = self._next_growth(record)
-        self.num_pages_ahead += record.num_pages_ahead
+        self.num_pages_ahead += self.pages_ahead_of(record)
         seq = self.book.start(assignment, self.pages_for(record.num_tokens + 1))
         self._update_room()
         return seq
 
     def remove(self, assignment: AssignmentId, now_ns: int) -> None:
         """Takes a request out of the working set."""
+        self.end_batch()
         record = self.working_set.pop(assignment.counter)
-        self.num_pages_ahead -= record.num_pages_ahead
+        self.num_pages_ahead -= self.pages_ahead_of(record)
         self.num_users[record.digest] -= 1
         if not self.num_users[record.digest]:
             del self.num_users[record.digest]
+            if record.digest in self.resident:
+                self.unused_since_ns[record.digest] = now_ns
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] -= pages
         if not self.working_set:
             self.idle_since_ns = now_ns
         self._update_room()
 
-    def grow(self, record: RequestRecord) -> None:
-        """A request of the working set has reached ``grows_at``: it needs one page more ahead than before."""
-        self.num_pages_ahead += 1
-        record.num_pages_ahead += 1
-        record.grows_at = self._next_growth(record)
+    def begin_batch(self, report: StepReport, num_repeats: int) -> Batch | None:
+        """The batch that a report with names begins; ``num_repeats`` is what it came with.
 
-    def _next_growth(self, record: RequestRecord) -> int:
-        """The position of the token that takes the request's next steps past its pages; max_tokens when none does."""
-        num_generated = record.num_pages_ahead * self.info.page_size - record.num_prompt
-        return num_generated - STEPS_AHEAD if num_generated < record.max_tokens else record.max_tokens
+        None, unless its rows are different requests at their next positions.
+        """
+        self.end_batch()
+        counters = report.counters
+        records = [record for counter in counters if (record := self.working_set.get(counter)) is not None]
+        positions = tuple([len(record.generated_ids) for record in records])
+        if len(records) == len(set(counters)) and positions == report.positions:
+            batch = Batch(positions, records, num_repeats, self.info.page_size)
+            if batch.max_steps > 0:
+                batch.begin()
+                self.batch = batch
+        return self.batch
+
+    def end_batch(self) -> None:
+        """The next report will be of other requests."""
+        if self.batch is not None:
+            self.batch.end()
+            self.batch = None
 
     def drop(self, assignment: AssignmentId) -> None:
         """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
@@ -179,24 +202,31 @@ class GpuRecord:
             self.step_s = report.duration_s
         if report.resident is not None:
             self.resident = report.resident
+            resident = set(report.resident)
+            self.unused_since_ns = {
+                digest: since_ns for digest, since_ns in self.unused_since_ns.items() if digest in resident
+            }
         self._update_room()
 
-    @property
     def _num_free_pages(self) -> int:
-        return min(self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead)
+        free_by_book, free_by_need = self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead
+        return free_by_book if free_by_book < free_by_need else free_by_need
 
     def _update_room(self) -> None:
-        self.room = self._num_free_pages * self.info.page_size
+        self.room = self._num_free_pages() * self.info.page_size
 
     def check_invariants(self) -> None:
         """Audits the sums. AssertionError is a bug of ours."""
         self.book.check_invariants()
         records = list(self.working_set.values())
-        for record in records:
-            assert record.num_pages_ahead == self.pages_ahead_of(record), f"{record.request_id} has grown unseen"
-            assert len(record.generated_ids) <= record.grows_at == self._next_growth(record), f"{record.request_id}"
-        assert self.num_pages_ahead == sum(record.num_pages_ahead for record in records), f"pages of {self.uuid}"
-        assert self.room == self._num_free_pages * self.info.page_size, f"room of {self.uuid}"
+        in_batch = [record for record in records if record.batch is not None]
+        if self.batch is not None:
+            assert all(record.batch is self.batch for record in in_batch), f"two batches on {self.uuid}"
+            assert self.naming is not None, self.uuid
+            assert self.batch.records == [self.working_set[counter] for counter in self.naming.counters], self.uuid
+        assert len(in_batch) == (len(self.batch.records) if self.batch else 0), f"the batch of {self.uuid}"
+        assert self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}"
+        assert self.room == self._num_free_pages() * self.info.page_size, f"room of {self.uuid}"
         assert self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}"
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():
@@ -205,7 +235,7 @@ class GpuRecord:
         assert all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid
         assert len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch"
 
-    def snapshot(self) -> GpuSnapshot:
+    def snapshot(self, now_ns: int) -> GpuSnapshot:
         return GpuSnapshot(
             gpu=self.info,
             runner_id=self.runner_id,
@@ -217,4 +247,8 @@ class GpuRecord:
             steps=self.num_steps,
             tokens=self.num_tokens,
             is_draining=self.is_draining,
+            adapters_used_ns=tuple(
+                now_ns if digest in self.num_users else self.unused_since_ns.get(digest, 0) for digest in self.resident
+            ),
+            num_cached_adapters=len(self.cached),
         )

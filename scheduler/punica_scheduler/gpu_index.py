@@ -74,7 +74,7 @@ class GpuIndex:
             self._take_out(gpu)
             if gpu.is_full:
                 return
-            self._file_of(size).gpus.insert(bisect_left(self._file_of(size).gpus, gpu.uuid, key=_by_uuid), gpu)
+            insort(self._file_of(size).gpus, gpu, key=_by_uuid)
         self._filed[gpu] = (size, room)
         file = self._files[size]
         file.max_room = max(file.max_room, room)

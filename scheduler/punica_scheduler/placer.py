@@ -35,14 +35,16 @@ class Placer:
         """After everything else that an event leads to."""
         if not self._waiting or not self._fleet.gpus:
             return
-        self._begin_trial(decision)
-        self._keep_apart()
+        if self._apart is not None or not self._books.trials.is_idle:
+            self._begin_trial(decision)
+            self._keep_apart()
         improved = self._fleet.index.take_improved()
         if self._waiting.homebound:
             self._place_homebound(improved, decision)
         self._place_from_queue(improved, decision)
         # What this decision may not put back, the next may.
-        self._fleet.index.improved |= {self._fleet.gpus[uuid] for uuid in decision.barred.values()}
+        if decision.barred:
+            self._fleet.index.improved |= {self._fleet.gpus[uuid] for uuid in decision.barred.values()}
 
     def move_away(self, gpus: Collection[GpuRecord], decision: Decision) -> None:
         """Moves the requests of draining GPUs to where there is room, but none past an older one that waits."""
@@ -62,14 +64,14 @@ class Placer:
         """Empties a GPU for the next suspect, and places it there once the pages are back."""
         trials = self._books.trials
         while suspect := trials.next_suspect:
-            if error := refusal(suspect, self._fleet.capacities):
+            if error := refusal(suspect, self._fleet):
                 self._books.fail(suspect, WireError.of(error), decision)
                 continue
             gpu = trials.gpu_apart(self._fleet.gpus)
             if gpu is None:
                 return
             for record in list(gpu.working_set.values()):
-                self._books.evict(record, gpu, decision)
+                self._books.make_way(record, gpu, decision)
             if not decision.allows(suspect, gpu) or not gpu.has_room_for(suspect):
                 return
             self._books.place(suspect, gpu, decision)
@@ -93,7 +95,7 @@ class Placer:
     def _place_from_queue(self, improved: Collection[GpuRecord], decision: Decision) -> None:
         """A head that does not fit blocks those behind it."""
         while record := self._waiting.queue.head:
-            if error := refusal(record, self._fleet.capacities):
+            if error := refusal(record, self._fleet):
                 self._books.fail(record, WireError.of(error), decision)
                 continue
             if record is self._blocked and not any(self._takes(gpu, record, decision) for gpu in improved):
@@ -108,8 +110,11 @@ class Placer:
     # -------------------------------------------------------------- questions
 
     def _target_of(self, record: RequestRecord, decision: Decision) -> GpuRecord | None:
-        gpus = self._placement(record, self._fleet.index)
-        return next((gpu for gpu in gpus if self._takes(gpu, record, decision)), None)
+        gpus = (gpu for gpu in self._placement(record, self._fleet.index) if self._takes(gpu, record, decision))
+        digest, adapters = record.digest, self._books.adapters
+        if record.num_failures and digest is not None:  # not where the store would have to give it once more
+            return min(gpus, key=lambda gpu: not adapters.is_near(digest, gpu), default=None)
+        return next(gpus, None)
 
     def _takes(self, gpu: GpuRecord, record: RequestRecord, decision: Decision) -> bool:
         return (

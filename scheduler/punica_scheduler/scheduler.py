@@ -5,25 +5,39 @@ happens by the clock alone (deadlines, what is left of drains, consolidation, sc
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import assert_never
 
-from punica_scheduler import consolidation, events
-from punica_scheduler.actions import Action, Advise, AnnounceLimits, DrainAnswered, RunnerDrained
-from punica_scheduler.admission import refusal, too_long_to_send
-from punica_scheduler.advice import ScaleAdvisor
+import msgspec
+
+from punica_scheduler import events
+from punica_scheduler.actions import Action, AnnounceLimits, CallAnswered, Forget, RunnerDrained, Warm
+from punica_scheduler.admission import refusal_on_arrival
 from punica_scheduler.audit import check_books
 from punica_scheduler.books import Books
 from punica_scheduler.decision import Decision, StoryEntry
 from punica_scheduler.gpu import GpuRecord
+from punica_scheduler.history import History
 from punica_scheduler.intake import take_tokens
+from punica_scheduler.periodic import Periodic
 from punica_scheduler.placer import Placer
 from punica_scheduler.request import RequestRecord
 from punica_scheduler.settings import SchedulerSettings
-from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
-from punica_serve.protocol import AssignmentsFailed, ClusterSnapshot, GpuInfo, Limits, StepReport, WireError
+from punica_serve.errors import ClusterUnavailable, PunicaError, RequestFailed
+from punica_serve.protocol import (
+    AdapterResidency,
+    AssignmentsFailed,
+    ClusterSnapshot,
+    GpuInfo,
+    Limits,
+    StepReport,
+    WarmAdapter,
+    WireError,
+)
 
-#: Events that the story remembers: some seconds of a busy cluster.
-STORY_LENGTH = 1000
+#: Events that the story remembers. What it holds is spread over the memory, and a longer one would no longer fit a
+#: core's cache: a thousand events cost as much time as a tenth of all else.
+STORY_LENGTH = 128
 
 
 class Scheduler:
@@ -40,21 +54,22 @@ class Scheduler:
         self._books = Books(incarnation, self._settings, self.story)
         self._fleet = self._books.fleet
         self._placer = Placer(self._books, self._settings.placement)
-        self._advisor = ScaleAdvisor(self._settings.scale)
+        self._periodic = Periodic(self._books, self._settings)
         self._is_settled = self._settings.settle_ns == 0
         self._frontends: set[str] = set()
         self._runners: set[str] = set()
         self._limits = Limits(num_gpus=0)
-        self._next_consolidation_ns = 0
         self._num_events = 0
+        self._history = History()
 
     def handle(self, event: events.Event, now_ns: int) -> list[Action]:
-        """What to do about an event, in order. Raises AssertionError when the books are wrong, if they are audited."""
+        """What to do about an event, in order. AssertionError: the books are wrong, and they are audited."""
         decision = Decision(now_ns)
         self.story.append(StoryEntry(now_ns, event, decision.actions))
         self._apply(event, decision)
         if self._is_settled:
             self._placer.place_what_waits(decision)
+            self._forget_adapters(decision)
         if decision.has_drained:
             decision.actions += map(RunnerDrained, self._fleet.take_drained_runners())
         actions = decision.conclude()
@@ -68,13 +83,25 @@ class Scheduler:
         return ClusterSnapshot(
             incarnation=self._incarnation,
             now_ns=now_ns,
-            gpus=tuple(gpu.snapshot() for _, gpu in sorted(self._fleet.gpus.items())),
+            gpus=tuple(gpu.snapshot(now_ns) for _, gpu in sorted(self._fleet.gpus.items())),
             queue_length=len(self._books.waiting),
             num_frontends=len(self._frontends),
             num_runners=len(self._runners),
             counters=dict(self._books.counters),
-            advice=self._advisor.advice,
+            advice=self._periodic.latest_advice,
+            recent=self._books.recent.figures(self._books.counters, now_ns),
+            marks=self._books.marks.snapshot(),
         )
+
+    def history(self) -> msgspec.Raw:
+        """What it was like in the last minutes: an encoded ClusterHistory."""
+        return self._history.encoded()
+
+    def residency(self, digests: Collection[str]) -> tuple[AdapterResidency, ...]:
+        """Where these adapters are, or all. Raises ClusterUnavailable while frontends may still tell who is in use."""
+        if not self._is_settled:
+            raise ClusterUnavailable("the scheduler has just started and does not know yet; try again in a second")
+        return self._books.adapters.residency(digests)
 
     def check_invariants(self) -> None:
         """Audits the books. AssertionError is a bug of ours."""
@@ -87,8 +114,8 @@ class Scheduler:
         match event:
             case events.StepFinished(report):
                 self._step_finished(report, decision)
-            case events.RequestArrived(frontend_id, handle, request):
-                self._request_arrived(RequestRecord.of(frontend_id, handle, request), decision)
+            case events.RequestArrived():
+                self._request_arrived(event, decision)
             case events.RequestCancelled(frontend_id, request_id):
                 self._request_cancelled(frontend_id, request_id, decision)
             case events.AssignmentsFailed(failure):
@@ -110,6 +137,15 @@ class Scheduler:
                 self._runner_drain_requested(runner_id, decision)
             case events.GpuDrainRequested():
                 self._gpu_drain_requested(event, decision)
+            case events.AdaptersCached(runner_id, change):
+                self._books.adapters.cached(runner_id, change.gpu_uuid, change.came, change.left)
+                came = frozenset(change.came)  # a runner that dials tells of all that its disk holds
+                self._books.waiting.call_back(lambda record: record.digest in came, decision.now_ns)
+            case events.WarmingRequested(frontend_id, call):
+                self._warming_requested(frontend_id, call, decision)
+            case events.ForgettingRequested(frontend_id, call):
+                self._books.adapters.forget(call.digest)
+                decision.actions.append(CallAnswered(frontend_id, call.call_id))
             case events.Tick():
                 self._tick(decision)
             case _:
@@ -122,24 +158,24 @@ class Scheduler:
         # Counters of another incarnation are of assignments that this one knows nothing of.
         is_ours = report.incarnation == self._incarnation
         num_tokens = gpu.num_tokens
-        broken = take_tokens(report, gpu, decision) if is_ours else {}
+        broken = take_tokens(report, gpu, self._books.recent, decision) if is_ours else {}
         self._books.counters["tokens"] += gpu.num_tokens - num_tokens
         self._books.waiting.queue.charge(gpu.working_set.values())
         self._books.trials.note_progress()
         gpu.account(report)
         self._fleet.index.update(gpu)
-        for counter, position in broken.items():
-            self._break_stream(gpu.working_set[counter], gpu, position, decision)
+        for counter, sent in broken.items():
+            self._break_stream(gpu.working_set[counter], gpu, sent, decision)
         for counter, reason in report.finished if is_ours else ():
             if record := gpu.working_set.get(counter):
                 self._books.finish(record, reason, decision)
         is_starved = is_ours and bool(report.starved) and not gpu.working_set.keys().isdisjoint(report.starved)
         self._evict(gpu, is_starved, decision)
 
-    def _break_stream(self, record: RequestRecord, gpu: GpuRecord, position: int, decision: Decision) -> None:
+    def _break_stream(self, record: RequestRecord, gpu: GpuRecord, sent: str, decision: Decision) -> None:
         """The worker and we disagree on where a request is: it starts over from what its client has."""
-        expected = len(record.generated_ids)
-        error = RequestFailed(f"GPU {gpu.uuid} sent token {position} of it where {expected} had to come")
+        expected = record.num_generated
+        error = RequestFailed(f"GPU {gpu.uuid} sent {sent} where token {expected} of it had to come")
         self._books.try_again(record, gpu, WireError.of(error), decision, tell_worker=True)
 
     def _evict(self, gpu: GpuRecord, is_starved: bool, decision: Decision) -> None:
@@ -174,38 +210,34 @@ class Scheduler:
         for record in [record for record in self._books.requests.values() if record.frontend_id == frontend_id]:
             self._books.cancel(record, decision)
 
-    def _request_arrived(self, record: RequestRecord, decision: Decision) -> None:
+    def _request_arrived(self, event: events.RequestArrived, decision: Decision) -> None:
+        record = RequestRecord.of(event.frontend_id, event.handle, event.request)
         self._books.counters["arrived"] += 1
         previous = self._books.requests.get(record.request_id)
         if previous is not None and previous.frontend_id == record.frontend_id:
             self._books.cancel(previous, decision)
-        if error := self._refusal_on_arrival(record):
+        knows_gpus = self._is_settled and bool(self._fleet.gpus)
+        error = refusal_on_arrival(record, self._books, self._settings.max_queue, knows_gpus=knows_gpus)
+        if error is None and event.is_new:
+            error = self._books.quotas.refusal(record, event.quota, decision.now_ns)
+        if error is not None:
             self._books.counters["failed"] += 1
             decision.deliver_end(record, "error", WireError.of(error))
         else:
-            self._books.admit(record, decision)
-
-    def _refusal_on_arrival(self, record: RequestRecord) -> PunicaError | None:
-        if record.request_id in self._books.requests:
-            return InvalidRequest("another frontend has a request of this id; ids must be unique", param="request_id")
-        if error := too_long_to_send(record.request):
-            return error
-        num_waiting = len(self._books.waiting)
-        # A stream that has begun was admitted once; a restart of ours must not break it.
-        if num_waiting >= self._settings.max_queue and not record.generated_ids:
-            return OutOfCapacity(f"{num_waiting} requests wait for a GPU already; try again later")
-        return refusal(record, self._fleet.capacities) if self._is_settled and self._fleet.gpus else None
+            self._books.admit(record, event.quota, decision)
 
     def _request_cancelled(self, frontend_id: str, request_id: str, decision: Decision) -> None:
         record = self._books.requests.get(request_id)
         if record is not None and record.frontend_id == frontend_id:
             self._books.cancel(record, decision)
+            decision.deliver_end(record, "cancelled")  # for its GPU time; nobody waits for it
 
     # -------------------------------------------------------------- runners and their GPUs
 
     def _runner_lost(self, runner_id: str, decision: Decision) -> None:
         self._runners.discard(runner_id)
         self._fleet.forget_runner(runner_id)
+        self._books.adapters.lose_runner(runner_id)
         for gpu in self._fleet.of_runner(runner_id):
             self._books.lose_gpu(gpu, decision, is_death=False)
         self._announce_new_limits(decision)
@@ -214,6 +246,7 @@ class Scheduler:
         if gpu := self._fleet.gpus.get(info.uuid):
             self._books.lose_gpu(gpu, decision, is_death=False)
         self._fleet.join(runner_id, info, decision.now_ns)
+        self._books.marks.add("gpu_joined", info.uuid, decision.now_ns)
         self._announce_new_limits(decision)
 
     def _gpu_lost(self, uuid: str, decision: Decision) -> None:
@@ -223,17 +256,36 @@ class Scheduler:
 
     def _runner_drain_requested(self, runner_id: str, decision: Decision) -> None:
         self._fleet.drain_runner(runner_id)
+        for gpu in self._fleet.of_runner(runner_id):
+            self._books.marks.add("gpu_drained", gpu.uuid, decision.now_ns)
         decision.has_drained = True
+        self._announce_new_limits(decision)
         self._move_from_draining(decision)
 
     def _gpu_drain_requested(self, event: events.GpuDrainRequested, decision: Decision) -> None:
         try:
             self._fleet.drain_gpu(event.gpu_uuid, event.drain)
         except PunicaError as error:
-            decision.actions.append(DrainAnswered(event.frontend_id, event.call_id, WireError.of(error)))
+            decision.actions.append(CallAnswered(event.frontend_id, event.call_id, WireError.of(error)))
             return
-        decision.actions.append(DrainAnswered(event.frontend_id, event.call_id))
+        if event.drain:
+            self._books.marks.add("gpu_drained", event.gpu_uuid, decision.now_ns)
+        self._announce_new_limits(decision)
+        decision.actions.append(CallAnswered(event.frontend_id, event.call_id))
         self._move_from_draining(decision)
+
+    def _warming_requested(self, frontend_id: str, call: WarmAdapter, decision: Decision) -> None:
+        try:
+            gpus = self._books.adapters.warm(call.adapter.digest, call.gpu_uuids)
+        except PunicaError as error:
+            decision.actions.append(CallAnswered(frontend_id, call.call_id, WireError.of(error)))
+            return
+        decision.actions += [Warm(gpu.uuid, call.adapter, call.pin) for gpu in gpus]
+        decision.actions.append(CallAnswered(frontend_id, call.call_id))
+
+    def _forget_adapters(self, decision: Decision) -> None:
+        for digest in self._books.adapters.take_forgettable():
+            decision.actions += [Forget(runner_id, digest) for runner_id in sorted(self._runners)]
 
     def _move_from_draining(self, decision: Decision) -> None:
         if not self._is_settled:
@@ -253,33 +305,17 @@ class Scheduler:
 
     def _tick(self, decision: Decision) -> None:
         self._is_settled = self._is_settled or decision.now_ns >= self._incarnation + self._settings.settle_ns
-        self._end_waits(decision)
+        self._periodic.let_minutes_pass(decision)
+        self._periodic.end_waits(decision)
         if self._is_settled:
             self._move_from_draining(decision)
-            self._consolidate(decision)
-            self._advise(decision)
+            self._periodic.consolidate(decision)
+            self._periodic.advise(decision)
+        self._look_back(decision.now_ns)
 
-    def _end_waits(self, decision: Decision) -> None:
-        timeout_ns = self._settings.queue_timeout_ns
-        for record in [record for record in self._books.waiting if record.queued_ns <= decision.now_ns - timeout_ns]:
-            error = f"no GPU had room for the request for {timeout_ns / 1e9:g} s; try again later"
-            self._books.fail(record, WireError.of(OutOfCapacity(error)), decision)
-
-    def _consolidate(self, decision: Decision) -> None:
-        rule = self._settings.consolidation
-        if rule is None or decision.now_ns < self._next_consolidation_ns:
-            return
-        self._next_consolidation_ns = decision.now_ns + rule.interval_ns
-        if self._books.waiting or not self._books.trials.is_idle:
-            return
-        moves = consolidation.plan(self._fleet.gpus.values(), self._fleet.index, rule)
-        for record, gpu in moves:
-            record.was_consolidated = True
-            self._books.move(record, gpu, decision)
-        self._books.counters["consolidations"] += bool(moves)
-
-    def _advise(self, decision: Decision) -> None:
-        before = self._advisor.advice
-        advice = self._advisor.look(self._fleet.gpus.values(), len(self._books.waiting), decision.now_ns)
-        if advice != before:
-            decision.actions.append(Advise(advice))
+    def _look_back(self, now_ns: int) -> None:
+        books = self._books
+        books.recent.let_pass(books.counters, now_ns)
+        if self._history.is_due(now_ns):
+            recent = books.recent.figures(books.counters, now_ns)
+            self._history.sample(self._fleet.gpus.values(), books.counters, len(books.waiting), recent, now_ns)

@@ -9,30 +9,42 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Never, assert_never
 
 from punica_scheduler import actions, events
-from punica_scheduler.actions import Action, Advise, AnnounceLimits, Deliver, DrainAnswered, Start, Stop
+from punica_scheduler.actions import Action, Advise, AnnounceLimits, CallAnswered, Deliver, Start, Stop
 from punica_scheduler.factory import scheduler_of
+from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
+from punica_scheduler.story_file import write_story
 from punica_serve.channel import Channel
 from punica_serve.config import ClusterConfig, SchedulerConfig
-from punica_serve.errors import ProtocolError
+from punica_serve.errors import ProtocolError, PunicaError
+from punica_serve.logs import about, named
 from punica_serve.notify import READY, notify
 from punica_serve.protocol import (
+    AdaptersCached,
     AddRequest,
     AssignmentsFailed,
+    CallReply,
     CancelRequest,
     ClusterReply,
     DrainGpu,
-    DrainReply,
     DrainRunner,
+    Forget,
+    ForgetAdapter,
     FrontendHello,
     GetCluster,
+    GetHistory,
+    GetResidency,
     GpuInfo,
     GpuJoined,
     GpuLost,
+    HistoryReply,
     Message,
+    Request,
+    ResidencyReply,
     RunnerDrained,
     RunnerHello,
     ScaleAdvice,
@@ -40,8 +52,12 @@ from punica_serve.protocol import (
     StepReport,
     StopRequest,
     ToScheduler,
+    Warm,
+    WarmAdapter,
+    WireError,
 )
 from punica_serve.tls import server_context
+from punica_serve.tracing import SpanSink, closing_spans, span_sink
 from punica_serve.wire import accept, listen
 
 log = logging.getLogger(__name__)
@@ -57,14 +73,22 @@ def _ignore(_: object) -> None:
 async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[int], object] = _ignore) -> None:
     """Runs the scheduler until cancelled; ``on_listening`` gets the port.
 
-    Raises ConfigError for an address that can't be had, and for TLS files that are no good.
+    Raises ConfigError for an address that can't be had, TLS files that are no good, and traces without their exporter.
     """
     hook = ScaleHook(config.scheduler.scale.hook, config.scheduler.scale.hook_timeout_s)
-    server = Server(config.scheduler, token, incarnation=time.time_ns(), on_advice=hook.advise)
+    sink = span_sink("scheduler", config.tracing.otlp_endpoint)
+    server = Server(
+        config.scheduler,
+        token,
+        incarnation=time.time_ns(),
+        story_folder=config.data_folder,
+        on_advice=hook.advise,
+        sink=sink,
+    )
     host = config.scheduler.host
     tls = server_context(config.tls) if config.tls else None
     listening = listen(host, config.scheduler.port, ToScheduler, server.session, config.links, tls)
-    async with hook.running(), listening as port:
+    async with hook.running(), closing_spans(sink), listening as port:
         log.info("scheduler listens on %s:%d", host, port)
         notify(READY)
         on_listening(port)
@@ -80,14 +104,18 @@ class Server:
         token: str,
         *,
         incarnation: int,
+        story_folder: Path,
         on_advice: Callable[[ScaleAdvice], object] = _ignore,
+        sink: SpanSink | None = None,
     ) -> None:
         self._token = token
+        self._story_path = story_folder / f"scheduler-story-{incarnation}.txt"
         self._on_advice = on_advice
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.
         self._clock_offset_ns = incarnation - time.monotonic_ns()
         self._scheduler = scheduler_of(config, incarnation)
+        self._spans = RequestSpans(sink, self._now_ns) if sink else None
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
         #: Runner id -> the process that has it.
@@ -104,11 +132,14 @@ class Server:
         """
         if self._failure is not None:
             raise self._failure
+        if self._spans:
+            self._spans.happened(event)
         try:
             for action in self._scheduler.handle(event, self._now_ns()):
                 self._do(action)
         except Exception as error:
             self._failure = error
+            write_story(self._scheduler.story, self._story_path)
             raise
 
     def _now_ns(self) -> int:
@@ -166,25 +197,41 @@ class Server:
                 said(message)
         finally:
             if self._links.get(peer) is channel:
-                log.info("%s left", peer)
+                self._log_leaving(peer, channel)
                 self.apply(lost)
                 del self._links[peer]
 
+    def _log_leaving(self, peer: str, channel: Channel) -> None:
+        lost = ", ".join(sorted(uuid for uuid, owner in self._gpus.items() if owner is channel))
+        level = logging.WARNING if lost else logging.INFO
+        log.log(level, "%s left%s: %s", peer, lost and f" with its GPUs {lost}", channel.end_reason)
+
     def _do(self, action: Action) -> None:
         match action:
+            case Deliver(frontend_id, deliveries):
+                if self._spans:
+                    self._spans.delivered(action)
+                _send(self._links[_frontend(frontend_id)], deliveries, may_wait=True)
             case Start(gpu_uuid, seq, assignment, request):
+                _log_request("request placed", request, gpu=gpu_uuid)
+                if self._spans:
+                    request = self._spans.started(action)
                 _send(self._gpus[gpu_uuid], StartRequest(gpu_uuid, seq, assignment, request))
             case Stop(gpu_uuid, seq, assignment):
+                if self._spans:
+                    self._spans.stopped(action)
                 _send(self._gpus[gpu_uuid], StopRequest(gpu_uuid, seq, assignment))
-            case Deliver(frontend_id, deliveries):
-                _send(self._links[_frontend(frontend_id)], deliveries, may_wait=True)
             case AnnounceLimits(frontend_id, limits):
                 _send(self._links[_frontend(frontend_id)], limits)
             case actions.RunnerDrained(runner_id):
                 log.info("nothing is left on the GPUs of runner %s", runner_id)
                 _send(self._links[_runner(runner_id)], RunnerDrained())
-            case DrainAnswered(frontend_id, call_id, error):
-                _send(self._links[_frontend(frontend_id)], DrainReply(call_id, error))
+            case CallAnswered(frontend_id, call_id, error):
+                _send(self._links[_frontend(frontend_id)], CallReply(call_id, error))
+            case actions.Warm(gpu_uuid, adapter, pin):
+                _send(self._gpus[gpu_uuid], Warm(gpu_uuid, adapter, pin))
+            case actions.Forget(runner_id, digest):
+                _send(self._links[_runner(runner_id)], Forget(digest))
             case Advise(advice):
                 self._on_advice(advice)
             case _:
@@ -192,17 +239,33 @@ class Server:
 
     def _frontend_said(self, channel: Channel, frontend_id: str, message: ToScheduler) -> None:
         match message:
-            case AddRequest(handle, request):
-                self.apply(events.RequestArrived(frontend_id, handle, request))
+            case AddRequest(handle, request, quota, is_new):
+                _log_request("request arrived", request, frontend=frontend_id)
+                self.apply(events.RequestArrived(frontend_id, handle, request, quota, is_new))
             case CancelRequest(request_id):
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
                 _send(channel, ClusterReply(call_id, self._scheduler.snapshot(self._now_ns())))
+            case GetHistory(call_id):
+                _send(channel, HistoryReply(call_id, self._scheduler.history()))
             case DrainGpu(call_id, gpu_uuid, drain):
                 log.info("GPU %s is to be %s", gpu_uuid, "drained" if drain else "used again")
                 self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu_uuid, drain))
+            case WarmAdapter():
+                self.apply(events.WarmingRequested(frontend_id, message))
+            case ForgetAdapter(digest=digest):
+                log.info("adapter %s is to be forgotten", digest)
+                self.apply(events.ForgettingRequested(frontend_id, message))
+            case GetResidency(call_id, digests):
+                _send(channel, self._residency(call_id, digests))
             case _:
                 raise ProtocolError(f"a frontend may not send {type(message).__name__}")
+
+    def _residency(self, call_id: int, digests: tuple[str, ...]) -> ResidencyReply | CallReply:
+        try:
+            return ResidencyReply(call_id, self._scheduler.residency(digests))
+        except PunicaError as error:
+            return CallReply(call_id, WireError.of(error))
 
     def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:
@@ -215,6 +278,9 @@ class Server:
                 log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
                 self._gpus[gpu.uuid] = channel
                 self.apply(events.GpuJoined(runner_id, gpu))
+            case AdaptersCached():
+                if message.gpu_uuid is None or self._gpus.get(message.gpu_uuid) is channel:
+                    self.apply(events.AdaptersCached(runner_id, message))
             case DrainRunner():
                 log.info("runner %s is to be drained", runner_id)
                 self.apply(events.RunnerDrainRequested(runner_id))
@@ -231,6 +297,11 @@ class Server:
                 log.warning("GPU %s is lost: %s", gpu_uuid, reason)
                 self.apply(events.GpuLost(gpu_uuid))
                 del self._gpus[gpu_uuid]
+
+
+def _log_request(what: str, request: Request, **more: str) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug(what, extra=about(**named(request), **more))
 
 
 def _frontend(frontend_id: str) -> str:

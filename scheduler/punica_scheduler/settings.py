@@ -18,6 +18,8 @@ class SchedulerSettings:
     migration: bool = True
     max_queue: int = 10_000
     queue_timeout_ns: int = 600 * 10**9
+    #: How long a request waits aside for an adapter that the store does not give, before it is tried a last time.
+    store_patience_ns: int = 30 * 10**9
     #: For so long from the start nothing is placed or refused for its size: after a restart all come back in any order.
     settle_ns: int = 0
     consolidation: ConsolidationRule | None = None

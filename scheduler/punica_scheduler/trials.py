@@ -79,7 +79,7 @@ class Trials:
 
 def note_death(record: RequestRecord) -> None:
     """The worker died with the request running on it."""
-    if len(record.generated_ids) - record.num_generated_at_start >= NUM_TRIAL_TOKENS:
+    if record.num_generated - record.num_generated_at_start >= NUM_TRIAL_TOKENS:
         record.num_losses = 0
     record.num_losses += 1
 

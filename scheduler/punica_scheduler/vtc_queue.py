@@ -61,7 +61,7 @@ class VtcQueue:
 
     def charge(self, records: Iterable[RequestRecord]) -> None:
         for record in records:
-            num_generated = len(record.generated_ids) - len(record.request.generated_ids)
+            num_generated = record.num_generated - len(record.request.generated_ids)
             service = INPUT_WEIGHT * record.num_prompt + OUTPUT_WEIGHT * num_generated
             if service > record.num_charged:
                 self._served[_tenant_of(record)] += service - record.num_charged

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ def started(
     ready_timeout_s: float = TIMEOUT_S,
     num_runners: int = 1,
     num_frontends: int = 1,
+    log_level: str = "info",
     **engine: Any,
 ) -> Iterator[Cluster]:
     """A cluster of one of our config files on free ports, with these engine settings.
@@ -131,9 +132,9 @@ def started(
     config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
     config.setdefault("adapters", {})["broken"] = str(folder / "broken")
-    config |= {"scheduler": {"port": 0}, "frontend": {"port": 0}}
+    config |= {"scheduler": {"port": 0}, "frontend": {"port": 0}, "data_folder": str(folder / "data")}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "info"]
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", log_level]
     command += ["--runners", str(num_runners), "--frontends", str(num_frontends)]
     with (folder / "log").open("wb") as log:
         up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
@@ -164,6 +165,20 @@ def simulated_cluster(tmp_path: Path) -> Iterator[Cluster]:
     (tmp_path / "three.yaml").write_text(yaml.safe_dump(document))
     with started(tmp_path, str(tmp_path / "three.yaml")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def run_demo(tmp_path: Path) -> Callable[..., AbstractContextManager[Cluster]]:
+    """Runs the demo with these parts of its config file changed."""
+
+    def run(log_level: str = "info", **parts: dict[str, Any] | str) -> AbstractContextManager[Cluster]:
+        document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+        for name, part in parts.items():
+            document[name] = {**document.get(name, {}), **part} if isinstance(part, dict) else part
+        (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
+        return started(tmp_path, str(tmp_path / "changed.yaml"), log_level=log_level)
+
+    return run
 
 
 @pytest.fixture
@@ -204,6 +219,17 @@ def wide_cluster(tmp_path: Path) -> Iterator[Cluster]:
 async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+def start() -> Callable[..., AbstractContextManager[Cluster]]:
+    """``started``: for tests that start a cluster more than once."""
+    return started
+
+
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[..., None]:
+    return wait_until
 
 
 @pytest.fixture

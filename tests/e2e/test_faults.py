@@ -10,6 +10,8 @@ from websockets.exceptions import ConnectionClosedError
 
 from process_tree import alive
 
+pytestmark = pytest.mark.slow
+
 Until = Callable[[Callable[[], bool]], Any]
 
 #: Greedy and drawn, of several adapters, long enough to be caught in the middle.

@@ -19,6 +19,7 @@ TIMEOUT_S = 50.0
 def test_a_process_says_that_it_is_ready_that_it_lives_and_that_it_stops(role: str, tmp_path: Path) -> None:
     config = yaml.safe_load((CONFIGS / "sim" / "live-16.yaml").read_text())
     config |= {"runner": {"devices": ["simulated"]}, "scheduler": {"port": 0}, "frontend": {"port": 0}}
+    config["data_folder"] = str(tmp_path / "data")
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", role, "--config", str(tmp_path / "one.yaml")]
     if role != "scheduler":

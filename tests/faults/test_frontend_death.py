@@ -8,13 +8,12 @@ from punica_faults.cluster import FRONTENDS, Cluster
 from punica_faults.load import NUM_STREAMS, Load
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
-from punica_faults.waits import until
+from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 
 #: The promise.
 GONE_S = 2.0
-POLL_S = 0.01
 
 
 async def test_a_dead_frontends_requests_are_cancelled_within_two_seconds(
@@ -39,7 +38,7 @@ async def test_a_dead_frontends_requests_are_cancelled_within_two_seconds(
         load.is_stopping = True
         killed_s = time.monotonic()
         cluster.processes[doomed].kill()
-        await until(is_none_held, "the scheduler holds none of them", poll_s=POLL_S)
+        await until(is_none_held, "the scheduler holds none of them")
         gone_s = time.monotonic() - killed_s
     load.check()
     recoveries.append(Recovery(f"kill {doomed}, until its requests are cancelled", NUM_STREAMS, gone_s, None))

@@ -9,7 +9,7 @@ import pytest
 from punica_faults.load import Load, Stream, _Client
 from punica_faults.proxy import Link
 from punica_faults.references import Reference
-from punica_faults.waits import until
+from waits import until
 
 ANSWER = (5, 6, 7, 8)
 

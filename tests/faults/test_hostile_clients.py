@@ -6,7 +6,7 @@ from punica_faults.cluster import FRONTENDS, Cluster
 from punica_faults.hostile import attacked
 from punica_faults.load import NUM_STREAMS, Load
 from punica_faults.references import Reference
-from punica_faults.waits import until
+from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 

@@ -10,7 +10,7 @@ from punica_faults.cluster import FRONTENDS, Cluster
 from punica_faults.load import Load
 from punica_faults.poison import POISON_SEED
 from punica_faults.references import Reference
-from punica_faults.waits import DEADLINE_S
+from waits import DEADLINE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 

@@ -2,182 +2,49 @@
 
 import asyncio
 import contextlib
-import os
-import resource
+import shutil
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import tokenizers
-import yaml
 from fastapi import FastAPI
-from tokenizers import decoders, models, pre_tokenizers
 
+from byte_tokens import EOS, byte_tokenizer
+from echo_cluster import EchoCluster
+from frontend_process import FrontendProcess, StartFrontend, launch
+from punica_frontend.adapters.lifecycle import Lifecycle
 from punica_frontend.admission import Admission
 from punica_frontend.app import create_app, max_body_bytes
 from punica_frontend.http_server import EmbeddedServer, http_server
 from punica_frontend.listener import bind
-from punica_frontend.live_request import Backlog, Delivery, LiveRequest, SlowReader
-from punica_serve.adapters.catalog import AdapterCatalog
-from punica_serve.channel import Channel
-from punica_serve.config import EngineConfig
-from punica_serve.errors import AdapterRejected, ClusterUnavailable, GpuNotFound
+from punica_frontend.metrics.figures import Figures
+from punica_frontend.parts import Parts
+from punica_frontend.templates import TemplateRenderer
+from punica_frontend.tenancy.door import Door, Lock
+from punica_frontend.tenancy.meter import Meter
+from punica_frontend.tenancy.sessions import Sessions
+from punica_serve.config import ClusterConfig, EngineConfig
+from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import GenerationDefaults, ModelConfig
-from punica_serve.process import TOKEN_ENV
-from punica_serve.protocol import (
-    AdapterRef,
-    ClusterSnapshot,
-    Ending,
-    FrontendHello,
-    FrontendToScheduler,
-    GpuInfo,
-    GpuSnapshot,
-    Limits,
-    Message,
-    Request,
-    ScaleAdvice,
-    TokenLogprobs,
-    WireError,
-)
+from punica_serve.protocol import AdapterRef, FrontendToScheduler
+from punica_serve.registry.config import sqlite_url
+from punica_serve.registry.database import Database
+from punica_serve.registry.names import SHARED_TENANT
+from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.registry import Registry
+from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.text.tokenizer import Tokenizer
-from punica_serve.wire import accept, listen
+from punica_serve.wire import listen
+from scripted_scheduler import ScriptedScheduler
+from waits import until
 
-EOS = 0
 CONTEXT = 64
 #: Of the server, at once.
 MAX_CONNECTIONS = 50
-
-
-class EchoCluster:
-    """Answers each request with its prompt and an end of sequence; a SchedulerClient in memory."""
-
-    def __init__(self) -> None:
-        self.connected = True
-        self.limits: Limits | None = Limits(num_gpus=1, max_request_tokens=None)
-        self.requests: list[Request] = []
-        self.live: set[str] = set()
-        self.cancelled: list[str] = []
-        self.failed: list[str] = []
-        #: Tokens given out, all requests together.
-        self.num_tokens = 0
-        #: Requests wait for ``resumed`` before the token of this position.
-        self.pause_at: int | None = None
-        self.resumed = asyncio.Event()
-        self.turns_per_token = 5
-        self.answer: Callable[[Request], Iterable[int]] = lambda request: [*request.prompt_ids, EOS]
-        #: What the request ends with instead of its token at ``fail_at``: an error of the cluster's, or a bug of ours.
-        self.failure: WireError | Exception | None = None
-        self.fail_at = 0
-        self.drained: set[str] = set()
-        self._answering: dict[int, asyncio.Task[None]] = {}
-
-    async def start(self, request: Request, on_ready: Callable[[], None], backlog: Backlog) -> LiveRequest:
-        self.requests.append(request)
-        self.live.add(request.request_id)
-        live = LiveRequest(len(self.requests), request, on_ready, backlog)
-        self._answering[live.handle] = asyncio.create_task(self._answer(live))
-        return live
-
-    def stop(self, live: LiveRequest) -> None:
-        self._answering.pop(live.handle).cancel()
-        self.live.discard(live.request.request_id)
-        if not live.is_finished:
-            self.cancelled.append(live.request.request_id)
-
-    async def _answer(self, live: LiveRequest) -> None:
-        sampling = live.request.sampling
-        for position, token_id in enumerate(self.answer(live.request)):
-            if position == self.pause_at:
-                await self.resumed.wait()
-            if self.failure and position == self.fail_at:
-                fail(live, self.failure)
-                return
-            self.num_tokens += 1
-            logprobs = None if sampling.logprobs is None else TokenLogprobs(-0.5, (token_id,), (-0.5,))
-            try:
-                live.accept(position, token_id, logprobs)
-            except SlowReader as error:
-                self.failed.append(live.request.request_id)
-                live.fail(WireError.of(error))
-                return
-            if token_id == EOS or position + 1 == sampling.max_tokens:
-                live.end(Ending(live.handle, position + 1, "stop" if token_id == EOS else "length"))
-                return
-            # Time for everybody on the way to the client to take it before the next one comes.
-            for _ in range(self.turns_per_token):
-                await asyncio.sleep(0)
-
-    async def cluster(self) -> ClusterSnapshot:
-        if not self.connected:
-            raise ClusterUnavailable("the scheduler can't be reached; try again")
-        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8})
-        gpu = GpuSnapshot(info, "host", 2, 1, 1, 90, ("d1",), 7, 11, is_draining="CPU-1" in self.drained)
-        return ClusterSnapshot(1, 2, (gpu,), 0, 1, 1, {"tokens": 11}, ScaleAdvice(1, ("host",)))
-
-    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
-        if gpu_uuid != "CPU-1":
-            raise GpuNotFound(f"no GPU {gpu_uuid!r}; there are CPU-1")
-        (self.drained.add if drain else self.drained.discard)(gpu_uuid)
-
-
-def fail(live: LiveRequest, failure: WireError | Exception) -> None:
-    """Ends a request with an error. An exception that is none of ours comes up where its tokens are taken."""
-
-    def raise_it() -> Delivery:
-        assert isinstance(failure, Exception)
-        raise failure
-
-    if isinstance(failure, WireError):
-        live.fail(failure)
-    else:
-        live.take = raise_it  # type: ignore[method-assign]
-        live.fail(WireError("never", "seen"))
-
-
-class ScriptedScheduler:
-    """The other end of the link, on which the test says what is said."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self.incarnation = 1
-        #: All that frontends sent, on all links so far, their hellos left out.
-        self.received: list[Any] = []
-        self.num_links = 0
-        #: Of all links so far.
-        self.frontend_ids: list[str] = []
-        self._channel: Channel | None = None
-
-    async def session(self, channel: Channel) -> None:
-        hello = await accept(channel, token="secret", incarnation=self.incarnation)
-        assert isinstance(hello, FrontendHello)
-        self.frontend_ids.append(hello.frontend_id)
-        self._channel = channel
-        self.num_links += 1
-        try:
-            async for message in channel:
-                self.received.append(message)
-        finally:
-            self.num_links -= 1
-
-    @property
-    def is_linked(self) -> bool:
-        return self._channel is not None
-
-    def send(self, message: Message) -> None:
-        assert self._channel is not None
-        self._channel.send(message)
-
-    async def cut(self) -> None:
-        """Ends the link; the frontend dials again."""
-        assert self._channel is not None
-        await self._channel.close("cut by the test")
 
 
 @pytest.fixture
@@ -187,54 +54,20 @@ async def scheduler() -> AsyncIterator[ScriptedScheduler]:
         yield scheduler
 
 
-@dataclass(frozen=True)
-class FrontendProcess:
-    """A frontend of its own, on the demo's model."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def stream_url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}/v1/generate/stream"
-
-    @property
-    def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize()
-
-
 @pytest.fixture
-async def start_frontend(
-    scheduler: ScriptedScheduler, tmp_path: Path
-) -> AsyncIterator[Callable[..., Awaitable[FrontendProcess]]]:
+async def start_frontend(scheduler: ScriptedScheduler, tmp_path: Path) -> AsyncIterator[StartFrontend]:
     """Starts frontends that are linked to the scheduler of the test, with these settings."""
     with contextlib.ExitStack() as stack:
 
         async def start(**frontend: Any) -> FrontendProcess:
             num_links = scheduler.num_links
-            process, port = _launch(tmp_path, scheduler.port, frontend)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            await until(lambda: scheduler.num_links > num_links, timeout_s=60.0)
-            return FrontendProcess(process, port)
+            started = launch(tmp_path, scheduler.port, frontend)
+            stack.enter_context(started.process)
+            stack.callback(started.process.kill)
+            await until(lambda: scheduler.num_links > num_links, "a frontend has dialled the scheduler")
+            return started
 
         yield start
-
-
-def _launch(folder: Path, scheduler_port: int, settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int]:
-    """A frontend's process, and the port that it listens on."""
-    with bind("127.0.0.1", 0) as free:
-        port: int = free.getsockname()[1]
-    config = folder / f"{port}.yaml"
-    config.write_text(yaml.safe_dump({"engine": {"model": "demo:model"}, "frontend": {"port": port, **settings}}))
-    command = [sys.executable, "-P", "-m", "punica_serve.cli", "frontend", "--config", str(config)]
-    link = ["--scheduler-url", f"ws://127.0.0.1:{scheduler_port}", "--log-level", "warning"]
-    return subprocess.Popen([*command, *link], env={**os.environ, TOKEN_ENV: "secret"}), port
 
 
 @pytest.fixture
@@ -244,13 +77,7 @@ def cluster() -> EchoCluster:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Token 0 is </s>, and each byte is a token."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({"</s>": EOS} | {c: i for i, c in enumerate(letters, 1)}, []))
-    backend.add_special_tokens(["</s>"])
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(backend)
+    return byte_tokenizer()
 
 
 @pytest.fixture
@@ -275,32 +102,88 @@ def model(tokenizer: Tokenizer) -> ModelConfig:
 
 
 @pytest.fixture
-def catalog() -> AdapterCatalog:
-    roman = AdapterRef("d1", "/adapters/roman", 100, {"q_proj": 8})
+def shared() -> SharedAdapters:
+    ref = AdapterRef("d1", "/adapters/roman", 100, {"q_proj": 8})
+    roman = AdapterVersion(SHARED_TENANT, "roman", 1, ref, ref.uri, None, None, pinned=False, created_s=0.0)
     rejected = AdapterRejected("/adapters/broken: `r` must be a positive integer", param="r")
-    return AdapterCatalog({"roman": roman}, {"broken": rejected})
+    return SharedAdapters({"roman": roman}, {"broken": rejected})
+
+
+@pytest.fixture(scope="session")
+def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that has been migrated, to copy: making one takes as long as many a test."""
+    file = tmp_path_factory.mktemp("registry") / "registry.db"
+
+    async def make() -> None:
+        await (await Registry.open(sqlite_url(file), deadline_s=60.0)).close()
+
+    asyncio.run(make())
+    return file
 
 
 @pytest.fixture
-def engine() -> EngineConfig:
-    return EngineConfig(model=Path("/models/numbers"), model_name="numbers")
+async def registry(shared: SharedAdapters, empty_registry: Path, tmp_path: Path) -> AsyncIterator[Registry]:
+    file = tmp_path / "registry.db"
+    shutil.copy(empty_registry, file)
+    registry = Registry(Database(sqlite_url(file), deadline_s=60.0), shared, time.time)
+    await registry.refresh()
+    yield registry
+    await registry.close()
 
 
 @pytest.fixture
-def admission() -> Admission:
-    return Admission()
+def config(tmp_path: Path) -> ClusterConfig:
+    engine = EngineConfig(model=Path("/models/numbers"), model_name="numbers")
+    return ClusterConfig(engine=engine, data_folder=tmp_path / "data")
 
 
 @pytest.fixture
-def app(
+def lock() -> Lock:
+    """Of the application's door."""
+    return "open"
+
+
+@pytest.fixture
+async def templates(tokenizer: Tokenizer) -> AsyncIterator[TemplateRenderer]:
+    async with contextlib.aclosing(TemplateRenderer(tokenizer.special_tokens)) as templates:
+        yield templates
+
+
+@pytest.fixture
+def parts(
+    config: ClusterConfig,
     cluster: EchoCluster,
-    admission: Admission,
-    catalog: AdapterCatalog,
+    registry: Registry,
     tokenizer: Tokenizer,
     model: ModelConfig,
-    engine: EngineConfig,
-) -> FastAPI:
-    return create_app(cluster, admission, catalog, tokenizer, model, engine)
+    lock: Lock,
+    templates: TemplateRenderer,
+) -> Parts:
+    sessions = Sessions("secret")
+    return Parts(
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        templates=templates,
+        client=cluster,
+        registry=registry,
+        adapters=Lifecycle.of(config, model, registry, cluster, templates),
+        admission=Admission(),
+        figures=Figures(),
+        meter=Meter(),
+        sessions=sessions,
+        door=Door(registry, sessions, lock),
+    )
+
+
+@pytest.fixture
+def admission(parts: Parts) -> Admission:
+    return parts.admission
+
+
+@pytest.fixture
+def app(parts: Parts) -> FastAPI:
+    return create_app(parts)
 
 
 @pytest.fixture
@@ -317,11 +200,10 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-async def server(
-    app: FastAPI, model: ModelConfig, engine: EngineConfig, listener: socket.socket
-) -> AsyncIterator[EmbeddedServer]:
+async def server(app: FastAPI, parts: Parts, listener: socket.socket) -> AsyncIterator[EmbeddedServer]:
     """The application behind a real server."""
-    server = http_server(app, max_body_bytes=max_body_bytes(model, engine), max_connections=MAX_CONNECTIONS)
+    max_bytes = max_body_bytes(parts.model, parts.config.engine)
+    server = http_server(app, parts.figures.num_cut, max_body_bytes=max_bytes, max_connections=MAX_CONNECTIONS)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started)
@@ -335,16 +217,3 @@ async def server(
 def address(listener: socket.socket, server: EmbeddedServer) -> str:
     """HOST:PORT of the server."""
     return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Waits for something to become true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.001)
-
-
-@pytest.fixture(name="until")
-def until_fixture() -> Callable[..., object]:
-    return until

@@ -8,7 +8,7 @@ from punica_serve.errors import ClusterUnavailable
 
 async def test_it_is_empty_once_the_last_has_left() -> None:
     admission = Admission()
-    await asyncio.wait_for(admission.empty(), 1)
+    await asyncio.wait_for(admission.empty(), 30)
     admission.enter()
     admission.enter()
     waiting = asyncio.create_task(admission.empty())
@@ -16,7 +16,7 @@ async def test_it_is_empty_once_the_last_has_left() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     admission.leave()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 def test_closed_it_lets_nobody_in() -> None:

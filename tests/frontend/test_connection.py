@@ -5,7 +5,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from punica_frontend import connection
-from punica_frontend.connection import BodyLimit, run_while_connected
+from punica_frontend.connection import BodyLimit, BodyLimits, run_while_connected
 
 
 async def never(*_: Any) -> Any:
@@ -53,20 +53,25 @@ async def read_to_the_end(scope: Any, receive: Any, send: Any) -> None:
     await send(message)
 
 
-async def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.001)
+@pytest.mark.parametrize(("timeout_s", "silence_s"), [(0.001, 60.0), (60.0, 0.001)])
+async def test_a_body_that_trickles_is_refused(
+    timeout_s: float, silence_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BODY_SILENCE_S", silence_s)
     pieces = iter([{"type": "http.request", "body": b"x", "more_body": True}])
 
     async def receive() -> Any:
         return next(pieces, None) or await never()
 
+    app = BodyLimit(read_to_the_end, BodyLimits(10, timeout_s), {})
     with pytest.raises(HTTPException) as caught:
-        await BodyLimit(read_to_the_end, max_bytes=10)({"type": "http"}, receive, never)
+        await app({"type": "http", "headers": [], "path": "/"}, receive, never)
     assert caught.value.status_code == 408
 
 
-async def test_a_client_whose_body_has_come_may_stay() -> None:
-    messages = iter([{"type": "http.request", "body": b"x"}, {"type": "http.disconnect"}])
+@pytest.mark.parametrize(("path", "is_refused"), [("/", True), ("/upload", False), ("/upload/", True)])
+async def test_a_route_may_have_limits_of_its_own(path: str, is_refused: bool) -> None:
+    messages = iter([{"type": "http.request", "body": b"x" * 11}, {"type": "http.disconnect"}])
     sent = []
 
     async def receive() -> Any:
@@ -75,5 +80,28 @@ async def test_a_client_whose_body_has_come_may_stay() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await BodyLimit(read_to_the_end, max_bytes=10)({"type": "http"}, receive, send)
-    assert sent == [{"type": "http.disconnect"}]
+    app = BodyLimit(read_to_the_end, BodyLimits(10), {"/upload": BodyLimits(11)})
+    if is_refused:
+        with pytest.raises(HTTPException, match="longer than 10 bytes"):
+            await app({"type": "http", "headers": [], "path": path}, receive, send)
+    else:
+        await app({"type": "http", "headers": [], "path": path}, receive, send)
+        assert sent == [{"type": "http.disconnect"}]
+
+
+async def test_a_client_whose_body_has_come_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_SILENCE_S", 0.0)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not sent:
+            sent.append("body")
+            return {"type": "http.request", "body": b"x"}
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await BodyLimit(read_to_the_end, BodyLimits(10), {})({"type": "http", "headers": [], "path": "/"}, receive, send)
+    assert sent == ["body", {"type": "http.disconnect"}]

@@ -78,11 +78,31 @@ async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/generate")
     assert response.status_code == 405 and response.headers["allow"] == "POST"
     assert "takes POST, not GET" in response.json()["error"]["message"]
+    assert (await client.put("/v1/adapters")).headers["allow"] == "GET, POST"
+    response = await client.get("/v1/generate/stream")
+    assert (response.status_code, "is a websocket" in response.json()["error"]["message"]) == (404, True)
+
+
+async def test_a_compressed_body_is_refused_as_one(client: httpx.AsyncClient) -> None:
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    answer = await client.post("/v1/generate", content=b"\x1f\x8b", headers=headers)
+    assert answer.status_code == 415 and "compressed bodies are not taken" in answer.json()["error"]["message"]
 
 
 async def test_more_than_one_wrong_field_is_said(client: httpx.AsyncClient) -> None:
     _, error = await post(client, b'{"prompt": "4", "top_p": 9, "top_k": -1}')
     assert error["message"].startswith("`top_p`: ") and error["message"].endswith("got 9 (and 1 more)")
+
+
+async def test_a_misspelt_field_is_said_before_the_one_that_is_missing_for_it(client: httpx.AsyncClient) -> None:
+    error = (await client.post("/v1/cluster/drain", json={"gpus": "CPU-1"})).json()["error"]
+    assert error["param"] == "gpus"
+    assert error["message"] == "`gpus`: there is no such field; /docs lists those that there are (and 1 more)"
+
+
+async def test_what_was_sent_is_shown_as_json(client: httpx.AsyncClient) -> None:
+    _, error = await post(client, b'{"prompt": "4", "ignore_eos": null}')
+    assert error["message"].endswith(", got null")
 
 
 def test_statuses() -> None:

@@ -1,25 +1,38 @@
 import threading
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from echo_cluster import EchoCluster
 from punica_frontend.admission import Admission
-from punica_frontend.figures import Figures
+from punica_frontend.caller import Caller
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, answer_room, sampling_params
 from punica_frontend.live_request import TOKEN_BYTES, Backlog
+from punica_frontend.metrics.figures import Figures
 from punica_frontend.schemas import GenerateFields
-from punica_serve.adapters.catalog import AdapterCatalog
+from punica_frontend.tenancy.meter import Meter
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest, RequestFailed
 from punica_serve.model_config import GenerationDefaults, ModelConfig
-from punica_serve.protocol import Limits, SamplingParams, WireError
+from punica_serve.protocol import Limits, SamplingParams, TenantQuota, WireError
+from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
+from waits import until
+
+CALLER = Caller("default", "user", "k1")
 
 
 @pytest.fixture
-def generator(cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig) -> Generator:
-    return Generator(cluster, catalog, tokenizer, model, Admission(), Figures(), base_name="numbers", max_context=64)
+def meter() -> Meter:
+    return Meter()
+
+
+@pytest.fixture
+def generator(
+    cluster: EchoCluster, registry: Registry, meter: Meter, tokenizer: Tokenizer, model: ModelConfig
+) -> Generator:
+    shape: dict[str, Any] = {"base_name": "numbers", "max_context": 64}
+    return Generator(cluster, registry, tokenizer, model, Admission(), Figures(), meter, **shape)
 
 
 def test_what_the_request_leaves_open_comes_from_the_model() -> None:
@@ -57,17 +70,18 @@ def test_too_much_is_refused_by_field(
 
 
 async def test_a_plan_is_a_whole_request(generator: Generator, tokenizer: Tokenizer) -> None:
-    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", stop=["x"], stop_token_ids=[7]))
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", stop=["x"], stop_token_ids=[7]), CALLER)
     assert plan.request.prompt_ids == tuple(tokenizer.encode("42"))
     assert plan.request.adapter is not None and plan.request.adapter.digest == "d1"
     assert plan.request.arrival_ns > 0
+    assert (plan.request.tenant, plan.caller) == ("default", CALLER)
     assert plan.answer_id == plan.request.request_id
     assert (plan.lora_id, plan.stops, plan.end_ids) == ("roman", ("x",), frozenset((0, 7)))
     assert plan.request.sampling.max_tokens == 62
 
 
 async def test_requests_get_ids_and_seeds_of_their_own(generator: Generator) -> None:
-    plans = [await generator.plan(GenerateFields(prompt="42"), answer_id="mine") for _ in range(2)]
+    plans = [await generator.plan(GenerateFields(prompt="42"), CALLER, answer_id="mine") for _ in range(2)]
     assert {plan.answer_id for plan in plans} == {"mine"}
     assert len({plan.request.request_id for plan in plans}) == 2
     assert len({plan.request.sampling.seed for plan in plans}) == 2
@@ -75,24 +89,26 @@ async def test_requests_get_ids_and_seeds_of_their_own(generator: Generator) -> 
 
 @pytest.mark.parametrize("lora_id", [None, "numbers"])
 async def test_the_base_model_has_no_adapter(generator: Generator, lora_id: str | None) -> None:
-    plan = await generator.plan(GenerateFields(prompt="42", lora_id=lora_id))
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id=lora_id), CALLER)
     assert (plan.request.adapter, plan.lora_id) == (None, None)
 
 
 async def test_ignoring_eos_shows_what_comes_after_it(generator: Generator) -> None:
-    assert (await generator.plan(GenerateFields(prompt="4", ignore_eos=True))).end_ids == set()
+    assert (await generator.plan(GenerateFields(prompt="4", ignore_eos=True), CALLER)).end_ids == set()
 
 
 async def test_unknown_and_refused_adapters(generator: Generator) -> None:
     with pytest.raises(AdapterNotFound, match="GET /v1/models"):
-        await generator.plan(GenerateFields(prompt="42", lora_id="nope"))
+        await generator.plan(GenerateFields(prompt="42", lora_id="nope"), CALLER)
     with pytest.raises(AdapterRejected, match=r"'broken' is not served: .*positive integer"):
-        await generator.plan(GenerateFields(prompt="42", lora_id="broken"))
+        await generator.plan(GenerateFields(prompt="42", lora_id="broken"), CALLER)
 
 
-async def test_what_the_cluster_says_of_an_adapter_is_told_with_its_name(generator: Generator, cluster: Any) -> None:
+async def test_what_the_cluster_says_of_an_adapter_is_told_with_its_name(
+    generator: Generator, cluster: EchoCluster
+) -> None:
     cluster.failure = WireError("request_failed", "it, or its adapter d1, seems to kill the worker", "lora_id")
-    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman"))
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman"), CALLER)
     with pytest.raises(RequestFailed, match="adapter 'roman': it, or its adapter d1, seems to kill") as caught:
         await anext(generator.stream(plan))
     assert caught.value.param == "lora_id"
@@ -108,16 +124,14 @@ async def test_long_prompts_are_encoded_off_the_event_loop(
         return [1]
 
     monkeypatch.setattr(tokenizer, "encode", encode)
-    await generator.plan(GenerateFields(prompt="x" * MAX_INLINE_CHARS))
-    await generator.plan(GenerateFields(prompt="x" * (MAX_INLINE_CHARS + 1)))
+    await generator.plan(GenerateFields(prompt="x" * MAX_INLINE_CHARS), CALLER)
+    await generator.plan(GenerateFields(prompt="x" * (MAX_INLINE_CHARS + 1)), CALLER)
     assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()
 
 
-async def test_what_a_slow_reader_does_not_take_comes_as_one_frame(
-    generator: Generator, cluster: Any, until: Callable[..., Any]
-) -> None:
+async def test_what_a_slow_reader_does_not_take_comes_as_one_frame(generator: Generator, cluster: EchoCluster) -> None:
     cluster.answer = lambda request: [7] * 40
-    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40))
+    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40), CALLER)
     async with aclosing(generator.stream(plan)) as frames:
         first = await anext(frames)
         await until(lambda: cluster.num_tokens == 40)
@@ -128,10 +142,10 @@ async def test_what_a_slow_reader_does_not_take_comes_as_one_frame(
 
 
 async def test_what_nobody_took_of_an_answer_counts_no_longer_once_it_is_closed(
-    generator: Generator, cluster: Any, until: Callable[..., Any]
+    generator: Generator, cluster: EchoCluster
 ) -> None:
     cluster.answer = lambda request: [7] * 40
-    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40))
+    plan = await generator.plan(GenerateFields(prompt="4", ignore_eos=True, max_tokens=40), CALLER)
     backlog = Backlog()
     answering = await generator.start(plan, lambda: None, backlog)
     await until(lambda: cluster.num_tokens == 40)
@@ -140,9 +154,40 @@ async def test_what_nobody_took_of_an_answer_counts_no_longer_once_it_is_closed(
     assert backlog.num_bytes == 0
 
 
-async def test_a_stream_that_is_closed_early_cancels_its_request(generator: Generator, cluster: Any) -> None:
+async def test_a_stream_that_is_closed_early_cancels_its_request(generator: Generator, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
-    plan = await generator.plan(GenerateFields(prompt="42"))
+    plan = await generator.plan(GenerateFields(prompt="42"), CALLER)
     async with aclosing(generator.stream(plan)) as frames:
         await anext(frames)
     assert cluster.cancelled == [plan.request.request_id]
+
+
+async def test_the_tenants_quota_goes_with_the_request_as_it_is_when_that_starts(
+    generator: Generator, registry: Registry, cluster: EchoCluster
+) -> None:
+    plan = await generator.plan(GenerateFields(prompt="42"), CALLER)
+    quota = TenantQuota(max_concurrent=3)
+    await registry.put_tenant("default", quota=quota, by="the test")
+    (await generator.start(plan, lambda: None, Backlog())).close()
+    assert cluster.quotas == [quota]
+
+
+async def test_what_is_delivered_is_metered(generator: Generator, meter: Meter, cluster: EchoCluster) -> None:
+    cluster.answer = lambda request: [7] * 40
+    plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman", max_tokens=9, ignore_eos=True), CALLER)
+    async with aclosing(generator.stream(plan)) as frames:
+        num_tokens = sum([len(frame.token_ids) async for frame in frames])
+    (usage,) = meter.take()
+    assert (usage.tenant, usage.adapter, usage.version) == ("default", "shared/roman", 1)
+    assert (usage.num_requests, usage.num_prompt_tokens, usage.num_generated_tokens) == (1, 2, num_tokens) == (1, 2, 9)
+    assert usage.gpu_s == 0.25
+
+
+async def test_tokens_that_nobody_took_are_not_metered(
+    generator: Generator, meter: Meter, cluster: EchoCluster
+) -> None:
+    cluster.answer = lambda request: [7] * 40
+    plan = await generator.plan(GenerateFields(prompt="42", max_tokens=9, ignore_eos=True), CALLER)
+    answering = await generator.start(plan, lambda: None, Backlog())
+    answering.close()
+    assert [usage.num_requests for usage in meter.take()] in ([], [0])

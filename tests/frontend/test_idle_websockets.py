@@ -5,7 +5,6 @@ import json
 import logging
 import resource
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,23 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from frontend_process import StartFrontend
 from punica_frontend.listener import NUM_RESERVED_FILES
 from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
+from scripted_scheduler import ScriptedScheduler
+from waits import until
 
 log = logging.getLogger(__name__)
 
 NUM_SOCKETS = 10_000
 #: Of resident memory; half of it was seen.
 MAX_BYTES_PER_SOCKET = 64 << 10
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
-Until = Callable[..., Coroutine[Any, Any, None]]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         resource.getrlimit(resource.RLIMIT_NOFILE)[1] < NUM_SOCKETS + NUM_RESERVED_FILES,
         reason="this machine allows too few open files",
@@ -39,7 +41,7 @@ async def num_websockets(client: httpx.AsyncClient) -> int:
     return int(float(next(line.split()[1] for line in lines if line.startswith("punica_websockets "))))
 
 
-async def answer(stream_url: str, scheduler: Any, until: Until) -> dict[str, Any]:
+async def answer(stream_url: str, scheduler: ScriptedScheduler) -> dict[str, Any]:
     """The only frame of a request, which the scheduler answers with one token."""
     num_before = len(scheduler.received)
     async with connect(stream_url, proxy=None) as websocket:
@@ -52,12 +54,12 @@ async def answer(stream_url: str, scheduler: Any, until: Until) -> dict[str, Any
 
 
 async def test_ten_thousand_idle_websockets_are_held_and_disturb_nobody(
-    start_frontend: Any, scheduler: Any, until: Until
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
 ) -> None:
     frontend = await start_frontend()
     scheduler.send(Limits(1, 1_000))
     async with httpx.AsyncClient(base_url=frontend.url, timeout=TIMEOUT_S, trust_env=False) as client:
-        assert (await answer(frontend.stream_url, scheduler, until))["finish_reason"] == "length"
+        assert (await answer(frontend.stream_url, scheduler))["finish_reason"] == "length"
         before = frontend.resident_bytes
         script = str(Path(__file__).with_name("idle_client.py"))
         holder = await asyncio.create_subprocess_exec(
@@ -72,11 +74,11 @@ async def test_ten_thousand_idle_websockets_are_held_and_disturb_nobody(
             bytes_per_socket = (frontend.resident_bytes - before) / NUM_SOCKETS
             log.info("%.1f KiB of memory for each idle websocket", bytes_per_socket / 1024)
             assert bytes_per_socket < MAX_BYTES_PER_SOCKET
-            assert (await answer(frontend.stream_url, scheduler, until))["finish_reason"] == "length"
+            assert (await answer(frontend.stream_url, scheduler))["finish_reason"] == "length"
         finally:
             holder.kill()
             await holder.wait()
         async with asyncio.timeout(TIMEOUT_S):
             while await num_websockets(client):
                 pass
-        assert (await answer(frontend.stream_url, scheduler, until))["finish_reason"] == "length"
+        assert (await answer(frontend.stream_url, scheduler))["finish_reason"] == "length"

@@ -13,7 +13,7 @@ def live() -> LiveRequest:
 
 
 def make_live(backlog: Backlog, on_ready: Callable[[], None] = lambda: None) -> LiveRequest:
-    return LiveRequest(1, Request("r", 1, (1, 2), SamplingParams()), on_ready, backlog)
+    return LiveRequest(1, Request("r", 1, (1, 2), SamplingParams()), None, on_ready, backlog, lambda gpu_s: None)
 
 
 def accept(live: LiveRequest, position: int, *token_ids: int) -> None:

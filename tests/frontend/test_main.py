@@ -3,7 +3,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from punica_serve.model_config import read_model_config
 from punica_serve.process import Drain
 from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
-
-Until = Callable[..., Coroutine[Any, Any, None]]
+from scripted_scheduler import ScriptedScheduler
+from waits import until
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def config(tmp_path: Path, tokenizer: Tokenizer) -> ClusterConfig:
     (folder / "config.json").write_text(json.dumps(llama))
     tokenizer._backend.save(str(folder / "tokenizer.json"))
     roman = write_random_adapter(tmp_path / "roman", read_model_config(folder), rank=2, seed=1)
-    return ClusterConfig(engine=EngineConfig(model=folder), adapters={"roman": roman, "broken": tmp_path / "none"})
+    return ClusterConfig(
+        data_folder=tmp_path, engine=EngineConfig(model=folder), adapters={"roman": roman, "broken": tmp_path / "none"}
+    )
 
 
 def start(
@@ -52,7 +54,7 @@ def start(
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await client.get("/ready")).status_code != 200:
             pass
 
@@ -65,7 +67,7 @@ async def get(url: str) -> httpx.Response | None:
             return None
 
 
-async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -93,7 +95,7 @@ async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Any, 
     assert await get(url) is None
 
 
-async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
@@ -109,7 +111,7 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
 
 
 async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
-    config: ClusterConfig, scheduler: Any, until: Until
+    config: ClusterConfig, scheduler: ScriptedScheduler
 ) -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
@@ -127,25 +129,25 @@ async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
         assert "shutting down" in refused.json()["error"]["message"]
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
-        assert "punica_draining 1.0" in (await client.get("/metrics")).text
+        assert "punica_draining 1\n" in (await client.get("/metrics")).text
         assert not serving.done()
         handle = scheduler.received[0].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         assert (await asking).json()["finish_reason"] == "length"
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 30)
     assert await get(f"http://127.0.0.1:{port}") is None
 
 
-async def test_a_drain_without_requests_ends_at_once(config: ClusterConfig, scheduler: Any, until: Until) -> None:
+async def test_a_drain_without_requests_ends_at_once(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
     drain = Drain(30.0)
     serving = asyncio.create_task(start(config, scheduler_url=f"ws://127.0.0.1:{scheduler.port}", drain=drain))
     await until(lambda: scheduler.is_linked)
     drain.begin()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 30)
 
 
 async def test_an_end_does_not_wait_until_all_adapters_are_read(
-    config: ClusterConfig, until: Until, monkeypatch: pytest.MonkeyPatch
+    config: ClusterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
 
@@ -157,7 +159,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
     def is_reading() -> bool:
         return any(thread.name.startswith("adapter-reader") for thread in threading.enumerate())
 
-    monkeypatch.setattr("punica_serve.adapters.catalog.read_adapter", read_adapter)
+    monkeypatch.setattr("punica_serve.registry.shared.read_adapter", read_adapter)
     adapters = {f"a{number}": Path("/nowhere") for number in range(2_000)}
     many = config.model_copy(update={"adapters": adapters})
     serving = asyncio.create_task(start(many, scheduler_url="ws://127.0.0.1:1", port=0))
@@ -172,7 +174,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
 async def test_headers_without_end_are_refused(listener: socket.socket, server: EmbeddedServer) -> None:
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-More: more\r\n" * 80_000)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
     writer.transport.abort()
 

@@ -3,24 +3,25 @@
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from frontend_process import StartFrontend
 from punica_serve.protocol import AddRequest, CancelRequest, Deliveries, Ending, Limits
+from scripted_scheduler import ScriptedScheduler
+from waits import until
 
 pytestmark = pytest.mark.slow
 
-Until = Callable[..., Coroutine[Any, Any, None]]
 
 TIMEOUT_S = 30.0
 GENERATE = json.dumps({"op": "generate", "request_id": "r", "prompt": "42"})
 
 
-def added(scheduler: Any) -> list[AddRequest]:
+def added(scheduler: ScriptedScheduler) -> list[AddRequest]:
     return [message for message in scheduler.received if isinstance(message, AddRequest)]
 
 
@@ -30,31 +31,31 @@ async def frame(websocket: Any) -> dict[str, Any]:
 
 
 async def test_a_killed_frontend_is_noticed_within_two_seconds(
-    start_frontend: Any, scheduler: Any, until: Until
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
 ) -> None:
     frontend = await start_frontend()
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler), TIMEOUT_S)
+        await until(lambda: added(scheduler))
         frontend.process.kill()
         # The end of the link is all that the scheduler needs to cancel its requests.
-        await until(lambda: scheduler.num_links == 0, 2.0)
+        await until(lambda: scheduler.num_links == 0, deadline_s=2.0)
 
 
 async def test_a_client_that_leaves_has_its_requests_cancelled(
-    start_frontend: Any, scheduler: Any, until: Until
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
 ) -> None:
     frontend = await start_frontend()
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler), TIMEOUT_S)
+        await until(lambda: added(scheduler))
         websocket.transport.abort()
         request_id = added(scheduler)[0].request.request_id
-        await until(lambda: CancelRequest(request_id) in scheduler.received, TIMEOUT_S)
+        await until(lambda: CancelRequest(request_id) in scheduler.received)
 
 
 async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
-    start_frontend: Any, scheduler: Any, until: Until
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
 ) -> None:
     frontend = await start_frontend()
     scheduler.send(Limits(1, 1_000))
@@ -63,7 +64,7 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
         httpx.AsyncClient(base_url=frontend.url, timeout=TIMEOUT_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler), TIMEOUT_S)
+        await until(lambda: added(scheduler))
         frontend.process.terminate()
         async with asyncio.timeout(TIMEOUT_S):
             while (await client.get("/ready")).status_code != 503:
@@ -80,28 +81,30 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 async def test_what_still_runs_in_the_end_is_cancelled_with_a_reason(
-    start_frontend: Any, scheduler: Any, until: Until, signum: signal.Signals
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler, signum: signal.Signals
 ) -> None:
     frontend = await start_frontend(drain_timeout_s=0.2 if signum == signal.SIGTERM else 600.0)
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler), TIMEOUT_S)
+        await until(lambda: added(scheduler))
         frontend.process.send_signal(signum)
         last = await frame(websocket)
         assert last["finish_reason"] == "error"
         assert "shutting down" in last["error"]["message"]
         assert await asyncio.to_thread(frontend.process.wait, TIMEOUT_S) == 0
-        await until(lambda: scheduler.num_links == 0, TIMEOUT_S)
+        await until(lambda: scheduler.num_links == 0)
 
 
-async def test_a_second_signal_ends_a_drain_at_once(start_frontend: Any, scheduler: Any, until: Until) -> None:
+async def test_a_second_signal_ends_a_drain_at_once(
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
+) -> None:
     frontend = await start_frontend(drain_timeout_s=600.0)
     async with (
         connect(frontend.stream_url, proxy=None) as websocket,
         httpx.AsyncClient(base_url=frontend.url, timeout=TIMEOUT_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler), TIMEOUT_S)
+        await until(lambda: added(scheduler))
         frontend.process.terminate()
         async with asyncio.timeout(TIMEOUT_S):
             while "shutting down" not in (await client.get("/ready")).text:
@@ -110,15 +113,17 @@ async def test_a_second_signal_ends_a_drain_at_once(start_frontend: Any, schedul
         assert await asyncio.to_thread(frontend.process.wait, TIMEOUT_S) == 1
 
 
-async def test_frontends_share_a_scheduler_and_never_a_name(start_frontend: Any, scheduler: Any, until: Until) -> None:
+async def test_frontends_share_a_scheduler_and_never_a_name(
+    start_frontend: StartFrontend, scheduler: ScriptedScheduler
+) -> None:
     frontends = [await start_frontend() for _ in range(2)]
     assert scheduler.num_links == 2
     for frontend in frontends:
         async with connect(frontend.stream_url, proxy=None) as websocket:
             await websocket.send(GENERATE)
-            num_added = len(added(scheduler)) + 1
-            await until(lambda expected=num_added: len(added(scheduler)) == expected, TIMEOUT_S)
+            num_added = len(added(scheduler))
+            await until(lambda num_before=num_added: len(added(scheduler)) > num_before)  # type: ignore[misc]
     assert len({message.request.request_id for message in added(scheduler)}) == 2
     assert len(set(scheduler.frontend_ids)) == 2
     frontends[0].process.kill()
-    await until(lambda: scheduler.num_links == 1, 2.0)
+    await until(lambda: scheduler.num_links == 1, deadline_s=2.0)

@@ -1,8 +1,11 @@
 """The bounds of one connection. Transports are fakes wherever it matters what a client takes."""
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, cast
 
 import httpx
@@ -15,9 +18,9 @@ from websockets.exceptions import InvalidStatus
 
 from punica_frontend import protocols
 from punica_frontend.http_server import EmbeddedServer
+from punica_frontend.parts import Parts
 from punica_frontend.protocols import SLICE_BYTES, Deadline, GuardedHttp, GuardedWebSocket
-
-Until = Callable[..., Coroutine[Any, Any, None]]
+from waits import until
 
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -63,10 +66,11 @@ async def hold(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.Event().wait()
 
 
-def config() -> uvicorn.Config:
+def uvicorn_parts() -> dict[str, Any]:
+    """What uvicorn makes a connection of."""
     config = uvicorn.Config(hold, ws=GuardedWebSocket, ws_ping_interval=None, log_config=None, lifespan="off")
     config.load()
-    return config
+    return {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": asyncio.get_running_loop()}
 
 
 @pytest.fixture
@@ -76,7 +80,7 @@ def transport() -> FakeTransport:
 
 @pytest.fixture
 async def http(transport: FakeTransport) -> GuardedHttp:
-    protocol = GuardedHttp(config(), ServerState(), {}, asyncio.get_running_loop())
+    protocol = GuardedHttp(Counter(), **uvicorn_parts())
     protocol.connection_made(cast(asyncio.Transport, transport))
     return protocol
 
@@ -84,7 +88,7 @@ async def http(transport: FakeTransport) -> GuardedHttp:
 @pytest.fixture
 async def websocket(transport: FakeTransport) -> AsyncIterator[GuardedWebSocket]:
     """Accepted."""
-    protocol = GuardedWebSocket(config(), ServerState(), {}, asyncio.get_running_loop())
+    protocol = GuardedWebSocket(Counter(), **uvicorn_parts())
     protocol.connection_made(cast(asyncio.Transport, transport))
     protocol.data_received(HANDSHAKE)
     await protocol.send({"type": "websocket.accept"})
@@ -104,7 +108,7 @@ async def test_a_deadline_that_has_started_goes_on_where_it_was() -> None:
     assert deadline._timer is timer
     deadline.cancel()
     deadline.start()
-    await asyncio.wait_for(fired.wait(), 5)
+    await asyncio.wait_for(fired.wait(), 30)
 
 
 async def test_a_head_has_a_deadline_and_a_request_under_way_has_none(http: GuardedHttp) -> None:
@@ -116,7 +120,7 @@ async def test_a_head_has_a_deadline_and_a_request_under_way_has_none(http: Guar
 
 
 async def test_a_head_that_trickles_is_cut(
-    address: str, server: EmbeddedServer, listener: socket.socket, until: Until, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, server: EmbeddedServer, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocols, "HEAD_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -124,30 +128,32 @@ async def test_a_head_that_trickles_is_cut(
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.write(b"GET /health HT")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not reader.at_eof():
             try:
                 await reader.read(1_000)
             except ConnectionResetError:
                 break
     await until(lambda: not server.server_state.connections)
+    assert parts.figures.num_cut == {"head_late": 1}
     writer.close()
 
 
-async def test_an_answer_that_is_not_taken_is_cut(http: GuardedHttp, transport: FakeTransport, until: Until) -> None:
+async def test_an_answer_that_is_not_taken_is_cut(http: GuardedHttp, transport: FakeTransport) -> None:
     http.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    http._stall = Deadline(http.loop, 0.001, http._cut)
+    http._stall = Deadline(http.loop, 0.001, partial(http._cut, "stalled"))
     http.pause_writing()
     http.resume_writing()
     assert http._stall._timer is None
     http.pause_writing()
     await until(lambda: transport.is_aborted)
+    assert http._num_cut == {"stalled": 1}
     for task in http.tasks:
         task.cancel()
 
 
 async def test_a_websocket_that_takes_nothing_is_closed_with_the_reason(
-    websocket: GuardedWebSocket, transport: FakeTransport, until: Until, monkeypatch: pytest.MonkeyPatch
+    websocket: GuardedWebSocket, transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocols, "CLOSE_TIMEOUT_S", 0.001)
     websocket._stall = Deadline(websocket.loop, 0.001, websocket._end_stalled)
@@ -197,13 +203,30 @@ async def test_a_flood_of_messages_is_taken_a_slice_at_a_time(
     for _ in range(num_messages):
         highest = max(highest, websocket.queue.qsize())
         assert not transport.is_reading
-        assert await asyncio.wait_for(websocket.receive(), 5) == {"type": "websocket.receive", "text": ""}
+        assert await asyncio.wait_for(websocket.receive(), 30) == {"type": "websocket.receive", "text": ""}
     assert highest <= SLICE_BYTES // len(EMPTY_TEXT) + 1  # a message may begin in the slice before
     assert transport.is_reading
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_websocket_that_was_closed_ends_with_the_clients_close(
+    websocket: GuardedWebSocket, transport: FakeTransport, is_early: bool
+) -> None:
+    """Whatever the client sent before it, and though nobody takes messages any more."""
+    sent = EMPTY_TEXT * SLICE_BYTES + b"\x88\x82\0\0\0\0" + (1008).to_bytes(2)
+    if is_early:
+        websocket.data_received(sent)
+    await websocket.send({"type": "websocket.close", "code": 1008, "reason": "no"})
+    assert not transport.is_closed
+    if not is_early:
+        websocket.data_received(sent)
+    await until(lambda: transport.is_closed)
+    assert websocket.close_timer is None
+    assert transport.written == b"\x88\x04" + (1008).to_bytes(2) + b"no"
+
+
 async def test_pings_of_a_client_that_takes_no_answers_are_not_read(
-    websocket: GuardedWebSocket, transport: FakeTransport, until: Until
+    websocket: GuardedWebSocket, transport: FakeTransport
 ) -> None:
     num_pings = 2 * SLICE_BYTES // len(PING)
     assert (await websocket.receive())["type"] == "websocket.connect"
@@ -217,7 +240,7 @@ async def test_pings_of_a_client_that_takes_no_answers_are_not_read(
     assert transport.is_reading
 
 
-async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, address: str, until: Until) -> None:
+async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, address: str) -> None:
     limit = server.config.limit_concurrency
     assert limit is not None
     host, port = address.split(":")
@@ -237,7 +260,7 @@ async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, addr
 
 
 async def test_connections_far_beyond_the_limit_are_cut(
-    server: EmbeddedServer, address: str, until: Until, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedServer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocols, "NUM_TOLD", 0)
     limit = server.config.limit_concurrency
@@ -247,6 +270,37 @@ async def test_connections_far_beyond_the_limit_are_cut(
     await until(lambda: len(server.server_state.connections) == limit)
     reader, beyond = await asyncio.open_connection(host, int(port))
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(1), 5)
+        await asyncio.wait_for(reader.readexactly(1), 30)
     for _, writer in [*held, (reader, beyond)]:
         writer.transport.abort()
+
+
+async def test_a_body_that_comes_after_its_refusal_is_read_for_a_while_and_then_cut(
+    server: EmbeddedServer, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "REST_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    # Nothing has this route, so nobody reads the body.
+    writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                await reader.read(1_000)
+    await until(lambda: not server.server_state.connections)
+    writer.close()
+
+
+async def test_a_connection_goes_on_once_the_body_of_a_refused_request_has_come(
+    server: EmbeddedServer, listener: socket.socket
+) -> None:
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+    writer.write(b"abc" + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(30):
+        while b"HTTP/1.1 200" not in await reader.readline():
+            pass
+    writer.close()

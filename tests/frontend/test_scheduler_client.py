@@ -1,7 +1,6 @@
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
@@ -10,29 +9,44 @@ from punica_frontend.live_request import TOKEN_BYTES, Backlog, Delivery
 from punica_frontend.scheduler_client import WireSchedulerClient
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
+    AdapterRef,
+    AdapterResidency,
     AddRequest,
+    CallReply,
     CancelRequest,
+    ClusterHistory,
     ClusterReply,
     ClusterSnapshot,
     Deliveries,
     DrainGpu,
-    DrainReply,
     Ending,
     FinishReason,
+    ForgetAdapter,
     GetCluster,
+    GetHistory,
+    GetResidency,
+    GpuHistory,
+    HistoryReply,
     Limits,
     Request,
+    ResidencyReply,
     SamplingParams,
+    TenantQuota,
     TokenLogprobs,
+    WarmAdapter,
     WireError,
+    encode_history,
 )
+from scripted_scheduler import ScriptedScheduler
+from waits import until
 
-Until = Callable[..., Coroutine[Any, Any, None]]
-
+QUOTA = TenantQuota(max_concurrent=3)
 REQUEST = Request("r", 1, (1, 2), SamplingParams())
 SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
 #: Of a client's first request.
 HANDLE = 0
+ADDED = AddRequest(HANDLE, REQUEST, QUOTA)
+AGAIN = AddRequest(HANDLE, REQUEST, QUOTA, is_new=False)
 
 
 def tokens(position: int, *token_ids: int, handle: int = HANDLE, end: FinishReason | None = None) -> Deliveries:
@@ -44,7 +58,7 @@ def tokens(position: int, *token_ids: int, handle: int = HANDLE, end: FinishReas
 
 
 @pytest.fixture
-async def client(scheduler: Any, until: Until) -> AsyncIterator[WireSchedulerClient]:
+async def client(scheduler: ScriptedScheduler) -> AsyncIterator[WireSchedulerClient]:
     client = WireSchedulerClient(f"ws://127.0.0.1:{scheduler.port}", "secret")
     running = asyncio.create_task(client.run())
     await until(lambda: client.connected)
@@ -56,7 +70,7 @@ async def client(scheduler: Any, until: Until) -> AsyncIterator[WireSchedulerCli
 async def deliveries_of(client: WireSchedulerClient, backlog: Backlog | None = None) -> AsyncGenerator[Delivery, None]:
     """Of a request, from its start to its end or its stop."""
     ready = asyncio.Event()
-    live = await client.start(REQUEST, ready.set, backlog or Backlog())
+    live = await client.start(REQUEST, QUOTA, ready.set, backlog or Backlog(), lambda ending: None)
     try:
         while True:
             await ready.wait()
@@ -74,21 +88,21 @@ async def collect(client: WireSchedulerClient, backlog: Backlog | None = None) -
         return [delivery async for delivery in deliveries]
 
 
-async def test_a_request_from_first_to_last(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+async def test_a_request_from_first_to_last(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     collecting = asyncio.create_task(collect(client))
-    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST)])
+    await until(lambda: scheduler.received == [ADDED])
     scheduler.send(tokens(0, 10))
     scheduler.send(tokens(0, 7, handle=99, end="stop"))
     scheduler.send(tokens(1, 11, end="stop"))
     deliveries = await collecting
     assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11]
     assert deliveries[-1].finish_reason == "stop"
-    assert scheduler.received == [AddRequest(HANDLE, REQUEST)]
+    assert scheduler.received == [ADDED]
 
 
-async def test_one_message_serves_many_requests(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+async def test_one_message_serves_many_requests(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     collecting = [asyncio.create_task(collect(client)) for _ in range(2)]
-    await until(lambda: scheduler.received == [AddRequest(handle, REQUEST) for handle in (0, 1)])
+    await until(lambda: scheduler.received == [AddRequest(handle, REQUEST, QUOTA) for handle in (0, 1)])
     logprobs = (TokenLogprobs(-1.0), None, None)
     endings = (Ending(0, 2, "stop"), Ending(1, 1, "length"))
     scheduler.send(Deliveries((0, 1, 0), (0, 0, 1), (10, 20, 11), logprobs, endings))
@@ -96,13 +110,13 @@ async def test_one_message_serves_many_requests(client: WireSchedulerClient, sch
     assert await collecting[1] == [Delivery(0, (20,), finish_reason="length")]
 
 
-async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     async with aclosing(deliveries_of(client)) as deliveries:
         waiting = asyncio.ensure_future(anext(deliveries))
         await until(lambda: len(scheduler.received) == 1)
         scheduler.send(tokens(0, 10))
         assert await waiting == Delivery(0, (10,))
-    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST), CancelRequest("r")])
+    await until(lambda: scheduler.received == [ADDED, CancelRequest("r")])
     # What was on its way is not a broken link.
     scheduler.send(tokens(1, 11))
     scheduler.send(Limits(2, 64))
@@ -110,14 +124,14 @@ async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Any
 
 
 async def test_after_a_lost_link_requests_go_on_where_they_were(
-    client: WireSchedulerClient, scheduler: Any, until: Until
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
 ) -> None:
     scheduler.send(Limits(1, 64))
     collecting = asyncio.create_task(collect(client))
     await until(lambda: len(scheduler.received) == 1)
     scheduler.send(tokens(0, 10, 11))
     await scheduler.cut()
-    resumed = AddRequest(HANDLE, Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)))
+    resumed = AddRequest(HANDLE, Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)), QUOTA, is_new=False)
     await until(lambda: scheduler.received[-1] == resumed)
     assert client.limits is None
     scheduler.send(tokens(2, 12, end="length"))
@@ -125,17 +139,17 @@ async def test_after_a_lost_link_requests_go_on_where_they_were(
     assert [token_id for delivery in deliveries for token_id in delivery.token_ids] == [10, 11, 12]
 
 
-async def test_missing_tokens_are_a_broken_link(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+async def test_missing_tokens_are_a_broken_link(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     collecting = asyncio.create_task(collect(client))
     await until(lambda: len(scheduler.received) == 1)
     scheduler.send(tokens(3, 13))
-    await until(lambda: scheduler.received == [AddRequest(HANDLE, REQUEST)] * 2)
+    await until(lambda: scheduler.received == [ADDED, AGAIN])
     scheduler.send(tokens(0, 10, end="stop"))
     assert (await collecting)[-1].token_ids == (10,)
 
 
 async def test_without_a_scheduler_a_new_request_waits_a_little(
-    scheduler: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_client, "CONNECT_TIMEOUT_S", 0.02)
     client = WireSchedulerClient(f"ws://127.0.0.1:{scheduler.port}", "secret")
@@ -147,7 +161,7 @@ async def test_without_a_scheduler_a_new_request_waits_a_little(
 
 
 async def test_a_scheduler_that_stays_away_fails_its_requests(
-    client: WireSchedulerClient, scheduler: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+    client: WireSchedulerClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_client, "RECOVERY_TIMEOUT_S", 0.01)
     collecting = asyncio.create_task(collect(client))
@@ -158,15 +172,38 @@ async def test_a_scheduler_that_stays_away_fails_its_requests(
     assert last.finish_reason == "error" and last.error is not None and last.error.code == "cluster_unavailable"
 
 
-async def test_the_cluster(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
-    asking = [asyncio.create_task(client.cluster()) for _ in range(2)]
-    await until(lambda: scheduler.received == [GetCluster(0), GetCluster(1)])
-    scheduler.send(ClusterReply(1, SNAPSHOT))
-    assert await asking[1] == SNAPSHOT
-    assert not asking[0].done()
+async def test_the_cluster(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
+    asking = asyncio.create_task(client.cluster())
+    await until(lambda: scheduler.received == [GetCluster(0)])
+    scheduler.send(ClusterReply(0, SNAPSHOT))
+    assert await asking == SNAPSHOT
+    asking = asyncio.create_task(client.cluster())
+    await until(lambda: scheduler.received[1:] == [GetCluster(1)])
     await scheduler.cut()
     with pytest.raises(ClusterUnavailable, match="lost"):
-        await asking[0]
+        await asking
+
+
+async def test_one_question_about_the_cluster_serves_all_who_ask_it_together(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
+) -> None:
+    together = [asyncio.create_task(client.cluster()) for _ in range(3)]
+    await until(lambda: scheduler.received == [GetCluster(0)])
+    later = [asyncio.create_task(client.cluster()) for _ in range(3)]
+    scheduler.send(ClusterReply(0, SNAPSHOT))
+    assert await asyncio.gather(*together) == [SNAPSHOT] * 3
+    await until(lambda: scheduler.received == [GetCluster(0), GetCluster(1)])
+    assert not any(task.done() for task in later), "what was asked before they came may be of before they came"
+    scheduler.send(ClusterReply(1, SNAPSHOT))
+    assert await asyncio.gather(*later) == [SNAPSHOT] * 3
+
+
+async def test_the_past(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
+    asking = asyncio.create_task(client.history())
+    await until(lambda: scheduler.received == [GetHistory(0)])
+    history = ClusterHistory((1,), (2,), (3,), (4,), (None,), (None,), {"GPU-1": GpuHistory((5,), (None,))})
+    scheduler.send(HistoryReply(0, encode_history(history)))
+    assert await asking == history
 
 
 async def test_a_call_has_a_deadline(client: WireSchedulerClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,26 +212,75 @@ async def test_a_call_has_a_deadline(client: WireSchedulerClient, monkeypatch: p
         await client.cluster()
 
 
-async def test_a_gpu_is_drained(client: WireSchedulerClient, scheduler: Any, until: Until) -> None:
+async def test_a_gpu_is_drained(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     asking = asyncio.create_task(client.drain_gpu("GPU-1", drain=True))
     await until(lambda: scheduler.received == [DrainGpu(0, "GPU-1", True)])
-    scheduler.send(DrainReply(0))
+    scheduler.send(CallReply(0))
     await asking
     asking = asyncio.create_task(client.drain_gpu("GPU-2", drain=False))
     await until(lambda: len(scheduler.received) == 2)
-    scheduler.send(DrainReply(1, WireError("gpu_not_found", "no GPU 'GPU-2'; there are GPU-1")))
+    scheduler.send(CallReply(1, WireError("gpu_not_found", "no GPU 'GPU-2'; there are GPU-1")))
     with pytest.raises(GpuNotFound, match="there are GPU-1"):
         await asking
 
 
-async def test_a_request_whose_reader_is_too_slow_is_cancelled(
-    client: WireSchedulerClient, scheduler: Any, until: Until
+async def test_an_adapter_is_warmed_found_and_forgotten(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
 ) -> None:
-    live = await client.start(REQUEST, lambda: None, Backlog(2 * TOKEN_BYTES))
+    adapter = AdapterRef("d", "/store/d", 100, {"q_proj": 8})
+    residency = AdapterResidency("d", 1, gpus=("GPU-1",), disks=("host",))
+    asking = asyncio.gather(client.warm(adapter, ["GPU-1"], pin=True), client.residency(["d"]), client.forget("d"))
+    calls = [WarmAdapter(0, adapter, ("GPU-1",), True), GetResidency(1, ("d",)), ForgetAdapter(2, "d")]
+    await until(lambda: scheduler.received == calls)
+    for reply in (CallReply(0), ResidencyReply(1, (residency,)), CallReply(2)):
+        scheduler.send(reply)
+    assert (await asking)[1] == (residency,)
+
+
+async def test_a_call_may_be_refused(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
+    asking = asyncio.create_task(client.residency())
+    await until(lambda: scheduler.received == [GetResidency(0)])
+    scheduler.send(CallReply(0, WireError("cluster_unavailable", "the scheduler has just started")))
+    with pytest.raises(ClusterUnavailable, match="just started"):
+        await asking
+
+
+async def test_a_request_whose_reader_is_too_slow_is_cancelled(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
+) -> None:
+    live = await client.start(REQUEST, QUOTA, lambda: None, Backlog(2 * TOKEN_BYTES), lambda ending: None)
     await until(lambda: len(scheduler.received) == 1)
     scheduler.send(tokens(0, 10, 11, 12, 13))
     await until(lambda: scheduler.received[1:] == [CancelRequest("r")])
     last = live.take()
     assert (last.token_ids, last.finish_reason) == ((10, 11), "error")
-    assert last.error is not None and last.error.code == "out_of_capacity"
+    assert last.error is not None and last.error.code == "slow_reader"
     client.stop(live)
+
+
+@pytest.mark.parametrize("stops_early", [False, True])
+async def test_what_a_request_took_is_told_once_also_when_it_was_stopped(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler, stops_early: bool
+) -> None:
+    endings: list[Ending] = []
+    live = await client.start(REQUEST, QUOTA, lambda: None, Backlog(), endings.append)
+    await until(lambda: scheduler.received == [ADDED])
+    if stops_early:
+        client.stop(live)
+        await until(lambda: len(scheduler.received) == 2)
+    ending = Ending(HANDLE, 0, "cancelled" if stops_early else "length", gpu_s=0.25)
+    scheduler.send(Deliveries(endings=(ending,)))
+    await until(lambda: endings == [ending])
+    client.stop(live)
+    scheduler.send(Limits(2, 64))
+    await until(lambda: client.limits is not None)
+    assert (endings, client._cancelled) == ([ending], {})
+
+
+async def test_what_was_stopped_before_the_link_was_lost_is_not_awaited(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
+) -> None:
+    client.stop(await client.start(REQUEST, QUOTA, lambda: None, Backlog(), lambda ending: None))
+    await until(lambda: len(scheduler.received) == 2)
+    await scheduler.cut()
+    await until(lambda: client._cancelled == {})

@@ -6,7 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from punica_frontend.schemas import FRAME, MAX_LOGPROBS, GenerateFields
+from punica_frontend.schemas import MAX_LOGPROBS, GenerateFields
+from punica_frontend.socket_frames import FRAME
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.sequence import Sequence
 from punica_serve.protocol import Request, SamplingParams
@@ -77,6 +78,15 @@ def test_a_long_list_of_wrong_items_is_one_error(name: str) -> None:
     with pytest.raises(ValidationError) as raised:
         GenerateFields.model_validate({name: [[]] * 100_000})
     assert [error["loc"] for error in raised.value.errors()] == [(name, 0)]
+
+
+def test_a_number_that_is_whole_is_an_integer_however_it_is_written() -> None:
+    fields = GenerateFields.model_validate_json('{"seed": 7.0, "top_k": 3e0, "input_ids": [1.0, 2], "temperature": 1}')
+    assert (fields.seed, fields.top_k, fields.input_ids, fields.temperature) == (7, 3, [1, 2], 1.0)
+    assert all(type(value) is int for value in (fields.seed, fields.top_k, *(fields.input_ids or ())))
+    for wrong in ('{"seed": 7.5}', '{"seed": true}', '{"seed": "7"}', '{"input_ids": [1.5]}'):
+        with pytest.raises(ValidationError, match="valid integer"):
+            GenerateFields.model_validate_json(wrong)
 
 
 @pytest.mark.parametrize(("stop", "says"), [("", "at least 1 character"), ("x" * 257, "at most 256 characters")])

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from echo_cluster import EchoCluster
 from punica_frontend import http_server
 from punica_frontend import listener as listening
 from punica_frontend.http_server import EmbeddedServer
+from punica_frontend.parts import Parts
+from waits import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux cuts them")
 
-Until = Callable[..., Coroutine[Any, Any, None]]
 Ask = Callable[[socket.socket, tuple[str, int]], Coroutine[Any, Any, Any]]
 
 #: Less than a fourth of what any answer below is long.
@@ -44,7 +46,7 @@ def peer() -> Iterator[socket.socket]:
 
 
 @pytest.fixture(autouse=True)
-def endless(cluster: Any) -> None:
+def endless(cluster: EchoCluster) -> None:
     """Answers that stop just before their end, with much to take until then."""
     cluster.answer = lambda request: itertools.repeat(5)
     cluster.pause_at = 60
@@ -80,13 +82,14 @@ async def test_they_are_cut(
     peer: socket.socket,
     server: EmbeddedServer,
     listener: socket.socket,
-    cluster: Any,
-    until: Until,
+    cluster: EchoCluster,
+    parts: Parts,
 ) -> None:
     asked = await ask(peer, listener.getsockname())
     await until(lambda: cluster.live)
     await until(lambda: not cluster.live and not server.server_state.connections)
     assert len(cluster.cancelled) == len(cluster.requests)
+    assert parts.figures.num_cut == {"stalled": 1}
     await leave(asked)
 
 
@@ -96,8 +99,7 @@ async def test_the_servers_end_waits_for_them_no_longer_than_for_others(
     peer: socket.socket,
     server: EmbeddedServer,
     listener: socket.socket,
-    cluster: Any,
-    until: Until,
+    cluster: EchoCluster,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -3,21 +3,27 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
+from echo_cluster import EchoCluster
 from punica_frontend.admission import Admission
-from punica_frontend.figures import Figures
+from punica_frontend.caller import ANYONE
 from punica_frontend.generation import Generator
 from punica_frontend.live_request import TOKEN_BYTES, Backlog
+from punica_frontend.metrics.figures import Figures
+from punica_frontend.openai.conversation import Conversations
+from punica_frontend.openai.planning import Planner
 from punica_frontend.socket import MAX_LINE, GenerateSocket
-from punica_serve.adapters.catalog import AdapterCatalog
+from punica_frontend.socket_shapes import Shapes
+from punica_frontend.templates import TemplateRenderer
+from punica_frontend.tenancy.meter import Meter
 from punica_serve.model_config import ModelConfig
+from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
-
-Until = Callable[..., Coroutine[Any, Any, None]]
+from waits import until
 
 
 class Peer:
@@ -65,12 +71,12 @@ def admission() -> Admission:
 
 @pytest.fixture
 def generator(
-    cluster: Any, catalog: AdapterCatalog, tokenizer: Tokenizer, model: ModelConfig, admission: Admission
+    cluster: EchoCluster, registry: Registry, tokenizer: Tokenizer, model: ModelConfig, admission: Admission
 ) -> Generator:
     """Of a cluster whose answers never end by themselves."""
     cluster.answer = lambda request: itertools.repeat(5)
     return Generator(
-        cluster, catalog, tokenizer, model, admission, Figures(), base_name="numbers", max_context=1_000_000
+        cluster, registry, tokenizer, model, admission, Figures(), Meter(), base_name="numbers", max_context=1_000_000
     )
 
 
@@ -78,12 +84,16 @@ Serve = Callable[[Peer], GenerateSocket]
 
 
 @pytest.fixture
-async def serve(generator: Generator, cluster: Any, admission: Admission) -> AsyncIterator[Serve]:
+async def serve(
+    generator: Generator, tokenizer: Tokenizer, templates: TemplateRenderer, cluster: EchoCluster, admission: Admission
+) -> AsyncIterator[Serve]:
     """Begins to serve a peer. In the end nothing is left of any."""
+    planner = Planner(generator, Conversations(tokenizer, templates), base_name="numbers")
+    shapes = Shapes(generator, planner, tokenizer, base_name="numbers")
     tasks = []
 
     def serve(peer: Peer) -> GenerateSocket:
-        socket = GenerateSocket(peer.receive, peer.send, generator, max_frame_bytes=1_000)
+        socket = GenerateSocket(peer.receive, peer.send, ANYONE, generator, shapes, max_frame_bytes=1_000)
         tasks.append(asyncio.create_task(socket.run()))
         return socket
 
@@ -92,10 +102,10 @@ async def serve(generator: Generator, cluster: Any, admission: Admission) -> Asy
         task.cancel()
     await asyncio.wait(tasks)
     assert not cluster.live
-    await asyncio.wait_for(admission.empty(), 1)
+    await asyncio.wait_for(admission.empty(), 30)
 
 
-async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serve, cluster: Any, until: Until) -> None:
+async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serve, cluster: EchoCluster) -> None:
     peer = Peer([generate(max_tokens=500)], is_reading=False)
     serve(peer)
     await until(lambda: cluster.num_tokens == 500)
@@ -104,7 +114,7 @@ async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serv
     assert [(frame["index"], len(frame["token_ids"])) for frame in peer.received] == [(0, 1), (1, 499)]
 
 
-async def test_a_slow_reader_slows_nobody_else(serve: Serve, until: Until) -> None:
+async def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:
     slow, quick = Peer([generate()], is_reading=False), Peer([generate(max_tokens=100)])
     serve(slow)
     serve(quick)
@@ -114,7 +124,7 @@ async def test_a_slow_reader_slows_nobody_else(serve: Serve, until: Until) -> No
 
 
 async def test_a_reader_whose_backlog_is_full_is_told_so_and_its_request_ends(
-    serve: Serve, cluster: Any, until: Until
+    serve: Serve, cluster: EchoCluster
 ) -> None:
     peer = Peer([generate()], is_reading=False)
     serve(peer)._backlog = Backlog(20 * TOKEN_BYTES)
@@ -122,12 +132,12 @@ async def test_a_reader_whose_backlog_is_full_is_told_so_and_its_request_ends(
     peer.reads.set()
     await until(lambda: peer.received and peer.received[-1]["finish_reason"])
     last = peer.received[-1]
-    assert (last["finish_reason"], last["error"]["code"]) == ("error", "out_of_capacity")
+    assert (last["finish_reason"], last["error"]["code"]) == ("error", "slow_reader")
     assert "reads too slowly" in last["error"]["message"]
     await until(lambda: not cluster.live)
 
 
-async def test_a_flood_of_bad_frames_is_not_read_beyond_what_its_sender_takes(serve: Serve, until: Until) -> None:
+async def test_a_flood_of_bad_frames_is_not_read_beyond_what_its_sender_takes(serve: Serve) -> None:
     peer = Peer(itertools.repeat("no frame"), is_reading=False)
     quick = Peer([generate(max_tokens=100)])
     serve(peer)
@@ -138,7 +148,18 @@ async def test_a_flood_of_bad_frames_is_not_read_beyond_what_its_sender_takes(se
     await until(lambda: peer.num_sent > 2 * MAX_LINE)
 
 
-async def test_a_storm_of_cancels_leaves_nothing_and_is_bounded(serve: Serve, cluster: Any, until: Until) -> None:
+async def test_a_flood_of_pings_is_not_read_beyond_what_its_sender_takes(serve: Serve) -> None:
+    peer = Peer(itertools.repeat({"op": "ping"}), is_reading=False)
+    quick = Peer([generate(max_tokens=100)])
+    serve(peer)
+    serve(quick)
+    await until(lambda: peer.num_sent > MAX_LINE and quick.received and quick.received[-1]["finish_reason"])
+    assert peer.num_sent == MAX_LINE + 1  # one is being sent
+    peer.reads.set()
+    await until(lambda: peer.num_sent > 2 * MAX_LINE)
+
+
+async def test_a_storm_of_cancels_leaves_nothing_and_is_bounded(serve: Serve, cluster: EchoCluster) -> None:
     storm = itertools.chain.from_iterable((generate(), cancel("a"), cancel("b")) for _ in itertools.count())
     peer, quick = Peer(storm, is_reading=False), Peer([generate(max_tokens=100)])
     serve(peer)
@@ -152,7 +173,7 @@ async def test_a_storm_of_cancels_leaves_nothing_and_is_bounded(serve: Serve, cl
     assert {frame["finish_reason"] for frame in peer.received[1:]} <= {"cancelled", None}
 
 
-async def test_a_cancelled_name_can_be_used_again_at_once(serve: Serve, until: Until) -> None:
+async def test_a_cancelled_name_can_be_used_again_at_once(serve: Serve) -> None:
     peer = Peer([generate(), cancel("a"), generate(max_tokens=2)], is_reading=False)
     serve(peer)
     await until(lambda: peer.num_sent == 3)
@@ -162,7 +183,7 @@ async def test_a_cancelled_name_can_be_used_again_at_once(serve: Serve, until: U
 
 
 async def test_a_client_that_leaves_while_it_is_sent_to_cancels_its_requests(
-    serve: Serve, cluster: Any, until: Until
+    serve: Serve, cluster: EchoCluster
 ) -> None:
     peer = Peer([generate("a"), generate("b")], is_reading=False)
     serve(peer)
@@ -174,7 +195,7 @@ async def test_a_client_that_leaves_while_it_is_sent_to_cancels_its_requests(
 
 
 async def test_a_frontend_that_drains_refuses_by_frame_and_finishes_what_it_has(
-    serve: Serve, cluster: Any, admission: Admission, until: Until
+    serve: Serve, cluster: EchoCluster, admission: Admission
 ) -> None:
     cluster.pause_at = 1
     is_closed = asyncio.Event()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from device_waits import waits_are_errors
 from punica_kernels.gpu import sampling as gpu_sampling
 from punica_kernels.gpu.sampling import sample
 from punica_kernels.sampling import Filters, SamplingRows, filter_logits, philox_uniform, scale_logits
@@ -145,17 +146,13 @@ def test_noise_decides_among_equal_logits_of_a_large_vocabulary() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_device() -> None:
     logits = torch.randn(4, 32000, device=DEVICE)
     plain, filtered = make_rows([0.0, 1.0, 1.0, 0.7]), make_rows([1.0] * 4, filters={2: (5, 0.9, 0.1)})
     sample(logits, filtered)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         reference_sample(logits, plain)
         reference_sample(logits, filtered, masked=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.gpu.sgmv import expand, shrink, workspace_numel
+from punica_kernels.gpu.sgmv_config import shrink_config
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
 
@@ -54,6 +55,12 @@ class Case:
         expand(delta, self.v, self.b_pages, self.out_offsets, self.table, accumulate=False, chained=chained)
         return delta
 
+    def added_again(self) -> Tensor:
+        """As ``added``, with what the last shrink has left in v."""
+        y = self.y.clone()
+        expand(y, self.v, self.b_pages, self.out_offsets, self.table, accumulate=True)
+        return y
+
     def expected_delta(self) -> Tensor:
         return self.reference(self)
 
@@ -89,28 +96,33 @@ def make_case(scatter_adapters: ScatterAdapters, lora_delta: LoraDelta) -> MakeC
 def test_rows_prefills_and_rows_without_lora_in_one_call(
     make_case: MakeCase, relative_error: RelativeError, dtype: torch.dtype, slice_widths: tuple[int, ...]
 ) -> None:
-    case = make_case([1, 17, 0, 3, 2, 1], [12, 40, 8, 1, 0, 8], dtype=dtype, slice_widths=slice_widths)
+    case = make_case([1, 17, 0, 2, 1], [12, 24, 8, 0, 8], dtype=dtype, slice_widths=slice_widths)
     expected = case.expected_delta()
     assert relative_error(case.delta(), expected) < TOLERANCES[dtype]
-    assert relative_error(case.added(), case.y.double() + expected) < TOLERANCES[dtype]
+    assert relative_error(case.added_again(), case.y.double() + expected) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("rank", [1, 8, 9, 16, 33, 128])
+@pytest.mark.parametrize("rank", [1, 8, 9, 16, 33])
 def test_ranks(make_case: MakeCase, relative_error: RelativeError, rank: int) -> None:
     case = make_case([1, 2], [rank, rank])
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
-@pytest.mark.parametrize(("h_in", "slice_widths"), [(1, (1,)), (3, (5, 7)), (300, (1, 130, 3)), (64, (64, 64))])
+@pytest.mark.parametrize(
+    ("h_in", "slice_widths", "ranks"),
+    [(1, (1,), [40, 24]), (3, (5, 7), [12, 8]), (300, (1, 130, 3), [12, 8]), (64, (64, 64), [16, 8])],
+)
 def test_odd_widths(
-    make_case: MakeCase, relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...]
+    make_case: MakeCase, relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...], ranks: list[int]
 ) -> None:
-    case = make_case([3, 1, 17], [12, 8, 40], h_in=h_in, slice_widths=slice_widths)
+    case = make_case([1, 3], ranks, h_in=h_in, slice_widths=slice_widths)
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
 def test_more_items_than_programs(make_case: MakeCase, relative_error: RelativeError) -> None:
-    case = make_case([1] * 5, [128] * 5)
+    case = make_case([1, 1], [128, 128])
+    shape = case.table.shape
+    assert 2 * shape.max_tile_items > shrink_config(shape, case.x.shape[1], 1).item_programs
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,3 +61,28 @@ async def test_without_a_watchdog_no_signs_are_given(manager: socket.socket, mon
     manager.setblocking(False)
     with pytest.raises(BlockingIOError):
         manager.recv(100)
+
+
+async def test_a_file_appears_when_the_process_is_ready_and_shows_its_newest_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "alive"
+    monkeypatch.delenv(notify.SOCKET_ENV, raising=False)
+    monkeypatch.setenv(notify.ALIVE_FILE_ENV, str(file))
+    notify.notify(notify.WATCHDOG)
+    assert not file.exists()
+    notify.notify(notify.READY)
+    os.utime(file, (0, 0))
+    signs = asyncio.create_task(notify.keep_alive())
+    await asyncio.sleep(0)
+    signs.cancel()
+    assert file.stat().st_mtime > 0
+    notify.forget_last_life()
+    assert not file.exists()
+
+
+def test_a_file_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(notify.ALIVE_FILE_ENV, str(tmp_path / "none" / "alive"))
+    notify.notify(notify.READY)
+    notify.notify(notify.WATCHDOG)
+    notify.forget_last_life()

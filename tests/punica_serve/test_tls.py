@@ -160,5 +160,5 @@ class TestFilesThatAreNoGood:
 
 
 async def test_a_link_in_tls_closes_in_time(authority: Authority) -> None:
-    async with scheduler(authority.files("scheduler")) as url, asyncio.timeout(5):
+    async with scheduler(authority.files("scheduler")) as url, asyncio.timeout(30):
         await call(url, authority.files("runner"))

@@ -1,9 +1,13 @@
-import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+
+from punica_runner import worker_process
+from punica_serve import wire
+from punica_serve.protocol import ToScheduler
+from supervised import LINKS, FakeScheduler
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 
@@ -18,27 +22,16 @@ def fake_worker() -> Callable[..., list[str]]:
     return command
 
 
-async def _until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RECONNECT_FIRST_S", 0.02)
+    monkeypatch.setattr(wire, "RECONNECT_HIGHEST_S", 0.05)
+    monkeypatch.setattr(worker_process, "LAST_WORDS_S", 0.2)
 
 
 @pytest.fixture
-def until() -> Callable[..., object]:
-    """Waits until a condition holds, with a deadline."""
-    return _until
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-@pytest.fixture
-def is_alive() -> Callable[[int], bool]:
-    """Whether a process runs; a zombie that nobody has waited for does not."""
-    return _is_alive
+async def scheduler() -> AsyncIterator[FakeScheduler]:
+    fake = FakeScheduler()
+    async with wire.listen("127.0.0.1", 0, ToScheduler, fake.session, LINKS) as port:
+        fake.url = f"ws://127.0.0.1:{port}"
+        yield fake

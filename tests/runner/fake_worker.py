@@ -3,7 +3,8 @@
 Behaviours: "serve"; before READY: "hang", "die", "permanent" (failure), "grandchild" (dies while a child of its own
 holds its pipes); after it: "deaf" (ignores SIGTERM and the end of its pipe), "garbage" (sends no message), "stale"
 (ignores the epoch of a Reset), "mute" (answers no ping), "stuck" (makes no turn once it has a request). A StartRequest
-whose request_id is "exit" ends the process with code 3, and "fail" with last words.
+whose request_id is "exit" ends the process with code 3, and "fail" with last words. It fetches what it is to warm, and
+says that it has the folder that it got, or has lost what it did not get or is to forget.
 """
 
 import argparse
@@ -15,6 +16,10 @@ import time
 
 from punica_runner.pipes import WorkerPipe
 from punica_serve.protocol import (
+    AdapterFetched,
+    AdaptersCached,
+    FetchAdapter,
+    Forget,
     GpuInfo,
     Ping,
     Pong,
@@ -22,6 +27,7 @@ from punica_serve.protocol import (
     StartRequest,
     StepReport,
     SupervisorToWorker,
+    Warm,
     WireError,
     WorkerFailed,
     WorkerReady,
@@ -66,6 +72,12 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
             if options.behaviour != "mute":
                 pipe.send(Pong(command.number, num_turns))
             continue
+        if isinstance(command, Warm):
+            pipe.send(FetchAdapter(command.adapter))
+            continue
+        if isinstance(command, Forget | AdapterFetched):
+            pipe.send(cached(options.uuid, command))
+            continue
         counters: tuple[int, ...] = ()
         if isinstance(command, Reset):
             seq = 0
@@ -82,6 +94,15 @@ def serve(pipe: WorkerPipe, options: argparse.Namespace) -> None:
         pipe.send(report(options.uuid, epoch, seq, counters))
     while options.behaviour == "deaf":
         time.sleep(60)
+
+
+def cached(uuid: str, message: Forget | AdapterFetched) -> AdaptersCached:
+    if isinstance(message, Forget):
+        return AdaptersCached(uuid, left=(message.digest,))
+    if message.folder is not None:
+        return AdaptersCached(uuid, came=(message.folder,))
+    assert message.error is not None
+    return AdaptersCached(uuid, left=(message.error.code, "for good" if message.is_permanent else "for now"))
 
 
 def report(uuid: str, epoch: int, seq: int, counters: tuple[int, ...]) -> StepReport:

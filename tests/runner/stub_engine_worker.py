@@ -21,7 +21,9 @@ class Engine:
     resident_adapters = ()
     num_lora_pages = {"qkv": 8}  # noqa: RUF012
 
-    def __init__(self, config: Any, device: str) -> None:
+    host_cache = SimpleNamespace(take_changes=lambda: ((), ()))
+
+    def __init__(self, config: Any, device: str, fetch: Any) -> None:
         self.behaviour = device
         self.has_runnable = device == "lazy"
         self.device = SimpleNamespace(type="cpu")

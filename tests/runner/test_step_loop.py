@@ -4,11 +4,17 @@ from typing import Any
 import pytest
 
 from punica_runner.step_loop import StepLoop
+from punica_serve.engine.host_cache import HostCache
+from punica_serve.engine.packing import PackedAdapter
+from punica_serve.engine.pinned_memory import HostMemory
 from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.errors import InvalidRequest, RequestFailed
 from punica_serve.protocol import (
+    AdapterRef,
+    AdaptersCached,
     AssignmentId,
     AssignmentsFailed,
+    Forget,
     Request,
     Reset,
     SamplingParams,
@@ -16,6 +22,7 @@ from punica_serve.protocol import (
     StepReport,
     StopRequest,
     TokenLogprobs,
+    Warm,
     WireError,
 )
 
@@ -33,14 +40,22 @@ class ScriptedEngine:
     rejects: bool = False
     #: Left in the engine by mistake.
     num_requests: int = 0
+    host_cache: HostCache = field(default_factory=lambda: HostCache(HostMemory(1 << 20)))
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, may_move: bool) -> None:
+        assert may_move
         if self.rejects:
             raise InvalidRequest("token id 99 is outside the vocabulary of 97")
         self.calls.append(("add", request.request_id))
 
     def cancel(self, request_id: str) -> None:
         self.calls.append(("cancel", request_id))
+
+    def warm(self, ref: AdapterRef, *, pin: bool | None) -> None:
+        self.calls.append((f"warm {pin}", ref.digest))
+
+    def forget(self, digest: str) -> None:
+        self.calls.append(("forget", digest))
 
     def check_invariants(self) -> None:
         self.calls.append(("check", ""))
@@ -246,3 +261,34 @@ def test_after_a_reset_reports_name_the_new_incarnation(loop: StepLoop, engine: 
     again = StartRequest("gpu", 1, AssignmentId(8, 1), Request("a", 0, (1,), SamplingParams()))
     report = last_report(loop, Reset(1), again)
     assert (report.epoch, report.incarnation, report.counters) == (1, 8, (1,))
+
+
+def test_warm_and_forget_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:
+    ref = AdapterRef("d1", "s3://bucket/d1", 100, {"q_proj": 8})
+    turn(loop, Warm("gpu", ref), Warm("gpu", ref, pin=True), Forget("d1"))
+    assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("forget", "d1")]
+    assert last_report(loop, stop(5, 1)).applied_seq == 5
+
+
+def cache(engine: ScriptedEngine, digest: str) -> None:
+    engine.host_cache.release(engine.host_cache.make(digest, 100, lambda _: PackedAdapter({})))
+
+
+def test_what_comes_to_host_memory_and_leaves_it_is_told_once(loop: StepLoop, engine: ScriptedEngine) -> None:
+    cache(engine, "d1")
+    cache(engine, "d2")
+    assert turn(loop) == ([AdaptersCached("gpu", ("d1", "d2"), ())], False)
+    assert turn(loop) == ([], False)
+    engine.host_cache.forget("d1")
+    assert turn(loop) == ([AdaptersCached("gpu", (), ("d1",))], False)
+
+
+def test_after_a_reset_all_that_is_in_host_memory_is_told_again(loop: StepLoop, engine: ScriptedEngine) -> None:
+    for digest in ("d1", "d2", "d3"):
+        cache(engine, digest)
+    turn(loop)
+    engine.host_cache.forget("d2")
+    reports, _ = turn(loop, Reset(1))
+    # The scheduler may hear only now, after the GPU has joined again, that d2 had come.
+    assert reports[1:] == [AdaptersCached("gpu", ("d1", "d3"), ("d2",))]
+    assert turn(loop) == ([], False)

@@ -10,19 +10,28 @@ from typing import Any
 
 import pytest
 
+from process_tree import is_alive
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
-from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport, StopRequest
+from punica_serve.protocol import (
+    AssignmentId,
+    AssignmentsFailed,
+    Request,
+    SamplingParams,
+    StartRequest,
+    StepReport,
+    StopRequest,
+)
+from waits import until
 
 STUB = Path(__file__).with_name("stub_engine_worker.py")
 LIMITS = RunnerConfig(ready_timeout_s=60.0, silence_timeout_s=60.0, stop_timeout_s=60.0)
-Until = Callable[..., object]
 
 
-def command(model: Path, *, device: str = "cpu", index: int = 0) -> Sequence[str]:
+def command(model: Path, *, index: int = 0) -> Sequence[str]:
     engine = EngineConfig(model=model, dtype="float32", page_size=4, num_kv_pages=2_048, cpu_threads=1)
-    config = ClusterConfig(engine=engine, runner=RunnerConfig(devices=(device,) * (index + 1)))
+    config = ClusterConfig(engine=engine, runner=RunnerConfig(devices=("cpu",) * (index + 1)))
     return engine_worker_command(config, "host", index)
 
 
@@ -54,6 +63,7 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(make_llama: C
         while True:
             report = await worker.receive()
             if not isinstance(report, StepReport):
+                assert isinstance(report, AssignmentsFailed)
                 refusal = report.error.message
                 assert report.assignments == (AssignmentId(1, 4),) and report.permanent
                 continue
@@ -82,7 +92,9 @@ async def test_a_model_that_is_not_there_is_a_permanent_failure(tmp_path: Path) 
 
 
 def stub(behaviour: str, index: int = 0) -> Sequence[str]:
-    real = command(Path("none"), device=behaviour, index=index)
+    """The device tells the stub what to do."""
+    real = list(command(Path("none"), index=index))
+    real[real.index("--device") + 1] = behaviour
     return (sys.executable, "-P", str(STUB), *real[4:])
 
 
@@ -189,9 +201,7 @@ def test_a_worker_that_still_loads_ends_with_its_supervisor() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the second net is Linux's")
-async def test_even_a_stopped_worker_ends_with_its_supervisor(
-    tmp_path: Path, until: Until, is_alive: Callable[[int], bool]
-) -> None:
+async def test_even_a_stopped_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     """A process that starts a worker, stops it (SIGSTOP: no Python can run in it), and dies."""
     script = tmp_path / "parent.py"
     script.write_text(
@@ -211,4 +221,4 @@ asyncio.run(main())
     parent = await asyncio.create_subprocess_exec(sys.executable, "-P", str(script), stdout=subprocess.PIPE)
     async with asyncio.timeout(60):
         stdout, _ = await parent.communicate()
-    await until(lambda: not is_alive(int(stdout)), timeout_s=10.0)  # type: ignore[misc]
+    await until(lambda: not is_alive(int(stdout)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from punica_scheduler import events
-from punica_scheduler.actions import Action, Advise, Deliver, DrainAnswered, RunnerDrained, Start, Stop
+from punica_scheduler.actions import Action, Advise, CallAnswered, Deliver, RunnerDrained, Start, Stop
 from punica_scheduler.scheduler import Scheduler
 from punica_scheduler.settings import SchedulerSettings
 from punica_serve import protocol
@@ -21,6 +21,7 @@ from punica_serve.protocol import (
     Deliveries,
     GpuInfo,
     Request,
+    RowNames,
     SamplingParams,
     StepReport,
     TokenLogprobs,
@@ -39,6 +40,7 @@ class Worker:
     """Keeps the commands to one GPU and counts its pages honestly."""
 
     info: GpuInfo
+    names: RowNames = field(default_factory=RowNames)
     commands: dict[int, Start | Stop] = field(default_factory=dict)
     #: Tokens of each assignment that has been started.
     num_tokens: dict[AssignmentId, int] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Cluster:
                     words.append(self._note_command(action))
                 case RunnerDrained(runner_id):
                     words.append(f"{runner_id}: drained")
-                case DrainAnswered(frontend_id, call_id, error):
+                case CallAnswered(frontend_id, call_id, error):
                     words.append(f"{frontend_id}: answer {call_id}" + (f" {error.code}" if error else ""))
         return words
 
@@ -102,7 +104,8 @@ class Cluster:
         """A line for each request: how many tokens it got, from where on, and how it ended."""
         tokens: dict[int, list[int]] = {}
         rows = zip(deliveries.handles, deliveries.positions, deliveries.token_ids, strict=True)
-        for handle, position, token_id in rows:
+        for handle, start, token_id in rows:
+            position = start + deliveries.offset
             delivered = self.delivered.setdefault(self.names[handle], [])
             assert position == len(delivered)
             delivered.append(token_id)
@@ -176,7 +179,10 @@ class Cluster:
         return self.tell(events.RequestArrived(frontend, self.now_ns, request))
 
     def is_cancelled(self, name: str, *, frontend: str = "frontend") -> list[str]:
-        return self.tell(events.RequestCancelled(frontend, name))
+        """What else comes of it: a request that is there ends as cancelled."""
+        ended, *others = self.tell(events.RequestCancelled(frontend, name)) or [""]
+        assert ended in ("", f"{name}: cancelled"), ended
+        return others
 
     def steps(
         self,
@@ -202,6 +208,7 @@ class Cluster:
         applied: int | None = None,
         starved: str = "",
         incarnation: int = INCARNATION,
+        resident: tuple[str, ...] | None = None,
     ) -> list[str]:
         """A step with these rows, of assignment's counter and token's position."""
         worker = self.workers[uuid]
@@ -212,30 +219,28 @@ class Cluster:
         for end in ends:
             del worker.num_tokens[end]
         self.num_steps += 1
-        return self.tell(
-            events.StepFinished(
-                StepReport(
-                    gpu_uuid=uuid,
-                    epoch=0,
-                    step=self.num_steps,
-                    applied_seq=applied_seq,
-                    incarnation=incarnation,
-                    counters=tuple(counter for counter, _ in rows),
-                    positions=tuple(position for _, position in rows),
-                    token_ids=tuple(100 + position for _, position in rows),
-                    logprobs=logprobs,
-                    finished=tuple((end.counter, "stop") for end in ends),
-                    free_kv_pages=worker.num_free(applied_seq),
-                    batch_size=len(rows),
-                    num_prefill_tokens=0,
-                    num_adapters=0,
-                    duration_s=0.01,
-                    starved=tuple(self.assignments[name].counter for name in starved.split()),
-                )
-            )
+        report = StepReport(
+            gpu_uuid=uuid,
+            epoch=0,
+            step=self.num_steps,
+            applied_seq=applied_seq,
+            incarnation=incarnation,
+            counters=tuple(counter for counter, _ in rows),
+            positions=tuple(position for _, position in rows),
+            token_ids=tuple(100 + position for _, position in rows),
+            logprobs=logprobs,
+            finished=tuple((end.counter, "stop") for end in ends),
+            free_kv_pages=worker.num_free(applied_seq),
+            batch_size=len(rows),
+            num_prefill_tokens=0,
+            num_adapters=0,
+            duration_s=0.01,
+            starved=tuple(self.assignments[name].counter for name in starved.split()),
+            resident=resident,
         )
+        return self.tell(events.StepFinished(worker.names.shorten(report)))
 
-    def load_fails(self, uuid: str, name: str, *, permanent: bool = False) -> list[str]:
+    def load_fails(self, uuid: str, name: str, *, permanent: bool = False, code: str = "request_failed") -> list[str]:
         worker = self.workers[uuid]
         failure = protocol.AssignmentsFailed(
             uuid,
@@ -243,7 +248,7 @@ class Cluster:
             len(worker.commands),
             (self.assignments[name],),
             permanent,
-            protocol.WireError("request_failed", "the disk is gone"),
+            protocol.WireError(code, "the disk is gone"),
         )
         del worker.num_tokens[self.assignments[name]]
         return self.tell(events.AssignmentsFailed(failure))

@@ -41,9 +41,25 @@ def test_limits_are_announced_at_joining_and_on_change(new_cluster: Any) -> None
     assert announced() == [AnnounceLimits("f", Limits(0))]
     cluster.gpu_joins("A", pages=2)
     assert announced() == [AnnounceLimits("f", Limits(1, 8))]
+    cluster.is_drained("A")
+    assert announced() == [AnnounceLimits("f", Limits(1, 8, num_draining=1))]
+    cluster.is_drained("A", drain=False)
+    assert announced() == [AnnounceLimits("f", Limits(1, 8))]
     cluster.gpu_joins("B", pages=3)
     assert announced() == [AnnounceLimits("f", Limits(2, 12))]
     cluster.steps("B")
     assert announced() == []
     cluster.gpu_is_lost("B")
     assert announced() == [AnnounceLimits("f", Limits(1, 8))]
+
+
+def test_a_request_that_fits_only_a_gpu_that_drains_holds_up_nobody(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("large", pages=16)
+    cluster.gpu_joins("small", pages=2, batch=1)
+    cluster.is_drained("large")
+    assert cluster.arrives("r1", prompt=20) == ["r1: out_of_capacity"]
+    cluster.is_drained("small")
+    assert cluster.arrives("r2", prompt=20) == []
+    assert cluster.is_drained("small", drain=False) == ["r2: out_of_capacity", "f: answer 7"]
+    assert cluster.arrives("r3", prompt=1, max_tokens=2) == ["small: start r3"]

@@ -45,7 +45,7 @@ def test_without_a_rule_nothing_is_emptied(spread: Any) -> None:
 
 def test_it_is_looked_for_once_in_an_interval(spread: Any) -> None:
     cluster = spread()
-    cluster.scheduler._next_consolidation_ns = cluster.now_ns + 10**9
+    cluster.scheduler._periodic._next_consolidation_ns = cluster.now_ns + 10**9
     assert cluster.time_passes(0.5) == []
     assert cluster.time_passes(0.5) == ["A: stop a1", "B: start a1 after 1"]
 
@@ -99,7 +99,7 @@ def test_nothing_moves_to_where_it_would_soon_be_evicted(new_cluster: Any) -> No
     cluster.is_drained("A")
     cluster.gpu_joins("B", pages=11)
     for name in ("b1", "b2"):
-        cluster.arrives(name, prompt=6, max_tokens=40)
+        cluster.arrives(name, prompt=6, max_tokens=38)
     cluster.is_drained("A", drain=False)
     assert cluster.time_passes(1) == []  # it takes 5 of B's 7 free pages, and a page for each of 3 must be left
     cluster.is_cancelled("b1")

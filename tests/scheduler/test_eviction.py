@@ -1,5 +1,9 @@
 from typing import Any
 
+import pytest
+
+from punica_scheduler.actions import Deliver
+
 
 def test_the_newest_by_arrival_is_evicted_not_the_newest_placed(filled: Any) -> None:
     cluster = filled("A", pages=5)
@@ -152,3 +156,28 @@ def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: A
     cluster.is_cancelled("r2")
     cluster.steps("A", "r1")
     assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 1"], "who has left lacks nothing"
+
+
+def test_the_end_tells_all_waits_and_evictions_together(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.arrives("r1", prompt=6)
+    cluster.arrives("r2", prompt=6)
+    cluster.time_passes(2.0)
+    cluster.gpu_joins("A", pages=5)
+    assert cluster.working_sets() == {"A": 2}
+    cluster.steps("A", "r1 r2")
+    cluster.time_passes(3.0)
+    cluster.steps("A", "r1", finished="r1")
+    cluster.steps("A", "r2", finished="r2")
+    (end,) = [end for action in cluster.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
+    assert end.queue_s == pytest.approx(5.0, abs=0.5)
+    assert end.num_evictions == 1
+
+
+def test_one_that_is_given_up_while_it_waits_has_waited(new_cluster: Any) -> None:
+    cluster = new_cluster()
+    cluster.arrives("r1")
+    cluster.time_passes(2.0)
+    cluster.is_cancelled("r1")
+    (end,) = [end for action in cluster.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
+    assert end.queue_s == pytest.approx(2.0, abs=0.5)

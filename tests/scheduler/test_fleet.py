@@ -54,6 +54,7 @@ def test_nobody_moves_past_an_older_one_that_waits(filled: Any) -> None:
 def test_a_gpu_that_nobody_knows_is_answered_with_those_there_are(cluster: Any) -> None:
     assert cluster.is_drained("C") == ["f: answer 7 gpu_not_found"]
     assert "there are A, B" in cluster.actions[0].error.message
+    assert cluster.actions[0].error.param == "gpu"
 
 
 def test_a_worker_that_starts_again_is_still_drained(filled: Any) -> None:

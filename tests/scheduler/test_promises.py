@@ -15,12 +15,21 @@ from msgspec.structs import replace
 
 from late_worker import PAGE_SIZE, Worker, answer
 from punica_scheduler import events
-from punica_scheduler.actions import Deliver, DrainAnswered, RunnerDrained, Start, Stop
+from punica_scheduler.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
 from punica_scheduler.consolidation import ConsolidationRule
 from punica_scheduler.placement import PLACEMENTS
 from punica_scheduler.scheduler import Scheduler
 from punica_scheduler.settings import SchedulerSettings
-from punica_serve.protocol import AdapterRef, Deliveries, Ending, GpuInfo, LoraGroup, Request, SamplingParams
+from punica_serve.protocol import (
+    AdapterRef,
+    AdaptersCached,
+    Deliveries,
+    Ending,
+    GpuInfo,
+    LoraGroup,
+    Request,
+    SamplingParams,
+)
 
 MAX_TOTAL_TOKENS = 12
 #: Every pool holds the longest request, so none may fail for its size.
@@ -28,6 +37,10 @@ POOLS = (6, 8, 24)
 ADAPTERS = (None, *(AdapterRef(f"lora{rank}", "", 1, {"q_proj": rank, "o_proj": 8}) for rank in (8, 12, 16)))
 FRONTENDS = ("f", "g")
 RUNNERS = ("host 0", "host 1")
+#: Of the clock here, which counts events.
+STORE_PATIENCE_NS = 20
+#: What loads and requests fail with.
+CODES = {"request_failed", "store_unavailable"}
 #: Moves whenever it can.
 EAGER = ConsolidationRule(interval_ns=1, light_load=0.5, prefill_tokens_per_s=10**6, idle_s=100)
 
@@ -56,9 +69,9 @@ class Stream:
         assert ending.num_tokens == len(self.tokens), f"{ending} after {len(self.tokens)} tokens"
         self.end = ending.reason
         if self.end == "error":
-            assert ending.error is not None and ending.error.code == "request_failed", ending.error
+            assert ending.error is not None and ending.error.code in CODES, ending.error
             assert self.num_load_failures >= 3 or self.num_losses >= 3, ending.error
-        else:
+        elif self.end != "cancelled":
             assert self.tokens == answer(self.request)
 
 
@@ -87,7 +100,9 @@ class ClusterMachine(RuleBasedStateMachine):
         consolidation=st.sampled_from([None, EAGER]),
     )
     def begin(self, placement: str, queue: str, migration: bool, consolidation: ConsolidationRule | None) -> None:
-        self.settings = SchedulerSettings(PLACEMENTS[placement], queue, migration, consolidation=consolidation)
+        self.settings = SchedulerSettings(
+            PLACEMENTS[placement], queue, migration, consolidation=consolidation, store_patience_ns=STORE_PATIENCE_NS
+        )
         self.scheduler = Scheduler(self.incarnation, self.settings)
         for frontend_id in FRONTENDS:
             self.tell(events.FrontendJoined(frontend_id))
@@ -107,7 +122,7 @@ class ClusterMachine(RuleBasedStateMachine):
                     self.deliver(frontend_id, deliveries)
                 case RunnerDrained(runner_id):
                     self.check_is_drained(runner_id)
-                case DrainAnswered(_, call_id, error):
+                case CallAnswered(_, call_id, error):
                     assert (call_id, error) == (self.num_answers, None)
                     self.num_answers += 1
 
@@ -116,7 +131,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for handle, position, token_id in zip(
             deliveries.handles, deliveries.positions, deliveries.token_ids, strict=True
         ):
-            by_handle[handle].take(position, token_id)
+            by_handle[handle].take(deliveries.offset + position, token_id)
         for ending in deliveries.endings:
             by_handle[ending.handle].take_end(ending)
 
@@ -160,8 +175,8 @@ class ClusterMachine(RuleBasedStateMachine):
         if dice < 3:
             return
         stream = data.draw(st.sampled_from(self.live))
-        stream.end = "cancelled"
         self.tell(events.RequestCancelled(stream.frontend_id, stream.request.request_id))
+        assert stream.end == "cancelled"
 
     @rule(frontend_id=st.sampled_from(FRONTENDS), dice=st.integers(1, 6), is_lost=st.booleans())
     def frontend_reconnects(self, frontend_id: str, dice: int, is_lost: bool) -> None:
@@ -280,13 +295,18 @@ class ClusterMachine(RuleBasedStateMachine):
             self.tell(worker.reports.popleft())
 
     @precondition(lambda self: any(worker.loading for worker in self.workers.values()))
-    @rule(data=st.data(), permanent=st.booleans())
-    def load_fails(self, data: st.DataObject, permanent: bool) -> None:
+    @rule(data=st.data(), permanent=st.booleans(), code=st.sampled_from(sorted(CODES)))
+    def load_fails(self, data: st.DataObject, permanent: bool, code: str) -> None:
         worker = data.draw(st.sampled_from([worker for worker in self.workers.values() if worker.loading]))
         assignment = data.draw(st.sampled_from(worker.loading))
         stream = self.streams[worker.sequences[assignment].request.request_id]
         stream.num_load_failures += 3 if permanent else 1
-        worker.fail_load(assignment, permanent=permanent)
+        worker.fail_load(assignment, permanent=permanent, code=code)
+
+    @rule(ref=st.sampled_from(ADAPTERS[1:]), runner_id=st.sampled_from(RUNNERS), is_there=st.booleans())
+    def adapter_comes_to_a_disk_or_leaves_it(self, ref: AdapterRef, runner_id: str, is_there: bool) -> None:
+        change = AdaptersCached(None, (ref.digest,), ()) if is_there else AdaptersCached(None, (), (ref.digest,))
+        self.tell(events.AdaptersCached(runner_id, change))
 
     # -------------------------------------------------------------- the scheduler
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from punica_scheduler.scale_hook import ScaleHook
 from punica_serve.process import TOKEN_ENV
 from punica_serve.protocol import ScaleAdvice
+from waits import until
 
 DEADLINE_S = 30.0
 
@@ -33,13 +34,6 @@ async def hook(code: str, folder: Path, *, timeout_s: float = DEADLINE_S) -> Asy
     hook = ScaleHook((sys.executable, "-c", code, str(folder)), timeout_s)
     async with asyncio.timeout(DEADLINE_S), hook.running():
         yield hook
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    while True:
-        if holds():
-            return
-        await asyncio.sleep(0.01)
 
 
 def notes(folder: Path) -> list[Any]:

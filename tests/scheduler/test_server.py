@@ -1,9 +1,11 @@
 """The scheduler's shell over real websockets on loopback."""
 
 import asyncio
+import itertools
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +16,32 @@ from punica_serve import channel as links
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
+    AdapterRef,
+    AdaptersCached,
+    CallReply,
     CancelRequest,
+    ClusterHistory,
     Deliveries,
     DrainGpu,
-    DrainReply,
     DrainRunner,
     Ending,
+    Forget,
+    ForgetAdapter,
     FrontendHello,
+    GetHistory,
+    GetResidency,
     GpuJoined,
     GpuLost,
+    HistoryReply,
     Limits,
     Request,
     RunnerDrained,
     SamplingParams,
     StartRequest,
     StopRequest,
+    Warm,
+    WarmAdapter,
+    decode_history,
     encode,
     join,
 )
@@ -64,7 +77,7 @@ async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> Non
     start = await receive(runner)
     assert (start.gpu_uuid, start.seq, start.request) == ("A", 1, request())
     runner.send(report(start, 40, 41, is_last=True))
-    assert await receive(frontend) == Deliveries((7, 7), (0, 1), (40, 41), endings=(Ending(7, 2, "stop"),))
+    assert await receive(frontend) == Deliveries((7, 7), (0, 1), (40, 41), endings=(Ending(7, 2, "stop", gpu_s=0.01),))
 
 
 async def test_a_cancelled_request_is_stopped_on_its_gpu(peers: Peers) -> None:
@@ -243,8 +256,8 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match=r"3\.0.*2\.0"):
-        await peers.frontend(major=3)
+    with pytest.raises(HandshakeRefused, match=r"9\.0.*4\.0"):
+        await peers.frontend(major=9)
     with pytest.raises(HandshakeRefused, match="token"):
         await peers.frontend(token="guess")
 
@@ -279,13 +292,16 @@ async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
             await server.serve(config(port=port), TOKEN)
 
 
-async def test_a_bug_in_the_core_ends_the_server_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_story(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def handle(*_: object) -> None:
         raise RuntimeError("the books are wrong")
 
     monkeypatch.setattr(Scheduler, "handle", handle)
     with pytest.raises(RuntimeError, match="the books are wrong"):
-        await asyncio.wait_for(server.serve(config(), TOKEN), DEADLINE_S)
+        await asyncio.wait_for(server.serve(config().model_copy(update={"data_folder": tmp_path}), TOKEN), DEADLINE_S)
+    assert len(list(tmp_path.glob("scheduler-story-*.txt"))) == 1  # noqa: ASYNC240
 
 
 async def test_a_frontend_drains_a_gpu_and_takes_it_back(peers: Peers) -> None:
@@ -294,12 +310,12 @@ async def test_a_frontend_drains_a_gpu_and_takes_it_back(peers: Peers) -> None:
     frontend.send(add(request()))
     assert (await receive(runner)).gpu_uuid == "B"
     frontend.send(DrainGpu(7, "B", drain=True))
-    assert await receive(frontend) == DrainReply(7)
+    assert [await receive(frontend), await receive(frontend)] == [Limits(2, 128, 1), CallReply(7)]
     stop, start = await receive(runner), await receive(runner)
     assert (stop.gpu_uuid, start.gpu_uuid) == ("B", "A")
     assert [gpu.is_draining for gpu in (await cluster_of(frontend)).gpus] == [False, True]
     frontend.send(DrainGpu(8, "B", drain=False))
-    assert await receive(frontend) == DrainReply(8)
+    assert [await receive(frontend), await receive(frontend)] == [Limits(2, 128, 0), CallReply(8)]
     frontend.send(DrainGpu(9, "C", drain=True))
     reply = await receive(frontend)
     assert (reply.call_id, reply.error.code) == (9, "gpu_not_found")
@@ -314,3 +330,42 @@ async def test_a_runner_that_drains_is_told_when_nothing_is_left(peers: Peers) -
     runner.send(report(start, 40, is_last=True))
     assert await receive(runner) == RunnerDrained()
     assert (await next_ending(frontend)).reason == "stop"
+
+
+async def test_adapters_are_warmed_found_and_forgotten(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    adapter = AdapterRef("x", "/adapters/x", 1, {"q_proj": 8})
+    frontend.send(WarmAdapter(1, adapter, pin=True))
+    assert await receive(runner) == Warm("A", adapter, True)
+    assert await receive(frontend) == CallReply(1)
+    runner.send(AdaptersCached("A", came=("x",)))
+    runner.send(AdaptersCached("B", came=("y",)))  # another's GPU
+    runner.send(AdaptersCached(None, came=("x",)))
+    await cluster_when(frontend, lambda cluster: cluster.num_runners == 1)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            frontend.send(GetResidency(2))
+            reply = await receive(frontend)
+            assert reply.call_id == 2
+            if reply.adapters and reply.adapters[0].disks:
+                break
+    (residency,) = reply.adapters
+    assert (residency.digest, residency.hosts, len(residency.disks)) == ("x", ("A",), 1)
+    frontend.send(ForgetAdapter(3, "x"))
+    assert await receive(frontend) == CallReply(3)
+    assert await receive(runner) == Forget("x")
+
+
+async def test_a_frontend_asks_for_the_past(peers: Peers) -> None:
+    frontend, _ = await peers.frontend(), await peers.runner(gpus=("A",))
+    assert [await receive(frontend), await receive(frontend)] == [Limits(0), Limits(1, 128)]
+    history: ClusterHistory
+    for call_id in itertools.count():
+        frontend.send(GetHistory(call_id))
+        reply = await receive(frontend)
+        assert isinstance(reply, HistoryReply) and reply.call_id == call_id
+        if "A" in (history := decode_history(reply.history)).gpus:
+            break
+        await asyncio.sleep(0.05)
+    assert len(history.gpus["A"].batch_size) == len(history.at_ns)

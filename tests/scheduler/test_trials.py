@@ -64,6 +64,7 @@ def test_suspects_are_tried_one_after_the_other(with_suspects: Any) -> None:
     assert cluster.gpu_joins("B", pages=32) == []
     assert cluster.arrives("r3") == ["B: start r3"]
     assert cluster.steps("A", "r1", finished="r1")[1:] == ["B: stop r3", "B: start r2", "A: start r3"]
+    assert cluster.counter("evictions") == 0, "those are for lack of memory, and raise an alert"
 
 
 def test_a_gpu_is_kept_for_a_suspect_until_its_pages_are_back(filled: Any) -> None:

@@ -12,6 +12,7 @@ from punica_serve.protocol import (
     GpuInfo,
     LoraGroup,
     Request,
+    RowNames,
     StepReport,
     WireError,
 )
@@ -53,6 +54,7 @@ class Worker:
     sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
     applied_seq: int = 0
     num_steps: int = 0
+    names: RowNames = field(default_factory=RowNames)
 
     @property
     def num_free(self) -> int:
@@ -69,32 +71,29 @@ class Worker:
         starved = self._grow()
         positions, token_ids, finished = self._compute()
         self.num_steps += 1
-        self.reports.append(
-            events.StepFinished(
-                StepReport(
-                    gpu_uuid=self.info.uuid,
-                    epoch=0,
-                    step=self.num_steps,
-                    applied_seq=self.applied_seq,
-                    incarnation=self.incarnation,
-                    counters=tuple(positions),
-                    positions=tuple(positions.values()),
-                    token_ids=tuple(token_ids),
-                    finished=tuple(finished.items()),
-                    free_kv_pages=self.num_free,
-                    batch_size=len(token_ids),
-                    num_prefill_tokens=0,
-                    num_adapters=0,
-                    duration_s=0.01,
-                    starved=tuple(assignment.counter for assignment in starved),
-                )
-            )
+        report = StepReport(
+            gpu_uuid=self.info.uuid,
+            epoch=0,
+            step=self.num_steps,
+            applied_seq=self.applied_seq,
+            incarnation=self.incarnation,
+            counters=tuple(positions),
+            positions=tuple(positions.values()),
+            token_ids=tuple(token_ids),
+            finished=tuple(finished.items()),
+            free_kv_pages=self.num_free,
+            batch_size=len(token_ids),
+            num_prefill_tokens=0,
+            num_adapters=0,
+            duration_s=0.01,
+            starved=tuple(assignment.counter for assignment in starved),
         )
+        self.reports.append(events.StepFinished(self.names.shorten(report)))
 
-    def fail_load(self, assignment: AssignmentId, *, permanent: bool) -> None:
+    def fail_load(self, assignment: AssignmentId, *, permanent: bool, code: str = "request_failed") -> None:
         del self.sequences[assignment]
         failure = AssignmentsFailed(
-            self.info.uuid, 0, self.applied_seq, (assignment,), permanent, WireError("request_failed", "gone")
+            self.info.uuid, 0, self.applied_seq, (assignment,), permanent, WireError(code, "gone")
         )
         self.reports.append(events.AssignmentsFailed(failure))
         self.step(0)

@@ -36,6 +36,11 @@ def with_environment(variable: str, value: str) -> list[int]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether it still runs: a zombie, which nobody has waited for, does not."""
+    return bool(command_line(pid))
+
+
 def alive(pids: list[int]) -> list[int]:
     """Those that still run."""
-    return [pid for pid in pids if command_line(pid)]
+    return list(filter(is_alive, pids))

@@ -1,19 +1,18 @@
 """POST /v1/generate: one request, answered as a whole or as server-sent events."""
 
 from contextlib import aclosing
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import Answer, answer
-from punica_frontend.connection import run_while_connected
+from punica_frontend.answers import Answer, Frame, answer, json_of
+from punica_frontend.caller import caller_of
+from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
+from punica_frontend.errors import error_object
 from punica_frontend.event_stream import EventStream
 from punica_frontend.generation import Generator, Plan
-from punica_frontend.schemas import ErrorBody, GenerateBody
-
-#: The client has closed its connection: nobody reads this answer, it only shows in logs.
-_CLIENT_CLOSED = 499
+from punica_frontend.openapi_page import answer_or_events, refusals
+from punica_frontend.routes.counted import counted_route
+from punica_frontend.schemas import GenerateBody
 
 _EXAMPLE = {
     "request_id": "gen-7e1f0cd3b2a94f5e8a6d1c0b9f8e7d6c",
@@ -23,32 +22,25 @@ _EXAMPLE = {
     "finish_reason": "stop",
     "usage": {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9},
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream`, events of its pieces and then `[DONE]`.",
-        "content": {"application/json": {"example": _EXAMPLE}, "text/event-stream": {}},
-    },
-    400: {"model": ErrorBody, "description": "A field can't be served, or the body is not JSON."},
-    404: {"model": ErrorBody, "description": "No such LoRA model."},
-    422: {"model": ErrorBody, "description": "A field is unknown, of the wrong type or out of range."},
-    429: {"model": ErrorBody, "description": "The queue is full; try again later."},
-    503: {"model": ErrorBody, "description": "The cluster can't be reached; try again later."},
+_RESPONSES = {
+    200: answer_or_events(Answer, Frame, example=_EXAMPLE),
+    **refusals(403, 404, 429),
 }
 
 
 def generate_router(generator: Generator) -> APIRouter:
-    router = APIRouter(tags=["native"])
+    router = APIRouter(tags=["native"], route_class=counted_route(generator.figures))
 
     @router.post("/v1/generate", summary="Generate text", response_class=Response, responses=_RESPONSES)
     async def generate(body: GenerateBody, request: Request) -> Response:
         """Continues a prompt with the base model or with one of its LoRA models."""
-        plan = await generator.plan(body)
+        plan = await generator.plan(body, caller_of(request))
         if body.stream:
-            return EventStream(generator.stream(plan))
+            return EventStream(generator.stream(plan), _last_frame)
         whole = await run_while_connected(request.receive, _whole_answer(generator, plan))
         if whole is None:
-            return Response(status_code=_CLIENT_CLOSED)
-        return Response(msgspec.json.encode(whole), media_type="application/json")
+            return Response(status_code=CLIENT_CLOSED)
+        return json_of(whole)
 
     return router
 
@@ -56,3 +48,9 @@ def generate_router(generator: Generator) -> APIRouter:
 async def _whole_answer(generator: Generator, plan: Plan) -> Answer:
     async with aclosing(generator.stream(plan)) as frames:
         return answer([frame async for frame in frames], lora_id=plan.lora_id)
+
+
+def _last_frame(last: Frame, error: Exception) -> Frame:
+    """Of a stream that ends with an error."""
+    num_tokens = last.index + len(last.token_ids)
+    return Frame(last.request_id, num_tokens, finish_reason="error", error=error_object(error))

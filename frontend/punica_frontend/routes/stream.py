@@ -1,16 +1,50 @@
-"""WS /v1/generate/stream: many requests multiplexed on one socket."""
+"""WS /v1/generate/stream: many requests multiplexed on one socket; and what its frames look like."""
 
-from fastapi import APIRouter
+from functools import cache
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Response
+from starlette.requests import HTTPConnection
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from punica_frontend.figures import Figures
+from punica_frontend.caller import caller_of
 from punica_frontend.generation import Generator
 from punica_frontend.socket import GenerateSocket
+from punica_frontend.socket_shapes import Shapes
+from punica_frontend.stream_schema import stream_schema
+
+_SCHEMA: dict[str, Any] = {
+    "description": "The document.",
+    "content": {"application/schema+json": {"schema": {"type": "object"}}},
+}
 
 
-def stream_router(generator: Generator, figures: Figures, *, max_frame_bytes: int) -> APIRouter:
-    return APIRouter(routes=[WebSocketRoute("/v1/generate/stream", _StreamRoute(generator, figures, max_frame_bytes))])
+def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int) -> APIRouter:
+    router = APIRouter(
+        routes=[WebSocketRoute("/v1/generate/stream", _StreamRoute(generator, shapes, max_frame_bytes))],
+        tags=["native"],
+    )
+
+    @router.get(
+        "/v1/generate/stream/schema",
+        summary="The frames of the websocket",
+        response_class=Response,
+        responses={200: _SCHEMA},
+    )
+    async def frames() -> Response:
+        """JSON Schema of the frames of `WS /v1/generate/stream`: `ClientFrame` is what it takes, `ServerFrame` what it
+        sends.
+        """
+        return Response(_schema(), media_type="application/schema+json")
+
+    return router
+
+
+@cache
+def _schema() -> bytes:
+    return msgspec.json.encode(stream_schema())
 
 
 class _StreamRoute:
@@ -22,16 +56,20 @@ class _StreamRoute:
     An ASGI application of its own: what frameworks put round a handler costs memory for as long as the socket is open.
     """
 
-    def __init__(self, generator: Generator, figures: Figures, max_frame_bytes: int) -> None:
+    def __init__(self, generator: Generator, shapes: Shapes, max_frame_bytes: int) -> None:
         self._generator = generator
-        self._figures = figures
+        self._shapes = shapes
         self._max_frame_bytes = max_frame_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # "websocket.connect"
         await send({"type": "websocket.accept"})
-        self._figures.num_websockets += 1
+        figures, caller = self._generator.figures, caller_of(HTTPConnection(scope))
+        socket = GenerateSocket(
+            receive, send, caller, self._generator, self._shapes, max_frame_bytes=self._max_frame_bytes
+        )
+        figures.num_websockets += 1
         try:
-            await GenerateSocket(receive, send, self._generator, max_frame_bytes=self._max_frame_bytes).run()
+            await socket.run()
         finally:
-            self._figures.num_websockets -= 1
+            figures.num_websockets -= 1

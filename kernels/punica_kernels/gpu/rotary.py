@@ -20,11 +20,12 @@ def rotary_append(
     values: Tensor,
     slots: Tensor,
     delta: Tensor | None = None,
+    copy_starts: Tensor | None = None,
     *,
     chained: bool = False,
 ) -> None:
     """Rotates queries and keys, and stores keys and values in the cache, one launch."""
-    num_rows, heads, head_dim = q_out.shape
+    num_rows, (_, heads, head_dim) = len(qkv), q_out.shape
     if num_rows == 0:
         return
     _, page_size, kv_heads, _ = keys.shape
@@ -41,6 +42,8 @@ def rotary_append(
         keys,
         values,
         slots,
+        copy_starts,
+        num_rows,
         *q_out.stride()[:2],
         qkv.stride(0),
         delta.stride(0) if delta is not None else 0,
@@ -70,6 +73,8 @@ def _rotary_append(
     keys,
     values,
     slots,
+    copy_starts,
+    num_rows,
     q_row_stride,
     q_head_stride,
     qkv_stride,
@@ -114,8 +119,12 @@ def _rotary_append(
     turned_second = second * row_cos + first * row_sin
 
     is_q = mask & (head < HEADS)
-    q_out += row * q_row_stride + head * q_head_stride + pair
-    _store_pairs(q_out, turned_first, turned_second, PAIRS, is_q)
+    q_cells = head * q_head_stride + pair
+    _store_pairs(q_out + row * q_row_stride + q_cells, turned_first, turned_second, PAIRS, is_q)
+    if copy_starts is not None:
+        for copy in range(tl.load(copy_starts + row), tl.load(copy_starts + row + 1)):
+            copy_row = (num_rows + copy).to(tl.int64)
+            _store_pairs(q_out + copy_row * q_row_stride + q_cells, turned_first, turned_second, PAIRS, is_q)
     slot = tl.load(slots + row).to(tl.int64)
     page = slot // PAGE_SIZE
     offset = slot % PAGE_SIZE

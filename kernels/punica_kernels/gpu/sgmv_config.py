@@ -7,7 +7,7 @@ rows need larger ones, which cost less to start.
 from dataclasses import dataclass
 from functools import cache
 
-from punica_kernels.lora_table import MAX_COLUMN_PARTS, LoraTableShape
+from punica_kernels.lora_table import SMALL_TABLE_TILES, LoraTableShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +40,33 @@ class ExpandConfig:
     max_registers: int
 
 
-# Tiles of the largest table of a decode; a table of more holds prefills, whose tiles are many without splits.
+# Tiles of the largest decode whose projections leave room for LoRA beside them.
 _DECODE_TILES = 64
+# Outputs from which a prefill's tiles are so many that programs may be larger.
+_WIDE_OUTPUTS = 8192
 
 
 def num_splits(shape: LoraTableShape, num_slices: int) -> int:
     """Parts of h_in, a power of two: the fewer tiles, the more. A split past a small h_in sums to zero."""
+    num_tiles = shape.max_tiles * num_slices if _holds_prefill(shape) else shape.max_tiles
     if shape.max_tiles * num_slices <= 16:
         return 16
-    return 8 if shape.max_tiles <= _DECODE_TILES else 4
+    return 8 if num_tiles <= _DECODE_TILES else 4
 
 
 @cache
 def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkConfig:
     """The shrink of a group of `num_slices` stacked projections with `h_in` inputs."""
     splits = num_splits(shape, num_slices)
-    few = shape.max_tiles <= _DECODE_TILES // 2
-    block_k = min(256 if few else 512, max(16, _next_power_of_two(_ceil_div(h_in, splits))))
+    most = 256 if _holds_prefill(shape) else 512
+    block_k = min(most, max(16, _next_power_of_two(_ceil_div(h_in, splits))))
+    is_small = shape.max_tiles <= SMALL_TABLE_TILES
     return ShrinkConfig(
         splits=splits,
         split_k=_ceil_div(_ceil_div(h_in, block_k), splits) * block_k,
         block_k=block_k,
         # A few tiles of high ranks leave room for more programs than tiles.
-        item_programs=shape.max_tiles * (2 if few and shape.max_tile_items > 1 else 1),
+        item_programs=shape.max_tiles * (2 if is_small and shape.max_tile_items > 1 else 1),
         num_warps=min(4, max(1, block_k // 64)),
     )
 
@@ -70,16 +74,24 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
 @cache
 def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> ExpandConfig:
     """The expand of a group of so many projections, of which the widest has so many outputs."""
-    block_n = min(128, max(16, _next_power_of_two(widest_slice)))
-    decode = shape.max_tiles <= _DECODE_TILES
-    return ExpandConfig(
-        splits=num_splits(shape, num_slices),
-        block_n=block_n,
-        tile_n=max(16, block_n // MAX_COLUMN_PARTS) if decode else block_n,
-        num_warps=1,
-        # More are a gain for rows of several items, and a loss where so many programs are wanted at a time.
-        max_registers=128 if _DECODE_TILES // 2 < shape.max_tiles <= _DECODE_TILES else 168,
-    )
+    block_n, tile_n, max_registers = _expand_blocks(shape, num_slices * widest_slice)
+    block_n = min(block_n, max(16, _next_power_of_two(widest_slice)))
+    return ExpandConfig(num_splits(shape, num_slices), block_n, min(tile_n, block_n), 1, max_registers)
+
+
+def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, int]:
+    """Outputs of a program, those that it takes at a time for a tile of several rows, and registers of a thread."""
+    if _holds_prefill(shape):
+        return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
+    if shape.max_tiles <= SMALL_TABLE_TILES:
+        return 128, 64, 255
+    # Tiles of several rows are few then, and shared by many programs; rows of one adapter each are many.
+    return (256, 32, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
+
+
+def _holds_prefill(shape: LoraTableShape) -> bool:
+    """Whether so many rows can only be a prefill's and some decodes'."""
+    return shape.max_tiles < shape.max_rows and shape.max_rows > _DECODE_TILES
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from punica_serve.adapters.regex_cost import MAX_WAYS, num_ways
 from punica_serve.errors import AdapterRejected
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -158,12 +159,17 @@ def _check_selection(config: PeftConfig) -> None:
 
 
 def _check_patterns(config: PeftConfig) -> None:
-    """Every regular expression compiles, so that whoever matches with it later need not care."""
+    """Every regular expression compiles and is soon matched, so that whoever matches with it later need not care."""
+    ways = 0
     for name, regex in _regexes(config):
         try:
-            re.compile(regex)
+            ways += num_ways(regex)
+            if ways <= MAX_WAYS:
+                re.compile(regex)
         except (re.error, OverflowError, RecursionError) as error:
             raise _refuse(name, f"has a broken regular expression {_shown(regex)}: {error}") from error
+        if ways > MAX_WAYS:
+            raise _refuse(name, f"may take too long to match with {_shown(regex)}; name modules or use fewer wildcards")
 
 
 def _regexes(config: PeftConfig) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from punica_serve.adapters.peft_config import PeftConfig, as_tuple, layers_regex, pattern_regex
@@ -27,6 +28,9 @@ _BLOCKS = {
     "up_proj": "mlp",
     "down_proj": "mlp",
 }
+
+#: Of one adapter that has a rank and an alpha for each module of a large model. re's own cache holds far fewer.
+_MAX_COMPILED = 4096
 
 #: PEFT's target_modules for Llama when a configuration has none.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
@@ -100,7 +104,7 @@ def _path_ends(path: str) -> Iterator[str]:
 def _matches(patterns: str | tuple[str, ...] | None, path: str) -> bool:
     """A string is a regular expression over the whole path; a list holds ends of paths."""
     if isinstance(patterns, str):
-        return re.fullmatch(patterns, path) is not None
+        return _compiled(patterns).fullmatch(path) is not None
     return not frozenset(patterns or ()).isdisjoint(_path_ends(path))
 
 
@@ -120,13 +124,18 @@ def _is_in_layers(config: PeftConfig, path: str) -> bool:
     if not layers:
         return True
     patterns = as_tuple(config.layers_pattern) or (r"[^.]*",)
-    match = next(filter(None, (re.match(layers_regex(pattern), path) for pattern in patterns)), None)
+    match = next(filter(None, (_compiled(layers_regex(pattern)).match(path) for pattern in patterns)), None)
     return match is not None and match["idx"] is not None and int(match["idx"]) in layers
+
+
+@lru_cache(_MAX_COMPILED)
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
 
 
 def _first_match(values: Mapping[str, V] | None, path: str, default: D) -> V | D:
     """The value of the first key that matches: PEFT's reading of rank_pattern and alpha_pattern."""
-    matching = (value for pattern, value in (values or {}).items() if re.match(pattern_regex(pattern), path))
+    matching = (value for pattern, value in (values or {}).items() if _compiled(pattern_regex(pattern)).match(path))
     return next(matching, default)
 
 

@@ -7,7 +7,19 @@ import sys
 
 import typer
 
-from punica_serve.cli import bench, config_check, generate, processes, profile, simulate, up
+from punica_serve.cli import (
+    adapters,
+    bench,
+    config_check,
+    generate,
+    keys,
+    processes,
+    profile,
+    simulate,
+    tenants,
+    top,
+    up,
+)
 from punica_serve.errors import PunicaError
 from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
 
@@ -20,6 +32,7 @@ app = typer.Typer(
 )
 app.command("up")(up.command)
 app.command("generate")(generate.command)
+app.command("top")(top.command)
 app.command("scheduler")(processes.scheduler)
 app.command("runner")(processes.runner)
 app.command("frontend")(processes.frontend)
@@ -29,11 +42,14 @@ app.command("simulate")(simulate.command)
 config_app = typer.Typer(name="config", help="Work with config files.", no_args_is_help=True)
 config_app.command("check")(config_check.command)
 app.add_typer(config_app)
+app.add_typer(adapters.app)
+app.add_typer(keys.app)
+app.add_typer(tenants.app)
 app.add_typer(bench.app)
 
 
 def main() -> None:
-    """Runs a command. A user's mistake is one line on stderr and exit code 2."""
+    """Runs a command. A user's mistake is a line on stderr, of a config file each is, and exit code 2."""
     try:
         app()
     except PunicaError as error:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.errors import ConfigError
-from punica_serve.process import LogLevel, configure_logging
+from punica_serve.logs import LogLevel, configure_logging
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from punica_serve.adapters.catalog import AdapterCatalog
     from punica_serve.config import ClusterConfig
     from punica_serve.model_config import ModelConfig
+    from punica_serve.registry.snapshot import SharedAdapters
 
 EXIT_ADAPTER_REFUSED = 1
 #: Enough of a digest to tell adapters apart by eye.
@@ -27,19 +27,20 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
     """
     from rich.console import Console
 
-    from punica_serve.adapters.catalog import AdapterCatalog
     from punica_serve.config import load_config
+    from punica_serve.registry.shared import shared_adapters
 
     configure_logging("config check", LogLevel.WARNING)
     config = load_config(file)
-    base_name = config.engine.served_name
     model = check_config(config)
-    catalog = AdapterCatalog.load(config.adapters, model, base_name=base_name, strict_base=config.strict_base)
+    shared = shared_adapters(config, model)
     console = Console(highlight=False)
-    console.print(f"model {base_name}: {config.engine.model}", soft_wrap=True, markup=False)
+    console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
+    if gpus := [device for device in config.runner.devices if device.startswith("cuda")]:
+        console.print(f"devices {', '.join(gpus)}: looked for at the start, on the hosts that run workers")
     if config.adapters:
-        console.print(_table(catalog))
-    if catalog.rejected:
+        console.print(_table(shared))
+    if shared.rejected:
         raise typer.Exit(EXIT_ADAPTER_REFUSED)
 
 
@@ -49,9 +50,11 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     Raises ModelRejected and ConfigError.
     """
     from punica_serve.model_config import read_model_config
+    from punica_serve.simulation.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
     from punica_serve.weight_files import weight_files
 
+    load_profile(config.simulation.profile)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
     model = read_model_config(config.engine.model)
@@ -62,14 +65,18 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     return model
 
 
-def _table(catalog: "AdapterCatalog") -> "Table":
+def _table(shared: "SharedAdapters") -> "Table":
+    """Without the dummies: there may be thousands, and nothing is wrong with them."""
     from rich.table import Table
     from rich.text import Text
 
+    from punica_serve.adapters.dummy import dummy_number
+
     table = Table("adapter", "rank", "digest", "result")
-    for entry in catalog.entries:
-        rank = max(entry.ref.ranks.values())
-        table.add_row(Text(entry.name), str(rank), entry.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
-    for name, refusal in catalog.rejected.items():
+    for adapter in shared.versions.values():
+        if dummy_number(adapter.ref) is None:
+            rank = max(adapter.ref.ranks.values())
+            table.add_row(Text(adapter.name), str(rank), adapter.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
+    for name, refusal in shared.rejected.items():
         table.add_row(Text(name), "", "", Text.assemble(("refused", "red"), f": {refusal.message}"))
     return table

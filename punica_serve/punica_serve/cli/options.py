@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from punica_serve.process import LogLevel
+from punica_serve.errors import Unauthorized
+from punica_serve.logs import LogFormat, LogLevel
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 
@@ -13,6 +14,19 @@ ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="Th
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on, instead of the config's.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port, instead of the config's; 0: a free one.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="The least level that is logged.")]
+LogFormatOption = Annotated[LogFormat | None, typer.Option(help="Of log lines, instead of the config's.")]
+NoAuthOption = Annotated[
+    bool,
+    typer.Option("--insecure-no-auth", help="Let everybody in as an administrator, from wherever it can be reached."),
+]
+KeyOption = Annotated[str | None, typer.Option(envvar="PUNICA_API_KEY", help="Your API key, where keys are asked for.")]
+UrlOption = Annotated[str, typer.Option(envvar="PUNICA_URL", help="A frontend of the cluster.")]
+DEFAULT_URL = "http://127.0.0.1:8000"
 SchedulerUrlOption = Annotated[
     str | None, typer.Option(metavar="URL", help="The scheduler's, if not the config's; @FILE: what the file says.")
 ]
+
+
+def wants_key(url: str) -> Unauthorized:
+    """For a frontend that answers 401."""
+    return Unauthorized(f"{url} wants a valid API key: give it with --key, or in PUNICA_API_KEY")

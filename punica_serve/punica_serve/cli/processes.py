@@ -11,27 +11,35 @@ from punica_serve.cli.options import (
     DEFAULT_CONFIG,
     ConfigOption,
     HostOption,
+    LogFormatOption,
     LogLevelOption,
+    NoAuthOption,
     PortOption,
     SchedulerUrlOption,
 )
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogLevel
 
 if TYPE_CHECKING:
     from punica_serve.config import ClusterConfig
 
 
 def scheduler(
-    config: ConfigOption = DEFAULT_CONFIG, port: PortOption = None, log_level: LogLevelOption = LogLevel.INFO
+    config: ConfigOption = DEFAULT_CONFIG,
+    port: PortOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run the scheduler, which places every request of the cluster."""
     from punica_scheduler import server
+    from punica_scheduler.memory import calm_collector
     from punica_serve.config import load_config
 
-    cluster = load_config(config)
+    cluster = load_config(config).with_log_format(log_format)
     if port is not None:
         cluster = cluster.model_copy(update={"scheduler": cluster.scheduler.model_copy(update={"port": port})})
-    process.run("scheduler", server.serve(cluster, process.cluster_token()), log_level=log_level)
+    calm_collector()
+    serve = server.serve(cluster, process.cluster_token())
+    process.run("scheduler", serve, log_level=log_level, log_format=cluster.log.format)
 
 
 def runner(
@@ -39,12 +47,13 @@ def runner(
     runner_id: Annotated[str | None, typer.Option(help="Unique in the cluster; the host's name by default.")] = None,
     scheduler_url: SchedulerUrlOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run this host's runner: a worker for each of its devices. SIGTERM moves its requests to other runners first."""
     from punica_runner import supervisor
     from punica_serve.config import load_config
 
-    cluster = load_config(config)
+    cluster = load_config(config).with_log_format(log_format)
     drain = process.Drain(cluster.runner.drain_timeout_s)
     serve = supervisor.serve(
         cluster,
@@ -53,7 +62,7 @@ def runner(
         scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         drain=drain,
     )
-    process.run("runner", serve, log_level=log_level, drain=drain)
+    process.run("runner", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
 
 
 def frontend(
@@ -61,13 +70,15 @@ def frontend(
     scheduler_url: SchedulerUrlOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    insecure_no_auth: NoAuthOption = False,
     log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a frontend: the HTTP and websocket API."""
     import punica_frontend.main
     from punica_serve.config import load_config
 
-    cluster = load_config(config)
+    cluster = load_config(config).with_log_format(log_format).without_auth(insecure_no_auth)
     drain = process.Drain(cluster.frontend.drain_timeout_s)
     serve = punica_frontend.main.serve(
         cluster,
@@ -77,7 +88,7 @@ def frontend(
         port=port,
         drain=drain,
     )
-    process.run("frontend", serve, log_level=log_level, drain=drain)
+    process.run("frontend", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
 
 
 def _default_scheduler_url(cluster: "ClusterConfig") -> str:

@@ -1,13 +1,13 @@
 """`punica-serve simulate CONFIG`: the scheduler over simulated GPUs, in simulated time."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, make_console
+from punica_serve.cli.simulate_files import write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from punica_scheduler.simulator.summary import Summary
     from punica_serve.config import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
+
+EXIT_CLAIM_FAILED = 1
 
 _Row = tuple[str, Callable[["Summary"], str]]
 
@@ -50,7 +52,10 @@ def command(
         typer.Option(metavar="URL[,URL...]", help="Also against the running cluster of these frontends, to compare."),
     ] = None,
 ) -> None:
-    """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary."""
+    """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary.
+
+    Exit code 1: one of the paper's claims does not hold for this config, and is printed with FAIL.
+    """
     from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
     from punica_serve.cli.simulate_live import compare_live
     from punica_serve.config import load_config
@@ -88,28 +93,29 @@ def _simulate_one(name: str, config: "ClusterConfig", arrivals: "Arrivals", prog
 
 
 def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console") -> None:
-    """Prints the summary and the checks, and writes the files."""
-    import msgspec
+    """Prints the summary and the checks, and writes the files.
 
+    Raises typer.Exit(1), the files written, where one of the paper's claims does not hold.
+    """
     from punica_scheduler.simulator.summary import checks
-    from punica_serve.simulation.timeline import draw, write_csv
 
     first = next(iter(results.values()))
     console.print(_table(results))
     console.print(f"{first.summary.num_tokens:,} tokens: every stream came out exactly once", highlight=False)
-    for check in checks(first.summary):
+    found = checks(first.summary)
+    for check in found:
         verdict = "pass" if check.holds else "FAIL"
         console.print(f"{verdict}  {check.claim}: {check.seen}", soft_wrap=True, highlight=False)
-    out.mkdir(parents=True, exist_ok=True)
-    summaries = {variant: asdict(result.summary) for variant, result in results.items()}
-    summary_path = out / f"{name}.json"
-    summary_path.write_bytes(msgspec.json.format(msgspec.json.encode(summaries)) + b"\n")
-    for path in (
-        summary_path,
-        write_csv(first.timeline, out / f"{name}.csv"),
-        draw({"simulated": first.timeline}, out / f"{name}.png", title=name),
-    ):
-        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+    write_files(
+        {variant: result.summary for variant, result in results.items()},
+        {name: first.timeline},
+        {"simulated": first.timeline},
+        out / name,
+        name,
+        console,
+    )
+    if not all(check.holds for check in found):
+        raise typer.Exit(EXIT_CLAIM_FAILED)
 
 
 def _table(results: "dict[str, Result]") -> "Table":

@@ -1,11 +1,12 @@
 """`punica-serve simulate CONFIG --live URL`: the same arrivals against a running cluster, beside the simulation."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from punica_serve.cli.simulate_files import write_files
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from punica_serve.replay.comparison import Figures
     from punica_serve.replay.watch import GpuSize, Look
     from punica_serve.simulation.arrivals import Arrivals
-    from punica_serve.simulation.timeline import Timeline
 
 
 def compare_live(
@@ -52,7 +52,8 @@ def compare_live(
     for error in sorted({stream.error for stream in streams if stream.error is not None})[:5]:
         console.print(f"failed: {error}", highlight=False, markup=False)
     timelines = {"live": timeline, "simulated": predicted.timeline}
-    _write(timelines, {"live": live, "simulated": simulated}, name, out, console)
+    tables = {f"{name}-{key}": timeline for key, timeline in timelines.items()}
+    write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
 
 
 async def _sizes(url: str) -> "list[GpuSize]":
@@ -122,20 +123,3 @@ def _table(live: "Figures", simulated: "Figures") -> "Table":
         seen, predicted = getattr(live, field), getattr(simulated, field)
         table.add_row(title, format(seen, form), format(predicted, form), ratio(seen, predicted))
     return table
-
-
-def _write(
-    timelines: "Mapping[str, Timeline]", figures: "Mapping[str, Figures]", name: str, out: Path, console: "Console"
-) -> None:
-    import msgspec
-
-    from punica_serve.simulation.timeline import draw, write_csv
-
-    out.mkdir(parents=True, exist_ok=True)
-    summary = out / f"{name}-live.json"
-    summary.write_bytes(
-        msgspec.json.format(msgspec.json.encode({key: asdict(value) for key, value in figures.items()}))
-    )
-    tables = [write_csv(timeline, out / f"{name}-{key}.csv") for key, timeline in timelines.items()]
-    for path in (summary, *tables, draw(timelines, out / f"{name}-live.png", title=name)):
-        console.print(f"wrote {path}", soft_wrap=True, highlight=False)

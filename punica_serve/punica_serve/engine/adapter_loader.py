@@ -1,75 +1,31 @@
-"""Brings adapters to the device while steps go on: disk -> host cache -> pages of the LoRA pool.
+"""Brings adapters to the device while steps go on: host memory -> pages of the LoRA pool.
 
-Reading, checking, packing and copying happen on the loader's threads; the step loop only calls ``poll``, which moves
-finished work on and never waits. An adapter that a running request uses is pinned; the others leave, least recently
-used first, when their pages are wanted.
-
-Where steps run ahead, one may still read the pages of an adapter that its last user has released. So the loader asks
-for a *fence* at that moment, the end of the newest launched step: later steps don't have the adapter. Whoever gets
-pages afterwards is written once the fences of all that have left are passed, and on the device only: no thread waits.
+Fetching, reading and copying happen on others' threads; the step loop only calls ``poll``, which moves finished work on
+and never waits. An adapter that a running request uses stays; the others leave, least recently used first and those
+that someone has pinned last, when their pages are wanted.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import cast
 
 import torch
 
+from punica_serve.engine.adapter_entry import AdapterEntry, AdapterFailure, Stage
 from punica_serve.engine.adapter_reader import AdapterReader
-from punica_serve.engine.host_cache import HostCache, HostCopy
+from punica_serve.engine.host_cache import HostCache
+from punica_serve.engine.host_loader import Arrival, Fetch, HostLoader, no_fetch
 from punica_serve.engine.lora_pool import AdapterPages, LoraPool
-from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed
+from punica_serve.engine.lora_writer import LoraWriter
+from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.lora_layout import pages_needed
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, LoraGroup
 
+log = logging.getLogger(__name__)
+
 #: The end of the newest step that the device was given; None if it is known to have ended.
 Fence = Callable[[], torch.cuda.Event | None]
-
-#: One hands its copies to the device while the other waits for its own to end.
-_NUM_COPIERS = 2
-#: Of the readers; the others stay free for adapters that running requests wait for.
-_PREFETCH_SHARE = 0.75
-#: Adapters that were prefetched and not used since; beyond it the first are forgotten, and may be read in vain again.
-_MAX_REMEMBERED = 4096
-
-
-class _Stage(Enum):
-    """An adapter goes through these in order; it may be dropped at STAGED, and evicted at RESIDENT, when unused."""
-
-    READING = auto()  # a thread reads and packs it
-    STAGED = auto()  # packed on the host, waits for pages
-    COPYING = auto()  # has pages, a thread fills them
-    RESIDENT = auto()
-
-
-@dataclass(slots=True)
-class _Entry:
-    ref: AdapterRef
-    num_users: int = 0
-    #: Whether its reading was started by a prefetch.
-    was_prefetched: bool = False
-    #: Whether anyone has acquired it: if not, its failure is nobody's.
-    was_acquired: bool = False
-    stage: _Stage = _Stage.READING
-    work: "Future[HostCopy] | Future[None] | None" = None
-    #: Held from STAGED to RESIDENT.
-    copy: HostCopy | None = None
-    pages: AdapterPages = field(default_factory=dict)
-    #: The end of the last step that may read the pages, once nobody uses the adapter.
-    fence: torch.cuda.Event | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFailure:
-    """An adapter that could not be brought. ``permanent``: its bytes are wrong, so no other device will do better."""
-
-    digest: str
-    permanent: bool
-    error: PunicaError
 
 
 class AdapterLoader:
@@ -83,24 +39,25 @@ class AdapterLoader:
         dtype: torch.dtype,
         on_progress: Callable[[], None],
         fence: Fence,
+        fetch: Fetch = no_fetch,
     ) -> None:
         self._pool = pool
         self._host_cache = host_cache
-        self._on_progress = on_progress
+        self._model = model
+        self._dtype = dtype
         self._fence = fence
-        self._entries: dict[str, _Entry] = {}  # least recently used first
-        #: Of adapters that have left, as far as they may not be passed.
-        self._fences: list[torch.cuda.Event] = []
-        self._prefetched: dict[str, None] = {}
-        self._num_prefetching = 0
-        self._reader = AdapterReader(host_cache, model, dtype, pool.device)
-        self._max_prefetching = int(_PREFETCH_SHARE * self._reader.num_threads)
-        self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-copier")
+        reader = AdapterReader(host_cache, model, dtype, pool.device)
+        self._host = HostLoader(host_cache, reader, fetch, on_progress)
+        self._writer = LoraWriter(pool, on_progress)
+        self._entries: dict[str, AdapterEntry] = {}  # least recently used first
+        #: In host memory, and to go on to the device, one at a time, as far as there is room.
+        self._warm: dict[str, AdapterRef] = {}
+        self._warming: AdapterEntry | None = None
 
     @property
     def resident(self) -> tuple[str, ...]:
         """Digests of the adapters on the device, sorted: it changes when one comes or leaves, not when one is used."""
-        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.stage is _Stage.RESIDENT))
+        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.stage is Stage.RESIDENT))
 
     def pages(self, digest: str) -> AdapterPages:
         """Pages of an adapter that is ready."""
@@ -108,12 +65,12 @@ class AdapterLoader:
 
     @property
     def is_copying(self) -> bool:
-        """Whether an adapter is on its way from host memory to the device."""
-        return any(entry.stage is _Stage.COPYING for entry in self._entries.values())
+        """Whether an adapter that a request waits for is on its way from host memory to the device."""
+        return any(entry.stage is Stage.COPYING and entry.num_users for entry in self._entries.values())
 
     def is_ready(self, digest: str) -> bool:
         entry = self._entries.get(digest)
-        return entry is not None and entry.stage is _Stage.RESIDENT
+        return entry is not None and entry.stage is Stage.RESIDENT
 
     def has_room_for(self, ref: AdapterRef) -> bool:
         """Whether the pool holds this adapter beside all that requests use now: then it will come."""
@@ -125,19 +82,14 @@ class AdapterLoader:
         return all(count + taken[group] <= self._pool.num_pages[group] for group, count in needed.items())
 
     def acquire(self, ref: AdapterRef) -> None:
-        """One more request uses the adapter: starts to bring it if need be and pins it until ``release``."""
+        """One more request uses the adapter: starts to bring it if need be and keeps it until ``release``."""
         entry = self._entries.pop(ref.digest, None)
         if entry is None:
-            entry = _Entry(ref, copy=self._host_cache.get(ref.digest))
-            if entry.copy is None:
-                self._start(entry, self._reader.start(ref))
-            else:
-                entry.stage = _Stage.STAGED
+            entry = AdapterEntry(ref, copy=self._host.get(ref))
+            entry.stage = Stage.STAGED if entry.copy else Stage.COMING
         entry.num_users += 1
-        entry.was_acquired = True
         self._entries[ref.digest] = entry
-        self._prefetched.pop(ref.digest, None)
-        if entry.stage is _Stage.STAGED:
+        if entry.stage is Stage.STAGED:
             self._place(entry)
 
     def release(self, digest: str) -> None:
@@ -145,47 +97,62 @@ class AdapterLoader:
         entry = self._entries.pop(digest, None)
         if entry is not None:
             entry.num_users -= 1
+            self._entries[digest] = entry  # used until now: the last to leave
             if entry.num_users == 0:
                 entry.fence = self._fence()
-            self._entries[digest] = entry  # used until now: the last to leave
+                self._drop_if_forgotten(entry)
 
     def prefetch(self, ref: AdapterRef) -> None:
-        """Reads an adapter that will be acquired soon into host memory: a hint, cheap to repeat.
+        """Brings an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
+        if ref.digest not in self._entries:
+            self._host.prefetch(ref)
 
-        Ignored while enough others are under way. Whatever is wrong with it is told when it is acquired.
+    def warm(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
+        """Brings an adapter to host memory, and to the device as far as there is room, when nothing else is to do.
+
+        ``pin``: it stays in host memory, and leaves the device only for adapters in use. False only ends that.
         """
         digest = ref.digest
-        if digest in self._prefetched or digest in self._entries or self._num_prefetching >= self._max_prefetching:
+        if pin is False:
+            self._host_cache.unpin(digest)
             return
-        self._prefetched[digest] = None
-        if len(self._prefetched) > _MAX_REMEMBERED:
-            del self._prefetched[next(iter(self._prefetched))]
+        if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
+            log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
+        if (entry := self._entries.get(digest)) is not None:
+            entry.is_forgotten = False
         if digest in self._host_cache:
-            return
-        entry = self._entries[digest] = _Entry(ref, was_prefetched=True)
-        self._num_prefetching += 1
-        self._start(entry, self._reader.start(ref))
+            self._warm[digest] = ref
+        elif not self._host.queue(ref, for_device=True):
+            log.warning("adapter %s is not warmed: too many wait for it", digest)
+
+    def forget(self, digest: str) -> None:
+        """Frees an adapter's memory, on the device and the host, once nobody uses it. Its pin ends."""
+        self._host_cache.unpin(digest)
+        self._warm.pop(digest, None)
+        entry = self._entries.get(digest)
+        if entry is None:
+            self._host.forget(digest)
+        else:
+            entry.is_forgotten = True
+            self._drop_if_forgotten(entry)
 
     def poll(self) -> list[AdapterFailure]:
-        """Moves every adapter as far as it goes without waiting; returns those that failed, which are forgotten."""
+        """Moves every adapter as far as it goes without waiting; returns those that failed, which are dropped."""
         failures = []
-        for digest, entry in list(self._entries.items()):
-            if entry.work is not None and entry.work.done():
-                error = self._finish_work(entry)
-                if error is not None:
-                    del self._entries[digest]
-                    if entry.was_acquired:
-                        failures.append(_failure(entry.ref, error))
+        for arrival in self._host.poll():
+            failures += self._take(arrival)
+        for entry in [e for e in self._entries.values() if e.work is not None and e.work.done()]:
+            failures += self._finish_copy(entry)
         # Only then: what has just come and nobody uses any more may have to leave for those that wait.
-        for entry in [entry for entry in self._entries.values() if entry.stage is _Stage.STAGED]:
+        for entry in [entry for entry in self._entries.values() if entry.stage is Stage.STAGED]:
             self._place(entry)
+        self._bring_warm()
         return failures
 
     def close(self) -> None:
         """Starts nothing more. Waits for copies under way, and not for reads: a disk may hang."""
-        self._reader.close()
-        self._copiers.shutdown(cancel_futures=True)
-        self._pool.synchronize()
+        self._host.close()
+        self._writer.close()
 
     @property
     def num_users(self) -> dict[str, int]:
@@ -194,57 +161,94 @@ class AdapterLoader:
 
     def check_invariants(self) -> None:
         self._pool.check_invariants([entry.pages for entry in self._entries.values()])
-        for digest, entry in self._entries.items():
-            assert entry.num_users >= 0, f"adapter {digest} released more often than acquired"
-            is_copied_from = entry.stage in (_Stage.STAGED, _Stage.COPYING)
-            assert is_copied_from == (entry.copy is not None), f"adapter {digest} holds host memory it has no use for"
+        for entry in self._entries.values():
+            entry.check_invariants()
 
-    def _start(self, entry: _Entry, work: "Future[HostCopy] | Future[None]") -> None:
-        entry.work = work
-        work.add_done_callback(lambda _: self._on_progress())
+    def _take(self, arrival: Arrival) -> list[AdapterFailure]:
+        """What has come to host memory, or has not, goes to those who wait for it."""
+        ref, result = arrival.ref, arrival.result
+        entry = self._entries.get(ref.digest)
+        is_awaited = entry is not None and entry.stage is Stage.COMING
+        if isinstance(result, BaseException):
+            if is_awaited:
+                del self._entries[ref.digest]
+                return [AdapterFailure.of(ref, result)]
+            if arrival.for_device:
+                log.warning("adapter %s can't be warmed: %s", ref.digest, result)
+        elif entry is not None and is_awaited:
+            entry.copy, entry.stage = result, Stage.STAGED
+        else:
+            self._host_cache.release(result)
+            if arrival.for_device:
+                self._warm[ref.digest] = ref
+        return []
 
-    def _finish_work(self, entry: _Entry) -> BaseException | None:
-        """Moves an entry whose work is done to the next stage, or returns what went wrong; then it holds nothing."""
+    def _finish_copy(self, entry: AdapterEntry) -> list[AdapterFailure]:
         work, entry.work = entry.work, None
         assert work is not None
-        error = work.exception()
-        if entry.stage is _Stage.READING:
-            self._num_prefetching -= entry.was_prefetched
-        else:
-            self._let_go(entry)
-        if error is not None:
-            self._pool.free(entry.pages)
-            return error
-        if entry.stage is _Stage.READING:
-            entry.copy, entry.stage = cast("HostCopy", work.result()), _Stage.STAGED
-        else:
-            entry.stage = _Stage.RESIDENT
-        return None
+        if entry is self._warming:
+            self._warming = None
+        self._let_go(entry)
+        if (error := work.exception()) is not None:
+            self._leave(entry)
+            return [AdapterFailure.of(entry.ref, error)]
+        entry.stage = Stage.RESIDENT
+        self._drop_if_forgotten(entry)
+        return []
 
-    def _let_go(self, entry: _Entry) -> None:
+    def _let_go(self, entry: AdapterEntry) -> None:
         """The adapter's place in host memory may go to another one."""
-        assert entry.copy is not None
-        self._host_cache.release(entry.copy)
-        entry.copy = None
+        if entry.copy is not None:
+            self._host_cache.release(entry.copy)
+            entry.copy = None
 
-    def _place(self, entry: _Entry) -> None:
+    def _leave(self, entry: AdapterEntry) -> None:
+        """It is on the device no more."""
+        self._let_go(entry)
+        self._writer.free(entry.pages, entry.fence)
+        del self._entries[entry.ref.digest]
+
+    def _drop_if_forgotten(self, entry: AdapterEntry) -> None:
+        """As soon as nobody uses it and no thread is at it."""
+        if entry.is_forgotten and not entry.num_users and entry.work is None:
+            self._leave(entry)
+            self._host.forget(entry.ref.digest)
+
+    def _place(self, entry: AdapterEntry) -> None:
         """Gives a staged adapter pages, evicting unused ones; without enough it stays staged, or goes if unused."""
-        assert entry.copy is not None
         if entry.num_users == 0:
-            self._let_go(entry)
-            del self._entries[entry.ref.digest]
+            self._leave(entry)
             return
         needed = pages_needed(entry.ref.ranks)
-        if not self._make_room(needed):
-            return
-        entry.pages, entry.stage = self._pool.allocate(needed), _Stage.COPYING
-        self._fences = [fence for fence in self._fences if not fence.query()]
-        packed, after = entry.copy.packed, tuple(self._fences)
-        self._start(entry, self._copiers.submit(self._pool.write, entry.pages, packed, after))
+        if self._make_room(needed, keep_pinned=False):
+            self._copy(entry, needed)
 
-    def _make_room(self, needed: dict[LoraGroup, int]) -> bool:
-        """Evicts unused adapters, least recently used first, but none if even all of them were not enough."""
-        unused = [e for e in self._entries.values() if e.stage is _Stage.RESIDENT and e.num_users == 0]
+    def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
+        """Fills pages, which are free, with a staged adapter."""
+        assert entry.copy is not None
+        entry.stage = Stage.COPYING
+        entry.pages, entry.work = self._writer.fill(needed, entry.copy.packed)
+
+    def _bring_warm(self) -> None:
+        """One at a time: a request's copy waits for no more than one of them."""
+        while self._warm and self._warming is None:
+            digest = next(iter(self._warm))
+            ref = self._warm.pop(digest)
+            needed = pages_needed(ref.ranks)
+            is_possible = digest in self._host_cache and digest not in self._entries
+            if not is_possible or not self._make_room(needed, keep_pinned=True):
+                continue
+            if (copy := self._host_cache.get(digest)) is not None:
+                entry = self._entries[digest] = self._warming = AdapterEntry(ref, copy=copy)
+                self._copy(entry, needed)
+
+    def _make_room(self, needed: dict[LoraGroup, int], *, keep_pinned: bool) -> bool:
+        """Evicts unused adapters, pinned ones last, but none if even all of them were not enough."""
+        unused = [e for e in self._entries.values() if e.stage is Stage.RESIDENT and e.num_users == 0]
+        if keep_pinned:
+            unused = [e for e in unused if not self._host_cache.is_pinned(e.ref.digest)]
+        else:
+            unused.sort(key=lambda e: self._host_cache.is_pinned(e.ref.digest))
         for group, count in needed.items():
             reclaimable = sum(len(entry.pages.get(group, [])) for entry in unused)
             if count > self._pool.groups[group].pages.num_free + reclaimable:
@@ -252,13 +256,5 @@ class AdapterLoader:
         for entry in unused:
             if self._pool.fits(needed):
                 break
-            self._pool.free(entry.pages)
-            if entry.fence is not None:
-                self._fences.append(entry.fence)
-            del self._entries[entry.ref.digest]
+            self._leave(entry)
         return True
-
-
-def _failure(ref: AdapterRef, error: BaseException) -> AdapterFailure:
-    told = RequestFailed(f"the adapter can't be loaded: {error}", param="lora_id")
-    return AdapterFailure(ref.digest, isinstance(error, AdapterRejected), told)

@@ -3,6 +3,9 @@
 In a CUDA graph FlashInfer's prefill always splits contexts and merges the parts, which costs a short prompt more than
 its attention (27 us a layer where ours takes 8: docs/performance.md); there is at most one prefill in a step.
 
+FlashInfer divides the contexts of few decodes among blocks by itself. Those of many it leaves whole, and the longest
+are late; then we divide them (``context_parts``), as requests of their own with a copy of the query, and merge.
+
 One object serves one step shape: tables at fixed addresses, launches of fixed size, so that ``run`` can be captured in
 a CUDA graph and ``plan`` repeated before each replay. Nothing here makes the host wait for the device.
 
@@ -12,10 +15,13 @@ tail of a page, NaN included, stays out of the sums.
 
 from typing import Any
 
+import numpy as np
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from torch import Tensor
 
+from punica_kernels.merge_attention import merge_attention
+from punica_serve.engine.context_parts import divide_longest
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.pinned_words import PinnedWords
 from punica_serve.engine.planner import StepPlan
@@ -30,6 +36,11 @@ _INT_BYTES = 1 << 20
 _SMALL_TILE_ROWS, _TILE_ROWS = 16, 64
 #: Blocks that FlashInfer splits contexts into, for each multiprocessor.
 _BLOCKS_PER_SM = 2
+#: Of the decode kernel: with as many, FlashInfer leaves contexts whole. (With more on another GPU it would divide our
+#: parts once more, and be right.)
+_DECODE_BLOCKS_PER_SM = 6
+#: Rows for each copy of a query. More would cost more to merge than shorter parts gain.
+_ROWS_PER_COPY = 4
 #: Query heads per key head from which tensor cores decode faster; the other kernels know 1, 2 and 3 of the smaller.
 _TENSOR_CORE_GROUP = 4
 
@@ -39,13 +50,17 @@ class FlashInferWorkspace:
 
     def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_decodes: int) -> None:
         pool, heads = cache.pool, model.num_attention_heads
-        num_bytes = max(_FLOAT_BYTES, _split_bytes(model, pool.device, max_decodes))
+        max_parts = max_decodes + num_copies(model, pool.device, max_decodes)
+        num_bytes = max(_FLOAT_BYTES, _split_bytes(model, pool.device, max_parts))
         #: Partial results of contexts that are split over blocks. FlashInfer wants zeros at first.
         self.floats = torch.zeros(num_bytes, dtype=torch.uint8, device=pool.device)
         #: Which block takes what.
         self.ints = torch.zeros(_INT_BYTES, dtype=torch.uint8, device=pool.device)
-        #: [rows, heads, head_dim] of the newest layer.
-        self.out = torch.zeros(max_rows, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
+        max_copies = max_parts - max_decodes
+        #: [rows + copies, heads, head_dim] of the newest layer.
+        self.out = torch.zeros(max_rows + max_copies, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
+        #: [decodes + copies, heads]: what the copies' parts are merged by.
+        self.log_sums = torch.zeros(max_parts, heads, device=pool.device)
 
 
 class FlashInferAttention:
@@ -54,12 +69,19 @@ class FlashInferAttention:
     def __init__(self, cache: KvCache, model: ModelConfig, shape: StepShape, workspace: FlashInferWorkspace) -> None:
         self._cache = cache
         self._shape = shape
-        self._out = workspace.out[: shape.num_rows]
+        self.num_copies = num_copies(model, cache.pool.device, shape.num_decode_rows)
+        self._out = workspace.out[: shape.num_rows + self.num_copies]
+        self._log_sums = workspace.log_sums[: shape.num_decode_rows + self.num_copies]
         self._slots = PinnedWords(shape.num_rows, cache.pool.device)
         #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
         self.slots = self._slots.device
+        # Zeros in front: a prefill's rows have no copies.
+        self._copy_starts = PinnedWords(shape.num_rows + 1, cache.pool.device)
+        self.copy_starts = self._copy_starts.device if self.num_copies else None
         self._prefill = RequestTables(cache, model, 1, shape.num_prefill_rows)
-        self._decode = _Decode(cache, model, shape.num_decode_rows, workspace) if shape.num_decode_rows else None
+        self._decode = (
+            _Decode(cache, model, shape.num_decode_rows + self.num_copies, workspace) if shape.num_decode_rows else None
+        )
         self.plan(StepPlan(None, ()))
 
     def plan(self, step: StepPlan) -> None:
@@ -73,14 +95,14 @@ class FlashInferAttention:
         if pages.prefill:
             self._prefill.send(pages.prefill, [0, pages.num_prefill_rows])
         if self._decode and pages.decodes:
-            self._decode.plan(pages.decodes)
+            self._decode.plan(self._divide(pages.decodes))
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
         return self._cache.layer(layer)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        """Queues attention to what is in the cache: q [rows, heads, head_dim] -> [rows, heads * head_dim].
+        """Queues attention to what is in the cache: q [rows + copies, heads, head_dim] -> [rows, heads * head_dim].
 
         The result is valid until the next ``run`` of any shape. Rows that pad hold numbers of no meaning.
         """
@@ -89,8 +111,24 @@ class FlashInferAttention:
         if num_prefill:
             self._prefill.attend(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
         if self._decode:
-            self._decode.wrapper.run(q[num_prefill:], keys_and_values, out=self._out[num_prefill:])
-        return self._out.flatten(1)
+            self._run_decodes(self._decode, q[num_prefill:], keys_and_values, self._out[num_prefill:])
+        return self._out[: self._shape.num_rows].flatten(1)
+
+    def _divide(self, decodes: PageRuns) -> PageRuns:
+        """The decodes as FlashInfer gets them; queues what the merge has to know."""
+        if not self.num_copies:
+            return decodes
+        cache = self._cache
+        parts, starts = divide_longest(decodes, self.num_copies, page_size=cache.page_size, null_page=cache.null_page)
+        self._copy_starts.send(np.append(np.zeros(self._shape.num_prefill_rows, dtype=np.int32), starts))
+        return parts
+
+    def _run_decodes(self, decode: "_Decode", q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor) -> None:
+        if self.copy_starts is None:
+            decode.wrapper.run(q, cache, out=out)
+            return
+        decode.wrapper.run(q, cache, out=out, lse=self._log_sums, return_lse=True)
+        merge_attention(out, self._log_sums, self.copy_starts[self._shape.num_prefill_rows :], chained=True)
 
 
 class _Tables:
@@ -146,6 +184,14 @@ class _Decode:
             seq_lens=self._tables.lengths.host,
             **self._settings,
         )
+
+
+def num_copies(model: ModelConfig, device: torch.device, num_decodes: int) -> int:
+    """Parts that the contexts of so many decodes are divided into, beyond one each. Tensor cores do without."""
+    group = model.num_attention_heads // model.num_key_value_heads
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    is_whole = num_decodes * model.num_key_value_heads >= _DECODE_BLOCKS_PER_SM * num_sms
+    return num_decodes // _ROWS_PER_COPY if is_whole and group < _TENSOR_CORE_GROUP else 0
 
 
 def _split_bytes(model: ModelConfig, device: torch.device, max_decodes: int) -> int:

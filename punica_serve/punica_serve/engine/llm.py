@@ -14,12 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.config import parse_config
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import FinishReason, Request, SamplingParams, TokenLogprobs
+from punica_serve.registry.names import DEFAULT_TENANT
+from punica_serve.registry.shared import shared_adapters
+from punica_serve.registry.snapshot import RegistrySnapshot
 from punica_serve.text.generated_text import GeneratedText
 from punica_serve.text.tokenizer import Tokenizer
 
@@ -70,13 +72,8 @@ class LLM:
         config = cluster.engine
         self.engine = Engine(config, device)
         self.tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
-        self._catalog = AdapterCatalog.load(
-            cluster.adapters,
-            self.engine.model_config,
-            strict_base=cluster.strict_base,
-            base_name=config.served_name,
-        )
-        for rejection in self._catalog.rejected.values():
+        self._adapters = RegistrySnapshot(shared=shared_adapters(cluster, self.engine.model_config))
+        for rejection in self._adapters.shared.rejected.values():
             raise rejection
         self._num_requests = 0
 
@@ -143,7 +140,7 @@ class LLM:
             if not prompt:
                 raise InvalidRequest("the prompt is empty; give at least one character or token", param="prompt")
             prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            adapter = self._catalog.ref(lora_id) if lora_id is not None else None
+            adapter = None if lora_id is None else self._adapters.adapter(DEFAULT_TENANT, lora_id).ref
             self._num_requests += 1
             request_id = f"{self._num_requests}"
             yield Request(request_id, time.time_ns(), tuple(prompt_ids), sampling, adapter), lora_id

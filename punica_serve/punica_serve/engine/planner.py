@@ -77,6 +77,10 @@ class Planner:
         """Those that will be admitted first."""
         return self._waiting[:count]
 
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the sequence could run if it were alone."""
+        return self._pages_to_start(sequence) <= self._cache.pages.num_pages
+
     def add(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_by_arrival)
 
@@ -86,8 +90,11 @@ class Planner:
         self._take_pages(sequence)
 
     def next_admissible(self) -> Sequence | None:
-        """The first waiting sequence, if the batch and the KvCache have room for it; if not, it blocks the others."""
-        if not self._waiting or len(self._running) >= self._max_batch_size:
+        """The first waiting sequence, if the batch and the KvCache have room for it; if not, it blocks the others.
+
+        One whose last token is in flight holds its pages until that is known, and its place in the batch no more.
+        """
+        if not self._waiting or self._num_unfinished >= self._max_batch_size:
             return None
         first = self._waiting[0]
         return first if self._pages_to_start(first) <= self._cache.pages.num_free else None
@@ -118,11 +125,15 @@ class Planner:
     def _runnable(self, is_ready: Callable[[Sequence], bool]) -> list[Sequence]:
         return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
 
+    @property
+    def _num_unfinished(self) -> int:
+        return sum(not sequence.is_complete for sequence in self._running)
+
     def check_invariants(self) -> None:
         held = [page for sequence in self._running for page in sequence.pages]
         self._cache.pages.check_invariants(held)
         assert not any(sequence.pages for sequence in self._waiting), "a waiting sequence holds pages"
-        assert len(self._running) <= self._max_batch_size
+        assert self._num_unfinished <= self._max_batch_size
         for queue in (self._waiting, self._running):
             assert queue == sorted(queue, key=_by_arrival)
 

@@ -15,12 +15,17 @@ class RequestCheck:
     """The limits of one engine."""
 
     vocab_size: int
-    #: Tokens of the longest request: of the model's context and of the whole KvCache the smaller.
-    longest: int
+    #: Tokens of the longest request.
+    context: int
+    #: Tokens that the whole KvCache holds.
+    capacity: int
     lora_pool: LoraPool
 
-    def __call__(self, request: Request) -> None:
-        """Raises InvalidRequest, with the field, for a request that could never finish here."""
+    def __call__(self, request: Request, *, may_move: bool) -> None:
+        """Raises InvalidRequest, with the field, for a request that could never finish here.
+
+        One that ``may_move`` goes on for as long as it fits the KvCache, and then on a larger device.
+        """
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         self._check_vocabulary("prompt", request.prompt_ids)
@@ -29,7 +34,7 @@ class RequestCheck:
         check_sampling(request.sampling)
         if (request.sampling.logprobs or 0) > self.vocab_size:
             raise InvalidRequest(f"`logprobs` exceeds the vocabulary of {self.vocab_size}", param="logprobs")
-        self._check_length(request)
+        self._check_length(request, self.context if may_move else min(self.context, self.capacity))
         if request.adapter is not None:
             self._check_adapter(request.adapter)
 
@@ -47,17 +52,18 @@ class RequestCheck:
                 f"`{field}` holds token id {bad}, which is outside the vocabulary of {self.vocab_size}", param=field
             )
 
-    def _check_length(self, request: Request) -> None:
+    def _check_length(self, request: Request, longest: int) -> None:
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
-        if num_prompt >= self.longest:
+        if num_prompt >= min(longest, self.capacity):
             raise InvalidRequest(
-                f"the prompt has {num_prompt} tokens; with its answer it may have {self.longest}; shorten it",
+                f"the prompt has {num_prompt} tokens; with its answer it may have {min(longest, self.capacity)}; "
+                "shorten it",
                 param="prompt",
             )
-        if num_prompt + max_tokens > self.longest:
+        if num_prompt + max_tokens > longest:
             raise InvalidRequest(
                 f"`max_tokens` is {max_tokens}, but beside a prompt of {num_prompt} tokens there is room for "
-                f"{self.longest - num_prompt}",
+                f"{longest - num_prompt}",
                 param="max_tokens",
             )
         if len(request.generated_ids) >= max_tokens:

@@ -33,6 +33,13 @@ class PageRuns:
     #: Tokens in the last page of each request, at least 1: [requests].
     last_page_lengths: Int32s
 
+    @classmethod
+    def of(cls, lengths: Int32s, num_pages: Int32s, indices: Int32s, page_size: int) -> "PageRuns":
+        """Requests of these lengths, which have so many pages each in ``indices``."""
+        indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(num_pages, out=indptr[1:])
+        return cls(lengths, indptr, indices, lengths - (num_pages - 1) * np.int32(page_size))
+
 
 @dataclass(frozen=True, slots=True)
 class StepPages:
@@ -67,11 +74,9 @@ def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size:
     """The tables of requests of these lengths; pages past a length are left out. ValueError: too few pages."""
     tokens = np.array(lengths, dtype=np.int32)
     counts = -(-tokens // page_size)
-    indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(counts, out=indptr[1:])
     used = (own[:count] for own, count in zip(pages, counts.tolist(), strict=True))
-    indices = np.fromiter(chain.from_iterable(used), dtype=np.int32, count=int(indptr[-1]))
-    return PageRuns(tokens, indptr, indices, tokens - (counts - 1) * np.int32(page_size))
+    indices = np.fromiter(chain.from_iterable(used), dtype=np.int32, count=int(counts.sum()))
+    return PageRuns.of(tokens, counts, indices, page_size)
 
 
 def _lay_out_prefill(step: StepPlan, page_size: int, null_page: int, slots: Int32s) -> tuple[int, PageRuns | None]:

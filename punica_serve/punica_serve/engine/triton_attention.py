@@ -30,6 +30,8 @@ class TritonPagedAttention:
         self._slots = PinnedWords(shape.num_rows, pool.device)
         #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
         self.slots = self._slots.device
+        self.num_copies = 0
+        self.copy_starts: Tensor | None = None
         self._prefill = RequestTables(cache, model, 1, shape.num_prefill_rows)
         self._decode = RequestTables(cache, model, shape.num_decode_rows, 1)
 

@@ -9,8 +9,9 @@ from bisect import insort
 from typing import NamedTuple
 
 from punica_serve.errors import InvalidRequest
-from punica_serve.protocol import EndReason, GpuInfo, Request
+from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
+from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
 from punica_serve.simulation.row import Row
 from punica_serve.simulation.step_time import StepTimeModel
@@ -65,16 +66,24 @@ class SimulatedGpu:
         return self._loras.resident
 
     @property
+    def host(self) -> SimulatedHostMemory:
+        """The adapters in its worker's host memory."""
+        return self._loras.host
+
+    @property
     def next_ready_s(self) -> float | None:
         """When the next adapter will be there."""
         return self._loras.next_ready_s
 
     def add(self, key: int, request: Request, now_s: float) -> None:
-        """Takes a request in. Raises InvalidRequest for one that could never finish here."""
+        """Takes a request in. Raises InvalidRequest for one that could never run here.
+
+        One that outgrows the KvCache starves, until whoever added it takes it away.
+        """
         capacity = self._info.num_kv_pages * self._info.page_size
-        if request.max_num_tokens > capacity:
-            message = f"the request may grow to {request.max_num_tokens} tokens, the KvCache holds {capacity}"
-            raise InvalidRequest(message, param="max_tokens")
+        if len(request.prompt_ids) >= capacity:
+            message = f"the prompt has {len(request.prompt_ids)} tokens, the KvCache holds {capacity} with the answer's"
+            raise InvalidRequest(message, param="prompt")
         if request.num_tokens >= request.max_num_tokens:
             raise InvalidRequest("the request has all its tokens already", param="generated_ids")
         if request.adapter is not None and not self._loras.could_hold(request.adapter):
@@ -93,6 +102,14 @@ class SimulatedGpu:
         else:
             (self._starting if row.num_pages else self._waiting).remove(row)
         self._drop(row)
+
+    def warm(self, ref: AdapterRef, now_s: float, *, pin: bool | None) -> None:
+        """Brings an adapter before a request asks for it."""
+        self._loras.warm(ref, now_s, pin=pin)
+
+    def forget(self, digest: str) -> None:
+        """Frees an adapter's memory once no request uses it."""
+        self._loras.forget(digest)
 
     def begin_step(self, now_s: float) -> PlannedStep | None:
         """Decides on the next step and starts it; None if nothing can run before something changes."""

@@ -1,7 +1,7 @@
 """Which adapters are on a simulated GPU, and when those on their way will be.
 
-As the engine's loader does it: an adapter of a running request is pinned, the others leave, least recently used first,
-when their pages are wanted. Copies go over one link, one after the other, beside the steps.
+As the engine's loader does it: an adapter of a running request stays, the others leave, least recently used first and
+pinned ones last, when their pages are wanted. Copies go over one link, one after the other, beside the steps.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from punica_serve.lora_layout import pages_needed
 from punica_serve.protocol import AdapterRef, LoraGroup
+from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.profile import AdapterLoad
 
 
@@ -18,6 +19,8 @@ from punica_serve.simulation.profile import AdapterLoad
 class _Entry:
     pages: Mapping[LoraGroup, int]
     num_users: int = 0
+    #: It leaves, host memory too, with its last user.
+    is_forgotten: bool = False
 
 
 class LoraResidency:
@@ -30,6 +33,8 @@ class LoraResidency:
         #: Digest -> when its copy ends, in that order.
         self._loading: dict[str, float] = {}
         self._link_free_s = 0.0
+        self._pinned: set[str] = set()
+        self.host = SimulatedHostMemory()
         #: Pages of all entries, and of those in use.
         self._held: Counter[LoraGroup] = Counter()
         self._used: Counter[LoraGroup] = Counter()
@@ -58,7 +63,7 @@ class LoraResidency:
 
     def acquire(self, ref: AdapterRef, now_s: float) -> None:
         """One more request uses the adapter, for which there is room: it comes if it is not there."""
-        entry = self._entries.pop(ref.digest, None) or self._bring(ref, now_s)
+        entry = self._entries.pop(ref.digest, None) or self._bring(ref, now_s, keep_pinned=False)
         self._entries[ref.digest] = entry
         entry.num_users += 1
         if entry.num_users == 1:
@@ -71,6 +76,33 @@ class LoraResidency:
         entry.num_users -= 1
         if not entry.num_users:
             self._used.subtract(entry.pages)
+            if entry.is_forgotten:
+                self._drop(digest)
+
+    def warm(self, ref: AdapterRef, now_s: float, *, pin: bool | None) -> None:
+        """Brings an adapter to host memory, and here if those that are used or pinned leave room; see the engine."""
+        digest = ref.digest
+        if pin is False:
+            self._pinned.discard(digest)
+            return
+        if pin:
+            self._pinned.add(digest)
+        self.host.add(digest)
+        if (entry := self._entries.get(digest)) is not None:
+            entry.is_forgotten = False
+        elif self._has_room_beside_pinned(_pages_of(ref)):
+            self._entries[digest] = self._bring(ref, now_s, keep_pinned=True)
+
+    def forget(self, digest: str) -> None:
+        """Frees an adapter's memory, here and on the host, once nobody uses it. Its pin ends."""
+        self._pinned.discard(digest)
+        entry = self._entries.get(digest)
+        if entry is not None and entry.num_users:
+            entry.is_forgotten = True
+        elif entry is not None:
+            self._drop(digest)
+        else:
+            self.host.forget(digest)
 
     def settle(self, now_s: float) -> None:
         """Copies that have ended by now are there."""
@@ -86,21 +118,41 @@ class LoraResidency:
             held = sum(entry.pages.get(group, 0) for entry in self._entries.values())
             assert held == self._held[group] <= count, f"{held} LoRA pages of {group} held, {self._held[group]} booked"
 
-    def _bring(self, ref: AdapterRef, now_s: float) -> _Entry:
+    def _bring(self, ref: AdapterRef, now_s: float, *, keep_pinned: bool) -> _Entry:
         pages = _pages_of(ref)
-        self._make_room(pages)
+        self._make_room(pages, keep_pinned=keep_pinned)
+        self.host.add(ref.digest)
         self._held.update(pages)
         self._link_free_s = max(now_s, self._link_free_s) + self._load.copy_s(ref.num_bytes)
         self._loading[ref.digest] = self._link_free_s
         return _Entry(pages)
 
-    def _make_room(self, wanted: Mapping[LoraGroup, int]) -> None:
-        for digest in [digest for digest, entry in self._entries.items() if not entry.num_users]:
+    def _has_room_beside_pinned(self, wanted: Mapping[LoraGroup, int]) -> bool:
+        taken = Counter[LoraGroup]()
+        for digest, entry in self._entries.items():
+            if entry.num_users or digest in self._pinned:
+                taken.update(entry.pages)
+        return all(count + taken[group] <= self._num_pages.get(group, 0) for group, count in wanted.items())
+
+    def _make_room(self, wanted: Mapping[LoraGroup, int], *, keep_pinned: bool) -> None:
+        unused = [digest for digest, entry in self._entries.items() if not entry.num_users]
+        if keep_pinned:
+            unused = [digest for digest in unused if digest not in self._pinned]
+        else:
+            unused.sort(key=self._pinned.__contains__)
+        for digest in unused:
             if all(count + self._held[group] <= self._num_pages[group] for group, count in wanted.items()):
                 return
-            self._held.subtract(self._entries.pop(digest).pages)
-            if self._loading.pop(digest, None) is None:
-                self._note_resident()
+            self._evict(digest)
+
+    def _evict(self, digest: str) -> None:
+        self._held.subtract(self._entries.pop(digest).pages)
+        if self._loading.pop(digest, None) is None:
+            self._note_resident()
+
+    def _drop(self, digest: str) -> None:
+        self._evict(digest)
+        self.host.forget(digest)
 
     def _note_resident(self) -> None:
         self.resident = tuple(sorted(digest for digest in self._entries if digest not in self._loading))

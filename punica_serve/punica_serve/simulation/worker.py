@@ -11,19 +11,22 @@ from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.lora_layout import LORA_GROUPS
 from punica_serve.protocol import (
+    AdaptersCached,
     AssignmentId,
     AssignmentsFailed,
+    Forget,
     GpuInfo,
     Reset,
     StartRequest,
     StepReport,
     StopRequest,
+    Warm,
     WireError,
 )
 from punica_serve.simulation.gpu import PlannedStep, SimulatedGpu, SimulatedStep
 from punica_serve.simulation.step_time import StepTimeModel
 
-Command = StartRequest | StopRequest | Reset
+Command = StartRequest | StopRequest | Warm | Forget | Reset
 Report = StepReport | AssignmentsFailed
 
 SIMULATED_DEVICE = "simulated"
@@ -63,6 +66,8 @@ class SimulatedWorker:
         self._request_ids: dict[int, str] = {}
         #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
         self._told_resident: tuple[str, ...] | None = ()
+        #: The same of host memory: whether it knows all but the newest changes.
+        self._has_told_cached = True
 
     @property
     def gpu_uuid(self) -> str:
@@ -108,6 +113,13 @@ class SimulatedWorker:
         self._batch_size = self._num_adapters = 0
         return [self._report(_NOTHING)]
 
+    def cached(self) -> list[AdaptersCached]:
+        """Which adapters have come to host memory, and left it, since the last call."""
+        came, left = self._gpu.host.take_changes()
+        if not self._has_told_cached:
+            came, self._has_told_cached = self._gpu.host.digests, True
+        return [AdaptersCached(self._info.uuid, came, left)] if came or left else []
+
     def check_invariants(self) -> None:
         """Audits the books; AssertionError is a bug of ours."""
         assert len(self._counters) == len(self._request_ids) == self._gpu.num_requests, "an assignment is lost"
@@ -121,6 +133,10 @@ class SimulatedWorker:
             case StopRequest():
                 self._applied_seq = command.seq
                 self._stop(command.assignment.counter)
+            case Warm():
+                self._gpu.warm(command.adapter, now_s, pin=command.pin)
+            case Forget():
+                self._gpu.forget(command.digest)
             case Reset():
                 self._reset(command.epoch)
             case _:
@@ -152,6 +168,7 @@ class SimulatedWorker:
         self._epoch = epoch
         self._applied_seq = 0
         self._told_resident = None
+        self._has_told_cached = False
 
     def _failed(self, assignment: AssignmentId, error: InvalidRequest) -> AssignmentsFailed:
         return AssignmentsFailed(

@@ -2,12 +2,13 @@
 
 They follow transformers' conventions (blocks trimmed, ``raise_exception``, ``tojson``, ``strftime_now``, loop controls,
 the special tokens as variables) and run in Jinja's immutable sandbox, since a model folder is not code to be trusted.
+The sandbox bounds what they reach, not the time and memory that they take: those of tenants' adapters are compiled and
+rendered by ``template_worker``, a process of its own.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -19,8 +20,8 @@ from punica_serve.errors import InvalidRequest, ModelRejected
 class ChatTemplate:
     """A compiled chat template. Immutable; safe to share between tasks and threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, folder: Path) -> None:
-        """Raises ModelRejected when ``source`` is no Jinja template; ``folder`` is only named in the message."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, of: str) -> None:
+        """Raises ModelRejected when ``source`` is no Jinja template; ``of`` says whose in the message."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -30,19 +31,21 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            message = f"the chat template of {folder} is wrong in line {error.lineno}: {error.message}"
+            message = f"the chat template of {of} is wrong in line {error.lineno}: {error.message}"
             raise ModelRejected(message, param="chat_template") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """The prompt of ``messages``. Raises InvalidRequest when the template refuses them."""
         try:
-            return self._template.render(
+            prompt = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
-        # A template may also trip over a message that lacks what it reads.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            message = f"the model's chat template refuses these messages: {error}"
+            prompt.encode()  # a template may spell half characters, which no tokenizer takes
+            return prompt
+        # A template may trip over anything, such as a message that lacks what it reads.
+        except Exception as error:
+            message = f"the chat template refuses these messages: {error or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error
 
 

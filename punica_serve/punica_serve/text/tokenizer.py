@@ -7,9 +7,11 @@ thread.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import tokenizers
+import tokenizers.decoders
 
 from punica_serve.errors import InvalidRequest, ModelRejected
 from punica_serve.model_files import read_object
@@ -22,8 +24,15 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 class Tokenizer:
     """Text to token ids and back, as the model was trained with. Immutable."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._backend = backend
+        #: By the names that chat templates use: bos_token and so on.
+        self.special_tokens = special_tokens
         self._chat_template = chat_template
         added = backend.get_added_tokens_decoder()
         #: Ids that ``decode`` leaves out unless told otherwise.
@@ -50,7 +59,10 @@ class Tokenizer:
         # A file may ask to cut or pad its training batches; a prompt is served whole or refused.
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, _read_chat_template(folder))
+        config_path = folder / "tokenizer_config.json"
+        config = read_object(config_path) if config_path.is_file() else {}
+        special_tokens = _special_tokens(config)
+        return cls(backend, _read_chat_template(folder, config, special_tokens), special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; by default with what the model expects around it, such as a begin token."""
@@ -62,11 +74,30 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def spelled_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token of a vocabulary that spells bytes as letters; None if it is no such."""
+        letters = self._backend.id_to_token(token_id)
+        if letters is None or not isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
+            return None
+        values = [_BYTE_OF_LETTER.get(letter) for letter in letters]
+        return None if None in values else bytes(value for value in values if value is not None)
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """The prompt of a conversation, to be encoded without special tokens. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest("the base model has no chat template; send a prompt instead", param="messages")
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's alphabet of bytes: printable ones are themselves, the others are the letters from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(0x100) if value not in printable]
+    letters = {chr(value): value for value in printable}
+    return letters | {chr(0x100 + index): value for index, value in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _byte_of_letter()
 
 
 def _byte_values(backend: tokenizers.Tokenizer) -> dict[int, int]:
@@ -75,15 +106,15 @@ def _byte_values(backend: tokenizers.Tokenizer) -> dict[int, int]:
     return values if len(values) == len(names) else {}
 
 
-def _read_chat_template(folder: Path) -> ChatTemplate | None:
-    config_path = folder / "tokenizer_config.json"
-    config = read_object(config_path) if config_path.is_file() else {}
+def _read_chat_template(
+    folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
     try:
         source = path.read_text(encoding="utf-8") if path.is_file() else _default_template(config.get("chat_template"))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
-    return None if source is None else ChatTemplate(source, _special_tokens(config), folder=folder)
+    return None if source is None else ChatTemplate(source, special_tokens, of=str(folder))
 
 
 def _default_template(chat_template: object) -> str | None:

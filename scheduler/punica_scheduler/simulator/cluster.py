@@ -20,6 +20,7 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     GpuInfo,
     Request,
+    RowNames,
     SamplingParams,
     StartRequest,
     StepReport,
@@ -44,6 +45,7 @@ class _Gpu:
     """A simulated worker and the commands that wait for the end of its step."""
 
     worker: SimulatedWorker
+    names: RowNames = field(default_factory=RowNames)
     inbox: deque[Command] = field(default_factory=deque)
     is_stepping: bool = False
 
@@ -182,7 +184,7 @@ class SimulatedCluster:
     def _step_ended(self, gpu: _Gpu) -> None:
         report = gpu.worker.end_step()
         self.recorder.stepped(report.gpu_uuid, self.now_s, report.duration_s, report.batch_size)
-        self._report(report)
+        self._report(gpu, report)
         gpu.is_stepping = False
         self._turn(gpu)
 
@@ -195,7 +197,7 @@ class SimulatedCluster:
         worker = gpu.worker
         if gpu.inbox:
             for report in worker.apply(gpu.inbox, self.now_s):
-                self._report(report)
+                self._report(gpu, report)
             gpu.inbox.clear()
         duration_s = worker.begin_step(self.now_s)
         if duration_s is not None:
@@ -205,11 +207,13 @@ class SimulatedCluster:
             return
         self.recorder.idled(worker.gpu_uuid, self.now_s)
         for report in worker.idle():
-            self._report(report)
+            self._report(gpu, report)
         if (wakes_at_s := worker.wakes_at_s) is not None:
             self._plan(wakes_at_s, partial(self._wake, gpu))
 
-    def _report(self, report: Report) -> None:
+    def _report(self, gpu: _Gpu, report: Report) -> None:
+        if isinstance(report, StepReport):
+            report = gpu.names.shorten(report)
         self._plan(self.now_s + self._latency_s, partial(self._reported, report))
 
     def _reported(self, report: Report) -> None:

@@ -45,7 +45,7 @@ class StreamAudit:
         num_rows = len(deliveries.handles)
         if num_rows:
             self._streams += deliveries.handles
-            self._positions += deliveries.positions
+            self._positions += [deliveries.offset + position for position in deliveries.positions]
             self._token_ids += deliveries.token_ids
             self._times_s.append((now_s, num_rows))
             self.num_tokens += num_rows

@@ -19,8 +19,8 @@ from ray.cluster_utils import Cluster
 
 from process_tree import with_environment
 from punica_faults.cluster import cluster_document
-from punica_faults.waits import until
 from punica_serve.config import parse_config
+from waits import until
 
 #: Marks all processes of a test, wherever Ray moves them in the tree.
 MARK_ENV = "PUNICA_TEST_MARK"
@@ -121,7 +121,7 @@ async def ray_up(ray_nodes: Cluster, tmp_path: Path) -> AsyncIterator[RayUp]:
 
 @asynccontextmanager
 async def started(nodes: Cluster, folder: Path) -> AsyncIterator[RayUp]:
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(ray_document()))
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(ray_document() | {"data_folder": str(folder / "data")}))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--ray"]
     with (folder / "log").open("wb") as log:
         up = await asyncio.create_subprocess_exec(
@@ -142,7 +142,7 @@ def ray_document() -> dict[str, Any]:
     document = cluster_document()
     document["runner"] |= {"devices": ["cpu"]}
     document["engine"] |= {"max_batch_size": 128, "num_kv_pages": 4096}
-    document["frontend"] = {"port": 0}
+    document["frontend"] = {"port": 0, "insecure_no_auth": True}
     document["ray"] = {"scheduler": {"scheduler": 1}, "frontend": {"head": 1}, "runner": {"runner": 1}}
     return document
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from punica_faults.load import Load
-from punica_faults.waits import until
+from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -1,8 +1,7 @@
-from typing import Any
-
 import httpx
 import pytest
 
+from echo_cluster import EchoCluster
 from punica_serve.protocol import Limits
 
 
@@ -11,12 +10,22 @@ async def test_ready(client: httpx.AsyncClient) -> None:
     assert (await client.get("/ready")).json() == {"status": "ready", "num_gpus": 1}
 
 
+async def test_gpus_that_are_drained_take_nothing(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+    cluster.limits = Limits(2, 9, num_draining=1)
+    assert (await client.get("/ready")).json() == {"status": "ready", "num_gpus": 1}
+
+
 @pytest.mark.parametrize(
     ("connected", "limits", "reason"),
-    [(False, None, "scheduler"), (True, None, "GPU"), (True, Limits(0, None), "GPU")],
+    [
+        (False, None, "scheduler"),
+        (True, None, "no GPU has joined"),
+        (True, Limits(0, None), "no GPU has joined"),
+        (True, Limits(2, 9, num_draining=2), "all GPUs are being drained"),
+    ],
 )
 async def test_not_ready_but_alive(
-    client: httpx.AsyncClient, cluster: Any, connected: bool, limits: Limits | None, reason: str
+    client: httpx.AsyncClient, cluster: EchoCluster, connected: bool, limits: Limits | None, reason: str
 ) -> None:
     cluster.connected, cluster.limits = connected, limits
     response = await client.get("/ready")

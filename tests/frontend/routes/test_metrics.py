@@ -4,6 +4,7 @@ from typing import Any
 import httpx
 import pytest
 
+from echo_cluster import EchoCluster
 from punica_frontend.routes import metrics
 
 
@@ -14,27 +15,38 @@ async def test_figures_of_the_frontend_and_of_the_cluster(client: httpx.AsyncCli
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = response.text.splitlines()
     for line in (
-        'punica_requests_total{outcome="stop"} 1.0',
-        'punica_requests_total{outcome="adapter_not_found"} 1.0',
-        "punica_live_requests 0.0",
-        "punica_time_to_first_token_seconds_count 1.0",
-        "punica_inter_token_latency_seconds_count 1.0",
-        'punica_gpu_batch_size{gpu="CPU-1",runner="host"} 1.0',
-        "punica_cluster_tokens_total 11.0",
+        'vllm:request_success_total{model_name="numbers",finished_reason="stop"} 1',
+        'punica_requests_failed_total{code="adapter_not_found"} 1',
+        'vllm:num_requests_running{model_name="numbers"} 0',
+        'vllm:time_to_first_token_seconds_count{model_name="numbers"} 1',
+        'vllm:inter_token_latency_seconds_count{model_name="numbers"} 1',
+        'vllm:request_queue_time_seconds_sum{model_name="numbers"} 0.5',
+        'punica_adapter_requests_total{adapter="numbers"} 1',
+        'punica_tenant_requests_total{tenant="default"} 1',
+        'punica_gpu_batch_size{gpu="CPU-1",runner="host"} 1',
+        "punica_cluster_tokens_total 11",
     ):
         assert line in lines
 
 
-async def test_without_a_scheduler_the_frontends_own_are_there(client: httpx.AsyncClient, cluster: Any) -> None:
+@pytest.mark.parametrize("body", [b'{"prompt": "7", "top_p": 9}', b"{", b'{"prompt": "' + b"7" * (2 << 20)])
+async def test_a_request_that_no_handler_saw_is_counted_too(client: httpx.AsyncClient, body: bytes) -> None:
+    response = await client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 413, 422)
+    lines = (await client.get("/metrics")).text.splitlines()
+    assert 'punica_requests_failed_total{code="invalid_request"} 1' in lines
+
+
+async def test_without_a_scheduler_the_frontends_own_are_there(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     cluster.connected = False
     response = await client.get("/metrics")
     assert response.status_code == 200
-    assert "punica_scheduler_connected 0.0" in response.text
+    assert "punica_scheduler_connected 0\n" in response.text
     assert "punica_gpu_" not in response.text
 
 
 async def test_a_scheduler_that_does_not_answer_holds_no_scrape_up(
-    client: httpx.AsyncClient, cluster: Any, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never() -> Any:
         await asyncio.Event().wait()
@@ -43,4 +55,4 @@ async def test_a_scheduler_that_does_not_answer_holds_no_scrape_up(
     monkeypatch.setattr(cluster, "cluster", never)
     response = await client.get("/metrics")
     assert response.status_code == 200
-    assert "punica_live_requests" in response.text
+    assert "vllm:num_requests_running" in response.text

@@ -2,20 +2,21 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
+from echo_cluster import EchoCluster
 from punica_frontend.app import max_body_bytes
 from punica_frontend.http_server import EmbeddedServer
-from punica_serve.config import EngineConfig
-from punica_serve.model_config import ModelConfig
+from punica_frontend.parts import Parts
 from punica_serve.protocol import WireError
-
-Until = Callable[..., Coroutine[Any, Any, None]]
+from waits import until
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ async def send(socket: ClientConnection, **frame: Any) -> None:
 
 
 async def receive(socket: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         frame: dict[str, Any] = json.loads(await socket.recv())
     return frame
 
@@ -71,7 +72,7 @@ async def test_many_requests_share_the_socket(socket: ClientConnection) -> None:
         assert [frame["index"] for frame in mine] == [sum(lengths[:i]) for i in range(len(mine))]
 
 
-async def test_cancel(socket: ClientConnection, cluster: Any, until: Until) -> None:
+async def test_cancel(socket: ClientConnection, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
     await send(socket, op="generate", request_id="a", prompt="42")
     await send(socket, op="generate", request_id="b", prompt="42")
@@ -95,8 +96,8 @@ async def test_a_cancel_of_what_has_finished_is_ignored_and_names_can_be_used_ag
 MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ("", None, None),
     ("{", None, None),
-    ("[]", None, "op"),
-    ("null", None, "op"),
+    ("[]", None, None),
+    ("null", None, None),
     ("[" * 100_000, None, None),
     (b"\xff\xfe", None, None),
     ('{"request_id": "x"}', "x", "op"),
@@ -113,10 +114,13 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ('{"op": "generate", "request_id": "x", "prompt": ""}', "x", "prompt"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "lora_id": "nope"}', "x", "lora_id"),
     ('{"op": "cancel", "request_id": "x", "why": "so"}', "x", "why"),
+    ('{"op": "cancel", "requestid": "x"}', None, "requestid"),
+    ('{"op": "ping", "nonce": 7}', None, "nonce"),
+    ('{"op": "ping", "nonce": "\\ud800"}', None, None),
 ]
 
 
-async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, cluster: Any) -> None:
+async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
     await send(socket, op="generate", request_id="good", prompt="42")
     assert (await receive(socket))["text"] == "4"
@@ -129,6 +133,22 @@ async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, clust
     assert [frame["text"] for frame in (await frames_until_end(socket, 1))["good"]] == ["2", ""]
 
 
+@pytest.mark.parametrize("content", ["[]", "4", "null", '"generate"'])
+async def test_a_frame_that_is_no_object_is_said_to_be_none(socket: ClientConnection, content: str) -> None:
+    await socket.send(content)
+    assert "must be a JSON object" in (await receive(socket))["error"]["message"]
+
+
+async def test_refused_frames_are_counted(socket: ClientConnection, app: FastAPI) -> None:
+    for content in ("[]", '{"op": "generate", "request_id": "x", "prompt": "4", "lora_id": "nope"}'):
+        await socket.send(content)
+        await receive(socket)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://frontend") as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    for outcome in ("invalid_request", "adapter_not_found"):
+        assert f'punica_requests_failed_total{{code="{outcome}"}} 1' in lines
+
+
 async def test_a_long_frame_of_mistakes_is_one_error(socket: ClientConnection) -> None:
     await socket.send('{"op": "generate", "request_id": "x", "input_ids": [' + "[]," * 340_000 + "[]]}")
     frame = await receive(socket)
@@ -137,9 +157,9 @@ async def test_a_long_frame_of_mistakes_is_one_error(socket: ClientConnection) -
 
 
 async def test_a_frame_that_is_too_long_harms_nobody_else(
-    socket: ClientConnection, cluster: Any, model: ModelConfig, engine: EngineConfig
+    socket: ClientConnection, cluster: EchoCluster, parts: Parts
 ) -> None:
-    max_bytes = max_body_bytes(model, engine)
+    max_bytes = max_body_bytes(parts.model, parts.config.engine)
     cluster.pause_at = 1
     await send(socket, op="generate", request_id="good", prompt="42")
     assert (await receive(socket))["text"] == "4"
@@ -152,16 +172,14 @@ async def test_a_frame_that_is_too_long_harms_nobody_else(
     assert [frame["text"] for frame in (await frames_until_end(socket, 1))["good"]] == ["2", ""]
 
 
-async def test_a_frame_that_is_far_too_long_closes_the_socket(
-    socket: ClientConnection, model: ModelConfig, engine: EngineConfig
-) -> None:
-    await socket.send("x" * (2 * max_body_bytes(model, engine) + 1))
+async def test_a_frame_that_is_far_too_long_closes_the_socket(socket: ClientConnection, parts: Parts) -> None:
+    await socket.send("x" * (2 * max_body_bytes(parts.model, parts.config.engine) + 1))
     with pytest.raises(ConnectionClosedError) as closed:
         await receive(socket)
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
-async def test_a_name_that_is_taken(socket: ClientConnection, cluster: Any) -> None:
+async def test_a_name_that_is_taken(socket: ClientConnection, cluster: EchoCluster) -> None:
     cluster.pause_at = 0
     await send(socket, op="generate", request_id="a", prompt="7")
     await send(socket, op="generate", request_id="a", prompt="8")
@@ -171,7 +189,99 @@ async def test_a_name_that_is_taken(socket: ClientConnection, cluster: Any) -> N
     assert [frame["text"] for frame in (await frames_until_end(socket, 1))["a"]] == ["7", ""]
 
 
-async def test_too_many_live_requests(socket: ClientConnection, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def openai(request_id: str, **fields: Any) -> dict[str, Any]:
+    return {"op": "generate", "format": "openai", "request_id": request_id, **fields}
+
+
+async def chunk_frames(socket: ClientConnection) -> list[dict[str, Any]]:
+    """Of the only request, until it is done."""
+    frames = [await receive(socket)]
+    while not frames[-1]["done"]:
+        frames.append(await receive(socket))
+    return frames
+
+
+async def test_completions_in_openais_chunks(socket: ClientConnection) -> None:
+    await send(socket, **openai("a", model="roman", prompt="42", stream_options={"include_usage": True}))
+    frames = await chunk_frames(socket)
+    chunks = [frame["chunk"] for frame in frames]
+    assert {(frame["request_id"], frame["error"]) for frame in frames} == {("a", None)}
+    assert {(chunk["object"], chunk["model"], chunk["id"]) for chunk in chunks} == {
+        ("text_completion", "roman", chunks[0]["id"])
+    }
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "42"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None, None, "stop"]
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["total_tokens"] == 5
+    assert [frame["done"] for frame in frames] == [False, False, False, True]
+
+
+async def test_choices_of_one_request_end_together(socket: ClientConnection, cluster: EchoCluster) -> None:
+    await send(socket, **openai("a", prompt=["4", "5"], n=2))
+    texts = dict.fromkeys(range(4), "")
+    for frame in await chunk_frames(socket):
+        (choice,) = frame["chunk"]["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "4", 1: "4", 2: "5", 3: "5"}
+    assert not cluster.live and not cluster.cancelled
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "4", "model": "nope"}, "model"),
+        ({"prompt": "4", "tools": [{}]}, "tools"),
+        ({"prompt": "4", "n": 1, "best_of": 2}, "best_of"),
+        ({"prompt": "4", "max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({}, "prompt"),
+    ],
+)
+async def test_openais_requests_are_refused_in_openais_words(
+    socket: ClientConnection, fields: dict[str, Any], param: str
+) -> None:
+    await send(socket, **openai("a", **fields))
+    frame = await receive(socket)
+    assert (frame["request_id"], frame["chunk"], frame["done"]) == ("a", None, True)
+    assert frame["error"]["param"] == param
+
+
+async def test_an_openai_request_fails_and_is_cancelled_as_a_whole(
+    socket: ClientConnection, cluster: EchoCluster
+) -> None:
+    cluster.pause_at = 1
+    await send(socket, **openai("a", prompt="42", n=3))
+    for _ in range(3):
+        assert (await receive(socket))["done"] is False
+    await send(socket, **openai("a", prompt="5"))
+    refusal = await receive(socket)
+    assert (refusal["error"]["param"], refusal["done"]) == ("request_id", False)
+    await send(socket, op="cancel", request_id="a")
+    assert await receive(socket) == {"request_id": "a", "chunk": None, "error": None, "done": True}
+    assert len(cluster.cancelled) == 3
+    cluster.fail_at, cluster.failure = 1, WireError("request_failed", "`lora_id`: gave up", "lora_id")
+    cluster.pause_at = None
+    await send(socket, **openai("b", prompt="42", model="roman"))
+    last = (await chunk_frames(socket))[-1]
+    assert last["error"]["param"] == "model" and "gave up" in last["error"]["message"]
+
+
+async def test_a_ping_is_answered_between_the_frames_of_requests(
+    socket: ClientConnection, cluster: EchoCluster
+) -> None:
+    cluster.pause_at = 1
+    await send(socket, op="generate", request_id="a", prompt="42")
+    assert (await receive(socket))["text"] == "4"
+    await send(socket, op="ping", nonce="🦙")
+    assert await receive(socket) == {"op": "pong", "nonce": "🦙"}
+    await send(socket, op="ping")
+    assert await receive(socket) == {"op": "pong", "nonce": None}
+    cluster.resumed.set()
+    assert [frame["text"] for frame in (await frames_until_end(socket, 1))["a"]] == ["2", ""]
+
+
+async def test_too_many_live_requests(
+    socket: ClientConnection, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("punica_frontend.socket.MAX_LIVE", 1)
     cluster.pause_at = 0
     await send(socket, op="generate", request_id="a", prompt="7")
@@ -182,7 +292,9 @@ async def test_too_many_live_requests(socket: ClientConnection, cluster: Any, mo
 
 
 @pytest.mark.parametrize("unexpected", [False, True])
-async def test_a_request_that_fails_fails_alone(socket: ClientConnection, cluster: Any, unexpected: bool) -> None:
+async def test_a_request_that_fails_fails_alone(
+    socket: ClientConnection, cluster: EchoCluster, unexpected: bool
+) -> None:
     cluster.fail_at = 1
     cluster.failure = RuntimeError("secret") if unexpected else WireError("request_failed", "gave up")
     await send(socket, op="generate", request_id="a", prompt="42")
@@ -194,7 +306,7 @@ async def test_a_request_that_fails_fails_alone(socket: ClientConnection, cluste
     assert (await frames_until_end(socket, 1))["a"][-1]["finish_reason"] == "stop"
 
 
-async def test_a_socket_that_closes_cancels_its_requests(address: str, cluster: Any, until: Until) -> None:
+async def test_a_socket_that_closes_cancels_its_requests(address: str, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
     async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket:
         for request_id in "abc":
@@ -204,7 +316,7 @@ async def test_a_socket_that_closes_cancels_its_requests(address: str, cluster: 
     assert len(cluster.cancelled) == 3
 
 
-async def test_a_socket_that_breaks_cancels_its_requests(address: str, cluster: Any, until: Until) -> None:
+async def test_a_socket_that_breaks_cancels_its_requests(address: str, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
     async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket:
         await send(socket, op="generate", request_id="a", prompt="42")
@@ -214,7 +326,7 @@ async def test_a_socket_that_breaks_cancels_its_requests(address: str, cluster: 
 
 
 async def test_sockets_come_and_go_without_a_line_in_the_log(
-    address: str, caplog: pytest.LogCaptureFixture, server: EmbeddedServer, until: Until
+    address: str, caplog: pytest.LogCaptureFixture, server: EmbeddedServer
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket:

@@ -1,4 +1,3 @@
-from punica_serve.adapters.catalog import AdapterCatalog
 from punica_serve.adapters.dummy import dummy_adapters, dummy_name, dummy_number
 from punica_serve.lora_layout import pages_needed
 from punica_serve.shapes import shape_of
@@ -18,10 +17,3 @@ def test_each_has_a_name_a_number_and_a_digest_of_its_own() -> None:
     assert [dummy_number(ref) for ref in refs.values()] == [0, 1, 2]
     digests = {ref.digest for rank in (8, 16) for ref in dummy_adapters(3, rank, MODEL).values()}
     assert len(digests) == 6 and all(len(digest) == 64 for digest in digests)
-
-
-def test_a_catalog_serves_them_by_name() -> None:
-    refs = dummy_adapters(2, 16, MODEL)
-    catalog = AdapterCatalog.load({}, MODEL, base_name="base", dummies=refs)
-    assert catalog.ref("dummy-1") == refs["dummy-1"]
-    assert dummy_number(refs["dummy-1"]) == 1

@@ -216,3 +216,18 @@ def test_text_that_is_no_object_is_refused(text: bytes) -> None:
 
 def test_long_values_are_cut_in_messages() -> None:
     assert len(refusal(of_the_future="x" * 10_000).message) < 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_modules", "(a|aa)*b"),
+        ("exclude_modules", "(.*)*x"),
+        ("rank_pattern", {"(q+)+": 4}),
+        ("alpha_pattern", {f"{number}.*.*.*": 4 for number in range(2000)}),
+    ],
+)
+def test_refuses_expressions_that_would_stop_the_process(field: str, value: object) -> None:
+    refused = refusal(**{field: value})
+    assert refused.param == field
+    assert "too long to match" in refused.message

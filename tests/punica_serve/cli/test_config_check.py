@@ -35,6 +35,11 @@ def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
     assert "'broken'" in caplog.text and "no such folder" in caplog.text
 
 
+def test_a_gpu_need_not_be_on_the_host_that_checks(cli: Cli, write_config: WriteConfig) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(write_config(runner={"devices": ["cuda:0", "cuda:99"]})))
+    assert exit_code == 0 and "devices cuda:0, cuda:99: looked for at the start" in stdout
+
+
 def test_a_name_is_not_read_as_markup(cli: Cli, write_config: WriteConfig, good_adapter: Path) -> None:
     exit_code, stdout, _ = cli("config", "check", str(write_config(adapters={"x[/b]": "good", "[red]y": "good"})))
     assert exit_code == 1
@@ -56,6 +61,17 @@ def test_two_servers_on_one_port_are_refused(cli: Cli, write_config: WriteConfig
     config = write_config(scheduler={"port": 8000}, frontend={"port": 8000})
     exit_code, _, stderr = cli("config", "check", str(config))
     assert exit_code == 2 and "`scheduler.port` and `frontend.port` are both 8000" in stderr
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [("h200", "no performance profile 'h200'; give one of a100-40g-7b"), ("x.yaml", "x.yaml can't be read")],
+)
+def test_an_unknown_performance_profile_is_refused(
+    cli: Cli, write_config: WriteConfig, profile: str, says: str
+) -> None:
+    exit_code, _, stderr = cli("config", "check", str(write_config(simulation={"profile": profile})))
+    assert exit_code == 2 and says in stderr
 
 
 def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:

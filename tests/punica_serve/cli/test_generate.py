@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
 TIMEOUT_S = 20.0
 
@@ -150,3 +152,22 @@ def test_a_url_that_is_none_is_refused(url: str, cli: Cli) -> None:
     exit_code, stdout, stderr = cli("generate", "--url", url, "42")
     assert (exit_code, stdout) == (2, "")
     assert stderr == f"punica-serve: --url {url!r} is not of the form http://HOST:PORT\n"
+
+
+async def test_the_key_is_shown_and_one_that_is_not_valid_is_told() -> None:
+    shown = []
+
+    def check(_: ServerConnection, request: Request) -> Response | None:
+        shown.append(request.headers["authorization"])
+        return Response(401, "Unauthorized", Headers(), b"") if "wrong" in shown[-1] else None
+
+    async def handle(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(frame("XLII", "stop"))
+
+    async with serve(handle, "127.0.0.1", 0, process_request=check) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await generate("42", "--url", url, "--key", "right") == (0, "XLII\n", "")
+        code, _, says = await generate("42", "--url", url, "--key", "wrong")
+    assert shown == ["Bearer right", "Bearer wrong"]
+    assert code != 0 and "PUNICA_API_KEY" in says

@@ -8,13 +8,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from loader_harness import LoaderHarness
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.config import EngineConfig
-from punica_serve.engine import engine as engine_module
-from punica_serve.engine import step_runner
+from punica_serve.engine import device_runner, step_runner
 from punica_serve.engine.batch import Batch, build_batch
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.host_loader import Fetch, no_fetch
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.sampler import Draw
 from punica_serve.engine.sequence import Sequence as EngineSequence
@@ -37,9 +38,9 @@ def make_engine(tiny_llama: Path) -> Iterator[MakeEngine]:
     """Engines on the tiny model in float32; audited and closed at the end."""
     engines: list[Engine] = []
 
-    def make(model: Path = tiny_llama, device: str = "cpu", **settings: Any) -> Engine:
+    def make(model: Path = tiny_llama, device: str = "cpu", fetch: Fetch = no_fetch, **settings: Any) -> Engine:
         defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
-        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device))
+        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device, fetch))
         return engines[-1]
 
     yield make
@@ -72,6 +73,21 @@ def bring() -> Callable[[Engine, Iterable[AdapterRef]], None]:
                 engine.wait(1.0)
 
     return bring
+
+
+@pytest.fixture
+def make_harness(tiny_model: ModelConfig) -> Iterator[Callable[..., LoaderHarness]]:
+    """Adapter loaders without engines; audited and closed at the end."""
+    made: list[LoaderHarness] = []
+
+    def make(num_pages: int = 4) -> LoaderHarness:
+        made.append(LoaderHarness(tiny_model, num_pages))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.loader.check_invariants()
+        harness.loader.close()
 
 
 class _LateStep(DrawnStep):
@@ -116,4 +132,4 @@ class _LateRunner(CpuRunner):
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines on a CPU launch each step before they know the tokens of the one before, as on a GPU."""
-    monkeypatch.setattr(engine_module, "CpuRunner", _LateRunner)
+    monkeypatch.setattr(device_runner, "CpuRunner", _LateRunner)

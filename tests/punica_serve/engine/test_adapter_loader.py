@@ -1,7 +1,6 @@
 """The loader's life of an adapter, driven by hand as the step loop drives it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -9,65 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from loader_harness import LoaderHarness, gate_reads
 from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
 from punica_serve.engine import adapter_reader
-from punica_serve.engine.adapter_loader import AdapterFailure, AdapterLoader
-from punica_serve.engine.host_cache import HostCache
 from punica_serve.engine.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.packing import PackedAdapter
-from punica_serve.engine.pinned_memory import open_host_memory
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
-CPU = torch.device("cpu")
-DEADLINE_S = 10.0
 MakeAdapter = Callable[..., AdapterRef]
-
-
-class _Harness:
-    def __init__(
-        self, model: ModelConfig, num_pages: int, host_bytes: int = 1 << 24, device: torch.device = CPU
-    ) -> None:
-        self.progress = Event()
-        self.newest_end: Any = None
-        self.pool = LoraPool(model, num_pages=num_pages, dtype=torch.float32, device=device)
-        self.host_cache = HostCache(open_host_memory(host_bytes, device))
-        self.loader = AdapterLoader(
-            self.pool, self.host_cache, model, torch.float32, self.progress.set, lambda: self.newest_end
-        )
-
-    def until(self, condition: Callable[[], bool]) -> list[AdapterFailure]:
-        failures, deadline = self.loader.poll(), time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.progress.wait(deadline - time.monotonic()), "the loader makes no progress"
-            self.progress.clear()
-            failures += self.loader.poll()
-            self.loader.check_invariants()
-        return failures
-
-    def bring(self, *refs: AdapterRef) -> None:
-        for ref in refs:
-            self.loader.acquire(ref)
-        self.until(lambda: all(self.loader.is_ready(ref.digest) for ref in refs))
-
-
-@pytest.fixture
-def make_harness(tiny_model: ModelConfig) -> Iterator[Callable[..., _Harness]]:
-    made: list[_Harness] = []
-
-    def make(num_pages: int = 4) -> _Harness:
-        made.append(_Harness(tiny_model, num_pages))
-        return made[-1]
-
-    yield make
-    for harness in made:
-        harness.loader.check_invariants()
-        harness.loader.close()
+MakeHarness = Callable[..., LoaderHarness]
 
 
 def test_an_adapter_arrives_and_its_pages_hold_its_weights(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+    make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter(rank=16)
     assert not harness.loader.is_ready(ref.digest)
@@ -80,9 +35,7 @@ def test_an_adapter_arrives_and_its_pages_hold_its_weights(
         assert torch.equal(harness.pool.groups[group].b[numbers], copy.packed.groups[group].b)
 
 
-def test_unused_adapters_leave_least_recently_used_first(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_unused_adapters_leave_least_recently_used_first(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness = make_harness(num_pages=2)
     first, second, third = (make_adapter(seed=seed) for seed in range(3))
     harness.bring(first, second)
@@ -93,9 +46,7 @@ def test_unused_adapters_leave_least_recently_used_first(
     assert set(harness.loader.resident) == {first.digest, third.digest}
 
 
-def test_a_pinned_adapter_stays_and_the_next_waits_for_it(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_a_pinned_adapter_stays_and_the_next_waits_for_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness = make_harness(num_pages=1)
     pinned, waiting = make_adapter(seed=1), make_adapter(seed=2)
     harness.bring(pinned)
@@ -109,7 +60,7 @@ def test_a_pinned_adapter_stays_and_the_next_waits_for_it(
 
 
 def test_nobody_is_evicted_when_all_of_them_were_not_enough(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+    make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness = make_harness(num_pages=2)
     pinned, unused, large = make_adapter(seed=1), make_adapter(seed=2), make_adapter(rank=16, seed=3)
@@ -121,9 +72,7 @@ def test_nobody_is_evicted_when_all_of_them_were_not_enough(
     assert unused.digest in harness.loader.resident
 
 
-def test_an_adapter_nobody_wants_any_more_takes_no_pages(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_an_adapter_nobody_wants_any_more_takes_no_pages(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.acquire(ref)
     harness.loader.release(ref.digest)
@@ -132,7 +81,7 @@ def test_an_adapter_nobody_wants_any_more_takes_no_pages(
     assert harness.pool.groups["o"].pages.num_free == 4
 
 
-def test_last_used_is_last_to_leave(make_harness: Callable[..., _Harness], make_adapter: MakeAdapter) -> None:
+def test_last_used_is_last_to_leave(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     """However early it was acquired."""
     harness = make_harness(num_pages=2)
     early, late, third = (make_adapter(seed=seed) for seed in range(3))
@@ -143,9 +92,7 @@ def test_last_used_is_last_to_leave(make_harness: Callable[..., _Harness], make_
     assert set(harness.loader.resident) == {early.digest, third.digest}
 
 
-def test_use_alone_changes_nothing_of_what_is_resident(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_use_alone_changes_nothing_of_what_is_resident(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     """Else every request that ends would report all residents again."""
     harness = make_harness()
     refs = [make_adapter(seed=seed) for seed in range(3)]
@@ -158,7 +105,7 @@ def test_use_alone_changes_nothing_of_what_is_resident(
     assert harness.loader.resident == before and len(before) == 3
 
 
-def test_room_is_what_adapters_in_use_leave(make_harness: Callable[..., _Harness], make_adapter: MakeAdapter) -> None:
+def test_room_is_what_adapters_in_use_leave(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness = make_harness(num_pages=3)
     used, unused, large = make_adapter(rank=16, seed=1), make_adapter(seed=2), make_adapter(rank=16, seed=3)
     harness.bring(used, unused)
@@ -170,7 +117,7 @@ def test_room_is_what_adapters_in_use_leave(make_harness: Callable[..., _Harness
 
 
 def test_the_host_cache_saves_the_second_read(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
 
@@ -188,7 +135,7 @@ def test_the_host_cache_saves_the_second_read(
 
 
 def test_a_missing_folder_fails_its_adapter_and_frees_what_it_held(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
+    make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter(seed=9)
     (Path(ref.uri) / "adapter_model.safetensors").unlink()
@@ -199,56 +146,21 @@ def test_a_missing_folder_fails_its_adapter_and_frees_what_it_held(
     harness.loader.release(ref.digest)  # its requests may still let go: nothing happens
 
 
-def test_one_that_is_on_the_host_has_its_pages_at_once(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_one_that_is_on_the_host_has_its_pages_at_once(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.prefetch(ref)
-    harness.until(lambda: ref.digest in harness.host_cache and ref.digest not in harness.loader._entries)
+    harness.until(lambda: ref.digest in harness.host_cache and harness.loader._host.is_idle)
     assert harness.loader.resident == (), "a prefetch takes no pages"
     harness.loader.acquire(ref)
     assert harness.loader.pages(ref.digest), "without a poll"
     harness.until(lambda: harness.loader.is_ready(ref.digest))
 
 
-def _count_reads(monkeypatch: pytest.MonkeyPatch, until: Event) -> list[str]:
-    reads: list[str] = []
-
-    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
-        reads.append(ref.digest)
-        assert until.wait(DEADLINE_S)
-        return load_adapter(ref, model, buffer)
-
-    monkeypatch.setattr(adapter_reader, "load_adapter", load)
-    return reads
-
-
-def test_prefetches_are_few_at_a_time_and_read_once(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Event()
-    reads = _count_reads(monkeypatch, gate)
-    harness, refs = make_harness(), [make_adapter(seed=seed) for seed in range(20)]
-    for ref in 2 * refs:
-        harness.loader.prefetch(ref)
-    assert 0 < len(harness.loader._entries) < harness.loader._reader.num_threads
-    gate.set()
-
-    def all_read() -> bool:
-        for ref in refs:
-            harness.loader.prefetch(ref)
-        return len(reads) == len(refs) and not harness.loader._entries
-
-    harness.until(all_read)
-    assert sorted(reads) == sorted(ref.digest for ref in refs)
-    assert harness.loader._num_prefetching == 0
-
-
 def test_a_prefetch_that_is_acquired_is_not_read_again(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Event()
-    reads = _count_reads(monkeypatch, gate)
+    reads = gate_reads(monkeypatch, gate)
     harness, ref = make_harness(), make_adapter()
     harness.loader.prefetch(ref)
     harness.loader.acquire(ref)
@@ -257,15 +169,13 @@ def test_a_prefetch_that_is_acquired_is_not_read_again(
     assert reads == [ref.digest]
 
 
-def test_a_prefetchs_failure_is_told_when_it_is_acquired(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter
-) -> None:
+def test_a_prefetchs_failure_is_told_when_it_is_acquired(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter(seed=9)
     (Path(ref.uri) / "adapter_model.safetensors").unlink()
     harness.loader.prefetch(ref)
-    assert harness.until(lambda: not harness.loader._entries) == []
+    assert harness.until(lambda: harness.loader._host.is_idle) == []
     harness.loader.prefetch(ref)
-    assert not harness.loader._entries, "it is not tried again and again"
+    assert harness.loader._host.is_idle, "it is not tried again and again"
     harness.loader.acquire(ref)
     (failure,) = harness.until(lambda: not harness.loader._entries)
     assert failure.digest == ref.digest
@@ -280,7 +190,7 @@ class _FakeEvent:
 
 
 def test_pages_are_written_after_the_steps_that_may_still_read_them(
-    make_harness: Callable[..., _Harness], make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited_for: list[tuple[Any, ...]] = []
     write = LoraPool.write
@@ -310,7 +220,7 @@ def test_a_gpus_pages_are_written_from_pinned_memory_after_the_fence(
 ) -> None:
     """A long kernel stands for a step that still reads the evicted adapter's pages."""
     gpu = torch.device("cuda", 0)
-    harness = _Harness(tiny_model, num_pages=1, device=gpu)
+    harness = LoaderHarness(tiny_model, num_pages=1, device=gpu)
     first, second = make_adapter(seed=1), make_adapter(seed=2)
     harness.bring(first)
     before = {group: pool.a.clone() for group, pool in harness.pool.groups.items()}

@@ -3,13 +3,13 @@
 Without a GPU the same tables go through the torch implementation of Triton's kernel.
 """
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from device_waits import waits_are_errors
 from punica_serve.engine.cuda_attention import make_attentions
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.planner import PrefillChunk, StepPlan
@@ -130,14 +130,8 @@ def _plan(attention: PlannedAttention, step: StepPlan) -> None:
     if not attention.slots.is_cuda:
         attention.plan(step)
         return
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # says that the mode does not know every call that waits
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         attention.plan(step)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

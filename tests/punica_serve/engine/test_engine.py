@@ -17,7 +17,7 @@ from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def _request(
@@ -103,6 +103,25 @@ def test_too_little_memory_delays_but_changes_nothing(make_engine: Any, make_ada
             streams[token.request_id].append(token.token_id)
     assert starved, "sixteen pages are too few for all five at once"
     assert streams == plenty
+
+
+def test_a_request_that_may_move_runs_until_the_kvcache_is_full_and_then_waits(make_engine: Any) -> None:
+    engine = make_engine(num_kv_pages=4)
+    capacity = 4 * 4
+    request = _request("a", max_tokens=capacity)
+    with pytest.raises(InvalidRequest, match="there is room for"):
+        engine.add(request)
+    engine.add(request, may_move=True)
+    num_tokens, starved = 0, False
+    while not starved:
+        output = engine.step()
+        num_tokens += len(output.tokens)
+        starved = "a" in output.starved
+    assert 0 < num_tokens <= capacity and not engine.has_runnable
+    engine.cancel("a")
+    assert engine.num_free_kv_pages == 4
+    with pytest.raises(InvalidRequest, match="the prompt has"):
+        engine.add(_request("b", range(1, capacity + 1), max_tokens=1), may_move=True)
 
 
 def test_cancel_gives_pages_back_at_once_and_others_go_on(make_engine: Any, make_adapter: Any) -> None:

@@ -1,7 +1,8 @@
 """Random histories on tiny pools: whatever comes, leaves, starves or fails to load, each stream is as if it were alone.
 
 Requests are added, cancelled at any moment, and added again with what they have generated, as a scheduler does that
-moves them; adapters load slowly, or fail now and then. Books are audited after every step. All of it on a plain CPU, on
+moves them; adapters load slowly, or fail now and then, from the disk or a store; they are warmed, pinned and forgotten
+at any moment. Books are audited after every step. All of it on a plain CPU, on
 one whose steps are launched before the tokens of the step before are known, and on a GPU, where they always are.
 """
 
@@ -9,6 +10,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +23,7 @@ from punica_serve.config import EngineConfig
 from punica_serve.engine import adapter_reader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
+from punica_serve.errors import StoreUnavailable
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -86,6 +90,7 @@ class _Driver:
         self.answers: Answers = {}
         self._outside = set(self._requests)
         self._inside: set[str] = set()
+        self._adapters = [request.adapter for request in requests if request.adapter is not None]
 
     def run(self) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -108,6 +113,24 @@ class _Driver:
             self._outside.add(request_id)
             if self._random.random() < 0.5:
                 self._add(request_id)
+        if self._adapters and self._random.random() < self._unrest:
+            ref = self._random.choice(self._adapters)
+            if self._random.random() < 0.5:
+                self._engine.forget(ref.digest)
+            else:
+                self._engine.warm(ref, pin=self._random.choice((None, True, False)))
+
+    def forget_all(self) -> None:
+        """Nothing of any adapter stays, not even of one that is on its way for nobody."""
+        deadline = time.monotonic() + DEADLINE_S
+        for ref in self._adapters:
+            self._engine.forget(ref.digest)
+        while self._engine.resident_adapters or not self._engine._loader._host.is_idle:
+            assert time.monotonic() < deadline, "an adapter stays"
+            self._engine.wait(0.05)
+            self._engine.step()
+        self._engine.check_invariants()
+        assert self._engine.host_cache.used_bytes == 0
 
     def _add(self, request_id: str) -> None:
         so_far = tuple(self._streams[request_id])
@@ -152,8 +175,19 @@ def test_random_histories(
             raise OSError("the disk is moody")
         return load_adapter(ref, model, buffer)
 
+    def moody_store(ref: AdapterRef) -> Path:
+        with lock:
+            mood = chance.random()
+        time.sleep(mood * 0.01)
+        if mood < 0.2:
+            raise StoreUnavailable("the store is moody")
+        return Path("dropped meanwhile" if mood < 0.4 else folders[ref.digest])
+
     monkeypatch.setattr(adapter_reader, "load_adapter", moody_disk)
+    requests, folders = _half_remote(requests)
+    store = ThreadPoolExecutor(4)
     engine = make_engine(
+        fetch=lambda ref: store.submit(moody_store, ref),
         device="cuda" if device == "cuda" else "cpu",
         num_kv_pages=9 + 3 * (seed % 4),
         num_lora_pages=3 + seed % 3,
@@ -165,3 +199,18 @@ def test_random_histories(
     driver.run()
     assert driver.answers == undisturbed
     assert engine.num_free_kv_pages == engine.num_kv_pages
+    driver.forget_all()
+    store.shutdown()
+
+
+def _half_remote(requests: list[Request]) -> tuple[list[Request], dict[str, str]]:
+    """The requests, whose adapters of even ranks are in a store, and where these really are."""
+    folders: dict[str, str] = {}
+    moved = []
+    for request in requests:
+        ref = request.adapter
+        if ref is not None and not max(ref.ranks.values()) % 2:
+            folders[ref.digest] = ref.uri
+            ref = msgspec.structs.replace(ref, uri=f"moody://{ref.digest}")
+        moved.append(msgspec.structs.replace(request, adapter=ref))
+    return moved, folders

@@ -77,3 +77,52 @@ def test_what_cannot_be_packed_takes_no_room(cache: HostCache) -> None:
     with pytest.raises(ValueError, match="no"):
         cache.make("a", 10 * PAGE, fail)
     assert cache.used_bytes == 0 and "a" not in cache
+
+
+def test_a_pinned_adapter_stays_however_long_it_is_unused(cache: HostCache) -> None:
+    assert cache.pin("a", 4 * PAGE), "before it is here"
+    for digest in "abcde":
+        cache.release(_make(cache, digest, 4))
+    assert _holds(cache, "a", "e") and cache.used_bytes == 8 * PAGE
+    cache.unpin("a")
+    for digest in "fg":
+        cache.release(_make(cache, digest, 4))
+    assert "a" not in cache
+
+
+def test_pins_leave_half_of_the_budget_to_others(cache: HostCache) -> None:
+    assert cache.pin("a", 4 * PAGE) and not cache.pin("b", 2 * PAGE)
+    assert cache.pin("a", 5 * PAGE), "its own old pin is not in the way"
+    assert not cache.is_pinned("b")
+    cache.forget("a")
+    assert cache.pin("b", 2 * PAGE)
+
+
+def test_forgetting_gives_the_memory_back_once_nobody_holds_it(cache: HostCache) -> None:
+    copy = _make(cache, "a", 4)
+    cache.forget("a")
+    assert cache.get("a") is None and cache.used_bytes == 4 * PAGE
+    again = _make(cache, "a", 3)
+    assert copy.packed.groups["o"].a.eq(ord("a")).all()
+    cache.release(copy)
+    cache.release(again)
+    assert cache.used_bytes == 3 * PAGE and _holds(cache, "a")
+    cache.forget("a")
+    cache.forget("never seen")
+    assert cache.used_bytes == 0
+
+
+def test_changes_are_told_as_they_are_when_asked(cache: HostCache) -> None:
+    assert cache.take_changes() == ((), ())
+    for digest in "ba":
+        cache.release(_make(cache, digest, 5))
+    assert cache.take_changes() == (("a", "b"), ())
+    assert cache.take_changes() == ((), ())
+    cache.release(_make(cache, "c", 5))
+    cache.forget("a")
+    held = _make(cache, "d", 5)
+    assert cache.take_changes() == (("c", "d"), ("a", "b"))
+    cache.forget("d")
+    assert cache.take_changes() == ((), ()), "its memory is still held"
+    cache.release(held)
+    assert cache.take_changes() == ((), ("d",)) and cache.digests == ("c",)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from device_waits import waits_are_errors
 from punica_serve.config import EngineConfig
 from punica_serve.engine.kv_cache import KvCache, make_kv_cache, pages_within
 from punica_serve.errors import ConfigError
@@ -72,10 +73,6 @@ def test_a_gpus_cache_takes_its_share_and_allocating_touches_nothing(tiny_model:
     assert (total - free) / total == pytest.approx(0.5, abs=0.01)
     assert not cache.pool[cache.null_page].any()
     cache.pool[:8].fill_(1)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         pages = cache.allocate(8)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert cache.pool[pages].all()

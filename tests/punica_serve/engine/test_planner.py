@@ -187,3 +187,17 @@ def test_a_displaced_request_comes_back_by_prefill_of_all_its_tokens() -> None:
 def test_nothing_to_do_is_no_plan() -> None:
     planner, _ = _planner()
     assert planner.plan(_ready) == (None, [])
+
+
+def test_a_request_whose_last_token_is_in_flight_keeps_its_pages_and_gives_up_its_place() -> None:
+    planner, cache = _planner(max_batch_size=1)
+    ending = Sequence.of(Request("ending", 0, (1,) * 3, SamplingParams(max_tokens=1)), 256)
+    planner.add(ending)
+    planner.add(_sequence("next", 1))
+    assert _run(planner) == ("ending", [], [])
+    ending.num_in_flight = 1
+    held = list(ending.pages)
+    assert _run(planner) == ("next", [], [])
+    assert ending.pages == held
+    planner.remove(ending)
+    assert cache.pages.num_free == 16 - 1

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from punica_serve.engine import engine as engine_module
+from punica_serve.engine import device_runner
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import CpuRunner, DrawnStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 MakeEngine = Callable[..., Engine]
 MakeAdapter = Callable[..., AdapterRef]
@@ -85,7 +85,7 @@ def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
 
     def run(*requests: Request) -> _Told:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine_module, "CpuRunner", CpuRunner)
+            patch.setattr(device_runner, "CpuRunner", CpuRunner)
             engine = make_engine()
         return _Told().run(engine, *requests)
 

@@ -92,13 +92,25 @@ def test_requests_wait_for_room_in_the_lora_pool_and_unused_adapters_leave(make_
     gpu.check_invariants()
 
 
-def test_a_request_that_could_never_finish_is_refused(make_gpu: MakeGpu) -> None:
+def test_a_request_that_could_never_run_is_refused(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
-    with pytest.raises(InvalidRequest, match="may grow to 129 tokens, the KvCache holds 128"):
-        gpu.add(1, make_request(1, num_prompt=100, max_tokens=29), 0.0)
+    with pytest.raises(InvalidRequest, match="the prompt has 128 tokens, the KvCache holds 128"):
+        gpu.add(1, make_request(1, num_prompt=128, max_tokens=1), 0.0)
     with pytest.raises(InvalidRequest, match="larger than the LoRA pool"):
         gpu.add(1, make_request(1, adapter=adapter_ref("large", rank=64)), 0.0)
     assert gpu.num_requests == 0
+
+
+def test_a_request_that_outgrows_the_kvcache_starves_until_it_is_taken_away(make_gpu: MakeGpu) -> None:
+    gpu = make_gpu()
+    gpu.add(1, make_request(1, num_prompt=120, max_tokens=29), 0.0)
+    while (plan := gpu.begin_step(0.0)) and not plan.starved:
+        gpu.end_step()
+    assert plan and plan.starved == (1,)
+    gpu.end_step()
+    gpu.cancel(1)
+    assert gpu.num_free_kv_pages == 32
+    gpu.check_invariants()
 
 
 def test_an_unknown_request_is_cancelled_without_ado(make_gpu: MakeGpu) -> None:

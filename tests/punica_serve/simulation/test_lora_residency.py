@@ -65,3 +65,59 @@ def test_what_is_larger_than_the_pool_can_not_be_held(loras: LoraResidency) -> N
 
 def test_the_base_model_is_always_ready(loras: LoraResidency) -> None:
     assert loras.is_ready(None)
+
+
+def test_a_warm_adapter_displaces_the_unused_but_none_that_is_used_or_pinned(loras: LoraResidency) -> None:
+    loras.acquire(adapter_ref("used"), 0.0)
+    loras.warm(adapter_ref("a"), 0.0, pin=None)
+    loras.warm(adapter_ref("b"), 0.0, pin=True)
+    loras.warm(adapter_ref("c"), 0.0, pin=None)
+    loras.settle(1.0)
+    assert loras.resident == ("b", "used")
+    assert loras.host.digests == ("a", "b", "c", "used"), "there is room on the host"
+    loras.check_invariants()
+
+
+def test_pinned_adapters_leave_last_and_only_for_those_in_use(loras: LoraResidency) -> None:
+    loras.warm(adapter_ref("pinned"), 0.0, pin=True)
+    loras.warm(adapter_ref("a"), 0.0, pin=None)
+    loras.acquire(adapter_ref("b"), 0.0)
+    loras.settle(1.0)
+    assert loras.resident == ("b", "pinned")
+    loras.acquire(adapter_ref("c"), 1.0)
+    loras.settle(2.0)
+    assert loras.resident == ("b", "c")
+    loras.check_invariants()
+
+
+def test_an_unpinned_adapter_leaves_as_others_do(loras: LoraResidency) -> None:
+    for name in ("a", "b"):
+        loras.warm(adapter_ref(name), 0.0, pin=True)
+    loras.warm(adapter_ref("a"), 0.0, pin=False)
+    loras.acquire(adapter_ref("c"), 0.0)
+    loras.settle(1.0)
+    assert loras.resident == ("b", "c")
+
+
+def test_a_forgotten_adapter_leaves_at_once_or_with_its_last_user(loras: LoraResidency) -> None:
+    for name in ("unused", "used"):
+        loras.acquire(adapter_ref(name), 0.0)
+    loras.release("unused")
+    loras.settle(1.0)
+    assert loras.host.take_changes() == (("unused", "used"), ())
+    for name in ("unused", "used", "never seen"):
+        loras.forget(name)
+    assert (loras.resident, loras.host.digests) == (("used",), ("used",))
+    loras.release("used")
+    assert (loras.resident, loras.host.digests) == ((), ())
+    assert loras.host.take_changes() == ((), ("unused", "used"))
+    loras.check_invariants()
+
+
+def test_forgetting_is_no_ban(loras: LoraResidency) -> None:
+    loras.acquire(adapter_ref("a"), 0.0)
+    loras.forget("a")
+    loras.warm(adapter_ref("a"), 0.0, pin=None)
+    loras.release("a")
+    loras.settle(1.0)
+    assert loras.resident == ("a",)

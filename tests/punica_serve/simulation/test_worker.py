@@ -7,13 +7,16 @@ import pytest
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
+    AdaptersCached,
     AssignmentId,
     AssignmentsFailed,
+    Forget,
     Request,
     Reset,
     StartRequest,
     StepReport,
     StopRequest,
+    Warm,
 )
 from punica_serve.simulation.profile import PerformanceProfile
 from punica_serve.simulation.step_time import StepTimeModel
@@ -83,7 +86,7 @@ def test_a_new_start_of_the_same_request_replaces_the_old_one(worker: SimulatedW
 
 
 def test_what_can_never_run_fails_for_good(worker: SimulatedWorker) -> None:
-    failed, report = worker.apply([_start(1, 10, make_request(1, max_tokens=500))], 0.0)
+    failed, report = worker.apply([_start(1, 10, make_request(1, 500))], 0.0)
     assert isinstance(failed, AssignmentsFailed)
     assert (failed.assignments, failed.permanent) == ((AssignmentId(77, 10),), True)
     assert isinstance(report, StepReport)
@@ -100,6 +103,21 @@ def test_adapters_are_told_when_they_come_and_again_after_a_reset(worker: Simula
     assert isinstance(report, StepReport)
     assert (report.epoch, report.applied_seq, report.free_kv_pages, report.resident) == (5, 0, 32, ("a",))
     assert worker.num_requests == 0
+
+
+def test_what_is_warmed_and_forgotten_is_told(worker: SimulatedWorker) -> None:
+    a, b = adapter_ref("a"), adapter_ref("b")
+    worker.apply([Warm(UUID, a), Warm(UUID, b)], 0.0)
+    assert worker.cached() == [AdaptersCached(UUID, ("a", "b"), ())] and worker.cached() == []
+    worker.begin_step(1.0)
+    [report] = worker.idle()
+    assert report.resident == ("a", "b")
+    worker.apply([Forget("a"), Reset(1)], 1.0)
+    assert worker.cached() == [AdaptersCached(UUID, ("b",), ("a",))], "all, after a Reset"
+    [gone] = worker.apply([Forget("b")], 1.0)
+    assert isinstance(gone, StepReport) and gone.resident == ()
+    assert worker.cached() == [AdaptersCached(UUID, (), ("b",))]
+    worker.check_invariants()
 
 
 def test_a_simulated_gpu_has_the_size_of_the_config(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -11,7 +10,7 @@ MESSAGES = [{"role": "user", "content": "1 < 2 & é"}, {"role": "assistant", "co
 
 
 def render(source: str, messages: list[dict[str, str]] = MESSAGES) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}, folder=Path("m")).render(messages, add_generation_prompt=True)
+    return ChatTemplate(source, {"bos_token": "<s>"}, of="m").render(messages, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from punica_serve.protocol import (
     GpuInfo,
     GpuJoined,
     LoraGroup,
+    RowNames,
     RunnerHello,
     SchedulerToRunner,
     StartRequest,
@@ -44,6 +45,7 @@ class Gpu:
     incarnation: int
     applied_seq: int = 0
     num_steps: int = 0
+    names: RowNames = field(default_factory=RowNames)
     counters: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     #: The position after each request's last token.
@@ -74,7 +76,7 @@ class Gpu:
         finished: tuple[tuple[int, EndReason], ...] = tuple((counter, "length") for counter in ended)
         if ended:
             self._drop(set(ended))
-        return StepReport(
+        report = StepReport(
             gpu_uuid=self.info.uuid,
             epoch=0,
             step=self.num_steps,
@@ -90,6 +92,7 @@ class Gpu:
             num_adapters=num_rows,
             duration_s=0.03,
         )
+        return self.names.shorten(report)
 
     def _drop(self, counters: set[int]) -> None:
         rows = [row for row in zip(self.counters, self.positions, self.ends, strict=True) if row[0] not in counters]

@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -88,4 +89,5 @@ def _serve_looks(
             connection.send(figures())
 
     loop.add_reader(connection.fileno(), answer)
+    os.set_blocking(connection.fileno(), True)  # the loop has changed it, and figures may be longer than a pipe holds
     connection.send(None)

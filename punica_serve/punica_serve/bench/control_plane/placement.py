@@ -41,7 +41,7 @@ def placement_times_s(settings: ControlPlaneSettings) -> list[float]:
 
 def _leave(scheduler: Scheduler, request: Request, settings: ControlPlaneSettings) -> None:
     """A request is cancelled, and its GPU has reported that all commands so far are obeyed."""
-    (stop,) = scheduler.handle(events.RequestCancelled("frontend", request.request_id), 0)
+    _, stop = scheduler.handle(events.RequestCancelled("frontend", request.request_id), 0)
     assert isinstance(stop, Stop), stop
     report = StepReport(
         gpu_uuid=stop.gpu_uuid,

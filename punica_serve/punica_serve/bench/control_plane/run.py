@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, TaskID
 
 from punica_serve.bench.control_plane import frontends, hosts
+from punica_serve.bench.control_plane.calm import calm
 from punica_serve.bench.control_plane.load_process import LoadProcess
+from punica_serve.bench.control_plane.parts import Parts, parts_us
 from punica_serve.bench.control_plane.placement import placement_times_s
 from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
 from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess
@@ -85,13 +87,17 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
     """Both loads, then placement and memory. Raises ClusterUnavailable when a process of it does not do its part."""
     load_averages = os.getloadavg()
     seconds_of_load = 2 * (settings.settling_s + settings.seconds)
-    task = progress.add_task("control-plane", total=round(seconds_of_load) + 2)
+    task = progress.add_task("control-plane", total=round(seconds_of_load) + 3)
     with tempfile.TemporaryDirectory(prefix="punica-bench-") as folder:
         measurements = [
             _measure(settings, name, has_churn, Path(folder), partial(_wait, progress, task))
             for name, has_churn in (("steady", False), ("churn", True))
         ]
-        placement_us = 1e6 * statistics.fmean(placement_times_s(settings))
+        with calm():
+            parts = parts_us(settings)
+        progress.advance(task)
+        with calm():
+            placement_us = 1e6 * statistics.fmean(placement_times_s(settings))
         progress.advance(task)
         queued_bytes = bytes_per_queued_request(settings.num_queued, Path(folder))
         progress.advance(task)
@@ -99,7 +105,7 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
         "control-plane",
         {**host_facts(), "load_average_before": load_averages[0]},
         asdict(settings),
-        [_table(settings, measurements), _goals(measurements, placement_us, queued_bytes)],
+        [_table(settings, measurements), _parts(parts), _goals(measurements, placement_us, queued_bytes)],
         {"": partial(_draw, measurements)},
     )
 
@@ -143,6 +149,20 @@ def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) 
     )
     note = f"churn: answers of {first} to {last} tokens, and a new request for each that ends; steady: none ends"
     return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], (note,))
+
+
+def _parts(parts: Parts) -> TableData:
+    """What of a token's cost is not the frames'."""
+    columns = (Column("part", "part"), Column("us_per_token", "CPU µs/token", ".3f"))
+    rows: list[tuple[Value, ...]] = [
+        ("a report decoded", parts.decode),
+        ("Scheduler.handle", parts.handle),
+        ("what frontends get, encoded", parts.encode),
+    ]
+    note = (
+        "in the benchmark's own process, with reports of all GPUs in turn; the rest is sockets, event loop and frames"
+    )
+    return TableData("parts", "Parts of the scheduler's work for a token, steady", columns, rows, (note,))
 
 
 def _goals(measurements: Sequence[Measurement], placement_us: float, queued_bytes: float) -> TableData:

@@ -34,6 +34,8 @@ class ControlPlaneSettings:
     num_queued: int = 20_000
     num_placement_gpus: int = 1_000
     num_placements: int = 5_000
+    #: Of each GPU, to see where a token's cost comes from.
+    num_part_steps: int = 40
 
     @property
     def num_requests(self) -> int:

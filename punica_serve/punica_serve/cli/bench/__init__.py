@@ -2,13 +2,26 @@
 
 import typer
 
-from punica_serve.cli.bench import batching, coldstart, control_plane, frontend, kernels, layer, overhead, textgen
+from punica_serve.cli.bench import (
+    batching,
+    coldstart,
+    control_plane,
+    frontend,
+    hot_reload,
+    just_in_time,
+    kernels,
+    layer,
+    overhead,
+    textgen,
+)
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
 app.command("control-plane")(control_plane.command)
 app.command("frontend")(frontend.command)
+app.command("hot-reload")(hot_reload.command)
+app.command("just-in-time")(just_in_time.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)
 app.command("overhead")(overhead.command)

@@ -10,12 +10,20 @@ import typer
 from punica_serve import process
 from punica_serve.cli.addresses import listening_ports
 from punica_serve.cli.config_check import check_config
-from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, HostOption, LogLevelOption, PortOption
+from punica_serve.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    HostOption,
+    LogFormatOption,
+    LogLevelOption,
+    NoAuthOption,
+    PortOption,
+)
 from punica_serve.cli.up.devices import check_devices
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.plan import Plan, runner_ids
 from punica_serve.errors import ConfigError
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from punica_serve.config import ClusterConfig
@@ -44,7 +52,9 @@ class Options:
     port: int | None
     num_runners: int
     num_frontends: int
+    insecure_no_auth: bool
     log_level: LogLevel
+    log_format: LogFormat | None
 
 
 def command(
@@ -54,22 +64,26 @@ def command(
     runners: RunnersOption = 1,
     frontends: FrontendsOption = 1,
     on_ray: RayOption = False,
+    insecure_no_auth: NoAuthOption = False,
     log_level: LogLevelOption = LogLevel.WARNING,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a whole cluster: scheduler, runners and frontends, on this machine or on Ray's nodes. Ctrl-C stops it."""
     from rich.console import Console
 
-    options = Options(config, host, port, runners, frontends, log_level)
+    options = Options(config, host, port, runners, frontends, insecure_no_auth, log_level, log_format)
     console = Console(highlight=False)
     if on_ray:
         from punica_serve.cli.up.on_ray.serve import serve as serve_on_ray
 
-        serving = serve_on_ray(_ray_plan(options), console)
+        ray_plan = _ray_plan(options)
+        serving, log_format = serve_on_ray(ray_plan, console), ray_plan.config.log.format
     else:
         from punica_serve.cli.up.local import serve
 
-        serving = serve(_plan(options), console)
-    process.run("up", serving, log_level=log_level, stop_timeout_s=STOP_TIMEOUT_S)
+        plan = _plan(options)
+        serving, log_format = serve(plan, console), plan.log_format
+    process.run("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
 
 
 def _plan(options: Options) -> Plan:
@@ -84,11 +98,13 @@ def _plan(options: Options) -> Plan:
     return Plan(
         config=options.path.resolve(),
         log_level=options.log_level,
+        log_format=config.log.format,
         scheduler_host=scheduler.host,
         scheduler_port=scheduler_port,
         is_tls=config.tls is not None,
         runner_ids=runner_ids(options.num_runners),
         frontend_host=host,
+        insecure_no_auth=options.insecure_no_auth,
         frontend_ports=listening_ports(host, port, options.num_frontends, "--port"),
     )
 
@@ -113,7 +129,8 @@ def _checked_config(options: Options) -> "ClusterConfig":
     """Raises ConfigError and ModelRejected."""
     from punica_serve.config import load_config
 
-    config = load_config(options.path)
+    config = load_config(options.path).with_log_format(options.log_format)
+    config = config.without_auth(options.insecure_no_auth)
     check_config(config)
     return config
 

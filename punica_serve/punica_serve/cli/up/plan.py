@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from punica_serve.cli.addresses import dialled, scheduler_url
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogFormat, LogLevel
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,15 @@ class Plan:
 
     config: Path
     log_level: LogLevel
+    log_format: LogFormat
     scheduler_host: str
     scheduler_port: int
     #: Between the processes.
     is_tls: bool
     runner_ids: tuple[str, ...]
     frontend_host: str
+    #: Of the frontends, whatever the config says.
+    insecure_no_auth: bool
     #: One frontend listens on each.
     frontend_ports: tuple[int, ...]
 
@@ -53,6 +56,7 @@ class Plan:
             self._process(
                 _name("frontend", f"on port {port}", self.frontend_ports),
                 *("frontend", *self._dialling, "--host", self.frontend_host, "--port", str(port)),
+                *(["--insecure-no-auth"] if self.insecure_no_auth else []),
             )
             for port in self.frontend_ports
         ]
@@ -63,7 +67,7 @@ class Plan:
 
     def _process(self, name: str, *arguments: str) -> Process:
         """`punica-serve ...`, safe from what lies in the working directory."""
-        common = ["--config", str(self.config), "--log-level", self.log_level]
+        common = ["--config", str(self.config), "--log-level", self.log_level, "--log-format", self.log_format]
         return Process(name, [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, *common])
 
 

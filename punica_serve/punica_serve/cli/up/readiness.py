@@ -16,12 +16,15 @@ POLL_TIMEOUT_S = 5.0
 MAX_SHOWN_ADAPTERS = 8
 
 
+_UNAUTHORIZED = 401
+
+
 class _NotReady(Exception):
     """The message is what the cluster waits for."""
 
 
 async def until_ready(urls: Sequence[str], console: "Console") -> list[str]:
-    """Names of the models, the base first, once every frontend serves them."""
+    """Names of the models, the base first, once every frontend serves them; none where they are told to keys alone."""
     import httpx
 
     models: list[str] = []
@@ -62,6 +65,8 @@ async def _models(client: "httpx.AsyncClient") -> list[str]:
         if not ready.is_success:
             raise _NotReady(ready.json()["error"]["message"])
         models = await client.get("/v1/models")
+        if models.status_code == _UNAUTHORIZED:
+            return []
         return [model["id"] for model in models.json()["data"]]
     except httpx.TransportError:
         raise _NotReady("waiting for the frontend") from None
@@ -70,19 +75,30 @@ async def _models(client: "httpx.AsyncClient") -> list[str]:
 
 
 def print_banner(urls: Sequence[str], models: Sequence[str], console: "Console") -> None:
+    """Without ``models``, requests need an API key."""
     url, *more_urls = urls
-    base, *adapters = models
-    body = json.dumps({"prompt": "42", "lora_id": adapters[0] if adapters else None})
-    console.print(f"[bold green]Punica Serve is ready[/]: {url} (all routes: {url}/docs)", soft_wrap=True)
+    console.print(f"[bold green]Punica Serve is ready[/]: {url}", soft_wrap=True)
+    console.print(f"  dashboard   {url}/dashboard\n  all routes  {url}/docs", soft_wrap=True)
     console.print(
-        "".join(f"  also at     {other}\n" for other in more_urls) + f"  base model  {base}\n"
-        f"  adapters    {_shown(adapters)}\n"
-        f"Try it:\n"
-        f"  curl -s {url}/v1/generate -H 'content-type: application/json' -d {shlex.quote(body)}\n"
-        f"Ctrl-C stops it.",
+        "".join(f"  also at     {other}\n" for other in more_urls)
+        + _shown_models(models)
+        + f"Try it:\n  {_example(url, models)}\nCtrl-C stops it.",
         soft_wrap=True,
         markup=False,
     )
+
+
+def _shown_models(models: Sequence[str]) -> str:
+    if not models:
+        return "  requests need an API key\n"
+    base, *adapters = models
+    return f"  base model  {base}\n  adapters    {_shown(adapters)}\n"
+
+
+def _example(url: str, models: Sequence[str]) -> str:
+    body = json.dumps({"prompt": "42", "lora_id": models[1] if len(models) > 1 else None})
+    key = "" if models else "-H 'authorization: Bearer YOUR_KEY' "
+    return f"curl -s {url}/v1/generate {key}-H 'content-type: application/json' -d {shlex.quote(body)}"
 
 
 def _shown(adapters: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from punica_faults.cluster import FRONTENDS, NUM_GPUS, Cluster
-from punica_faults.waits import until
+from waits import until
 
 #: What a bug of ours leaves in a log.
 BUGS = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
@@ -31,11 +31,15 @@ async def audit(cluster: Cluster) -> None:
     assert not bugs + deaths, (bugs + deaths, cluster.story())
 
 
+#: What a frontend has of its clients' while they are there.
+_HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "punica_websockets")
+
+
 def frontend_flaws(figures: dict[str, float] | None) -> list[str]:
     """What a frontend without clients still holds."""
     if figures is None:
         return ["does not answer"]
-    return [f"{key} is {figures[key]:g}" for key in ("punica_live_requests", "punica_websockets") if figures[key]]
+    return [f"{key} is {figures[key]:g}" for key in _HELD if figures[key]]
 
 
 def flaws(snapshot: dict[str, Any] | None) -> list[str]:

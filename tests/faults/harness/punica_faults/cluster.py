@@ -16,12 +16,13 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from punica_faults.procs import KeptProcess
 from punica_faults.proxy import Link
-from punica_faults.waits import until
 from punica_serve.cli.children import lifeline
 from punica_serve.process import TOKEN_ENV
+from waits import until
 
 RUNNERS = ("runner-0", "runner-1")
 FRONTENDS = ("frontend-0", "frontend-1")
@@ -90,11 +91,11 @@ class Cluster:
         return None
 
     async def figures(self, frontend: str) -> dict[str, float] | None:
-        """/metrics of those without labels; None while that frontend can't tell."""
+        """/metrics of those with no label but the model's name; None while that frontend can't tell."""
         with contextlib.suppress(httpx.HTTPError):
             answer = await self.http.get(f"http://127.0.0.1:{self.ports[frontend]}/metrics")
-            lines = (line for line in answer.text.splitlines() if not line.startswith("#") and "{" not in line)
-            return {name: float(value) for name, value in (line.split() for line in lines)}
+            samples = (sample for family in text_string_to_metric_families(answer.text) for sample in family.samples)
+            return {sample.name: sample.value for sample in samples if sample.labels.keys() <= {"model_name"}}
         return None
 
     async def is_whole(self) -> bool:
@@ -118,7 +119,8 @@ class Cluster:
 async def running(folder: Path) -> AsyncIterator[Cluster]:
     """A cluster whose processes are all kept running, whatever kills them, until the context ends."""
     ports = dict(zip(("scheduler", *FRONTENDS), _free_ports(1 + len(FRONTENDS)), strict=True))
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster_document(ports["scheduler"]), sort_keys=False))
+    document = cluster_document(ports["scheduler"]) | {"data_folder": str(folder / "data")}
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     async with AsyncExitStack() as stack:
         links = {
             name: await stack.enter_async_context(Link(name, ports["scheduler"]).listening())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from punica_faults.cluster import DRAIN_TIMEOUT_S, FRONTENDS, RUNNERS, Cluster
-from punica_faults.waits import DEADLINE_S, until
+from waits import DEADLINE_S, until
 
 #: Longer than any peer bears silence, and shorter.
 LONG_DROP_S = 6.0

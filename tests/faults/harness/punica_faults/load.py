@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from punica_faults.references import Reference
-from punica_faults.waits import until
+from waits import until
 
 #: In flight at any time, over all sockets: a multiple of their number.
 NUM_STREAMS = 208

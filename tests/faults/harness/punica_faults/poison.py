@@ -14,8 +14,8 @@ POISON_SEED = 666
 class PoisonableEngine(engine.Engine):
     _is_poisoned = False
 
-    def add(self, request: Request) -> None:
-        super().add(request)
+    def add(self, request: Request, *, may_move: bool = False) -> None:
+        super().add(request, may_move=may_move)
         self._is_poisoned = self._is_poisoned or request.sampling.seed == POISON_SEED
 
     def step(self) -> StepOutput:

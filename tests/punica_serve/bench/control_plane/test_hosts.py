@@ -14,7 +14,7 @@ def test_each_step_gives_every_request_its_next_token_until_its_last() -> None:
     gpu.start(start(2, max_tokens=9, generated_ids=(5, 5, 5)))
     first, second, third = gpu.step(), gpu.step(), gpu.step()
     assert (first.counters, first.positions, first.finished) == ((11, 12), (0, 3), ())
-    assert (second.counters, second.positions, second.finished) == ((11, 12), (1, 4), ((11, "length"),))
+    assert (second.counters, second.num_repeats, second.finished) == ((), 1, ((11, "length"),))
     assert (third.counters, third.positions, third.applied_seq) == ((12,), (5,), 2)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
+from punica_serve.bench.control_plane.parts import parts_us
 from punica_serve.bench.control_plane.placement import placement_times_s
 from punica_serve.bench.control_plane.run import Measurement, run
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings
@@ -20,6 +21,7 @@ SMALL = ControlPlaneSettings(
     num_queued=100,
     num_placement_gpus=4,
     num_placements=10,
+    num_part_steps=20,
 )
 
 
@@ -34,13 +36,19 @@ def test_every_placement_is_timed() -> None:
     assert len(times_s) == SMALL.num_placements and min(times_s) > 0
 
 
+def test_every_part_takes_its_time() -> None:
+    parts = parts_us(SMALL)
+    assert min(parts.decode, parts.handle, parts.encode) > 0
+
+
 @pytest.mark.slow
 def test_a_small_fleet_through_the_real_scheduler(tmp_path: Path) -> None:
     with Progress(disable=True) as progress:
         report = run(SMALL, progress)
-    loads, goals = (table.records for table in report.tables)
+    loads, parts, goals = (table.records for table in report.tables)
     assert [load["load"] for load in loads] == ["steady", "churn"]
     assert all(isinstance(load["tokens_per_s"], float) and load["tokens_per_s"] > 0 for load in loads)
     assert loads[0]["requests_per_s"] == 0.0 and loads[1]["requests_per_s"]
+    assert len(parts) == 3 and all(part["us_per_token"] for part in parts)
     assert len(goals) == 6 and all(goal["measured"] for goal in goals)
     assert json.loads(write_json(report, tmp_path).read_text())["benchmark"] == "control-plane"

@@ -2,16 +2,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from punica_serve.cli.up.plan import Plan, runner_ids
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogFormat, LogLevel
 
 PLAN = Plan(
     config=Path("/etc/punica.yaml"),
     log_level=LogLevel.INFO,
+    log_format=LogFormat.JSON,
     scheduler_host="0.0.0.0",
     scheduler_port=8100,
     is_tls=False,
     runner_ids=("host-0", "host-1"),
     frontend_host="0.0.0.0",
+    insecure_no_auth=False,
     frontend_ports=(8000, 8001),
 )
 
@@ -49,3 +51,10 @@ def test_one_of_a_kind_is_called_by_its_role() -> None:
 def test_runners_of_one_host_are_numbered() -> None:
     (host,) = runner_ids(1)
     assert runner_ids(2) == (f"{host}-0", f"{host}-1")
+
+
+def test_frontends_are_told_to_let_everybody_in() -> None:
+    assert all("--insecure-no-auth" not in frontend.command for frontend in PLAN.frontends())
+    everybody = replace(PLAN, insecure_no_auth=True)
+    assert all("--insecure-no-auth" in frontend.command for frontend in everybody.frontends())
+    assert all("--insecure-no-auth" not in other.command for other in (everybody.scheduler(), *everybody.runners()))

@@ -63,3 +63,11 @@ def test_the_banner_names_a_few_of_many_adapters() -> None:
     out = StringIO()
     print_banner(["http://127.0.0.1:8000"], ["numbers", *(f"a{number}" for number in range(1000))], Console(file=out))
     assert "  adapters    a0, a1, a2, a3, a4, a5, a6, a7 and 992 more\n" in out.getvalue()
+
+
+async def test_where_keys_are_asked_for_no_model_is_told() -> None:
+    async with frontend_answering(READY, httpx.Response(401)) as client:
+        assert await models_once_served(client, Console(file=StringIO())) == []
+    out = StringIO()
+    print_banner(["http://127.0.0.1:8000"], [], Console(file=out))
+    assert "requests need an API key" in out.getvalue() and "authorization: Bearer YOUR_KEY" in out.getvalue()

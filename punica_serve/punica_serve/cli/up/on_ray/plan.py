@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.cli.up.on_ray.fleet import runner_id
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogLevel
 
 if TYPE_CHECKING:
     from punica_serve.config import ClusterConfig

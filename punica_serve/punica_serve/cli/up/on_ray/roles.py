@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogLevel
 
 Kind = Literal["scheduler", "runner", "frontend"]
 

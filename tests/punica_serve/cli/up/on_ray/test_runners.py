@@ -12,7 +12,7 @@ from punica_serve.cli.up.on_ray import runners
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.runners import Runners
 from punica_serve.config import ClusterConfig, EngineConfig
-from punica_serve.process import LogLevel
+from punica_serve.logs import LogLevel
 from punica_serve.protocol import ScaleAdvice
 
 PLAN = RayPlan(

@@ -1,0 +1,134 @@
+"""Adapters as the API shows them."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from punica_frontend.caller import Caller
+from punica_serve.protocol import AdapterResidency
+from punica_serve.registry.records import AdapterVersion
+
+
+class Residency(msgspec.Struct, frozen=True):
+    """Where an adapter is."""
+
+    #: That run or wait for it.
+    num_requests: int = 0
+    #: UUIDs of the GPUs in whose memory it is.
+    gpus: tuple[str, ...] = ()
+    #: UUIDs of the GPUs whose workers hold it in host memory.
+    hosts: tuple[str, ...] = ()
+    #: Runners that have it on disk. A store that they mount is not counted.
+    disks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, where: AdapterResidency | None) -> "Residency":
+        """None: it is nowhere."""
+        return cls(where.num_live, where.gpus, where.hosts, where.disks) if where else cls()
+
+
+class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an adapter."""
+
+    object: Literal["adapter"] = "adapter"
+    name: str
+    full_name: str
+    owner: str
+    version: int
+    digest: str
+    #: The highest of each module.
+    ranks: dict[str, int]
+    #: Of its weights.
+    num_bytes: int
+    base_model: str | None
+    #: Only its owner sees it; null for an upload.
+    source_uri: str | None
+    pinned: bool
+    created_at: int
+
+
+class RegisteredAdapter(AdapterCard, frozen=True, kw_only=True):
+    """An adapter that was just registered."""
+
+    #: What its owner's requests for the short name would get without it, in full.
+    shadows: tuple[str, ...]
+
+
+class PlacedAdapter(AdapterCard, frozen=True, kw_only=True):
+    """An adapter and where it is."""
+
+    #: Null while the scheduler can't be reached.
+    residency: Residency | None
+
+
+class AdapterDetail(PlacedAdapter, frozen=True, kw_only=True):
+    """An adapter, where it is, and its versions."""
+
+    #: The newest first: it is served. Older ones are there only for requests that began with them.
+    versions: list[AdapterCard]
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """A page of adapters."""
+
+    data: list[PlacedAdapter]
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class Deletion(msgspec.Struct, frozen=True):
+    """How far a deletion is."""
+
+    digest: str
+    #: "deleting" as long as anything is left of it on a GPU, a host, a disk or in the store.
+    status: Literal["deleting", "deleted"]
+    status_url: str
+    #: Full names of others that you may use and that have the same bytes, which therefore stay.
+    shared_with: tuple[str, ...] = ()
+    #: What is left where, while it is being deleted and the scheduler can be reached.
+    residency: Residency | None = None
+
+
+class Prefetch(msgspec.Struct, frozen=True):
+    """An adapter that is on its way."""
+
+    full_name: str
+    #: Null: all.
+    gpus: list[str] | None
+
+
+def card_of(adapter: AdapterVersion, caller: Caller) -> AdapterCard:
+    """What a caller may know. Where an adapter came from is its owner's: a URI may tell of its storage."""
+    return AdapterCard(**_fields(adapter, caller))
+
+
+def registered_card(adapter: AdapterVersion, caller: Caller, shadows: tuple[str, ...]) -> RegisteredAdapter:
+    return RegisteredAdapter(**_fields(adapter, caller), shadows=shadows)
+
+
+def placed(adapter: AdapterVersion, caller: Caller, residency: Residency | None) -> PlacedAdapter:
+    return PlacedAdapter(**_fields(adapter, caller), residency=residency)
+
+
+def detail_of(
+    adapter: AdapterVersion, caller: Caller, residency: Residency | None, versions: tuple[AdapterVersion, ...]
+) -> AdapterDetail:
+    cards = [card_of(version, caller) for version in versions]
+    return AdapterDetail(**_fields(adapter, caller), residency=residency, versions=cards)
+
+
+def _fields(adapter: AdapterVersion, caller: Caller) -> dict[str, Any]:
+    is_owner = caller.is_admin or caller.tenant == adapter.tenant
+    return {
+        "name": adapter.name,
+        "full_name": adapter.full_name,
+        "owner": adapter.tenant,
+        "version": adapter.version,
+        "digest": adapter.ref.digest,
+        "ranks": adapter.ref.ranks,
+        "num_bytes": adapter.ref.num_bytes,
+        "base_model": adapter.base_model,
+        "source_uri": adapter.source_uri if is_owner else None,
+        "pinned": adapter.pinned,
+        "created_at": int(adapter.created_s),
+    }

@@ -1,0 +1,171 @@
+/**
+ * A chart over time, by uPlot, with a title and the values under the cursor. All charts share one cursor.
+ *
+ * @typedef {import("./timeline.js").Row} Row
+ * @typedef {(number | null)[]} Column
+ * @typedef {object} Series
+ * @property {string} label
+ * @property {string} color
+ * @property {boolean} [isFilled]
+ * @typedef {object} Panel What a chart shows.
+ * @property {string} title
+ * @property {(value: number | null | undefined) => string} format
+ * @property {() => Series[]} series They may change from draw to draw.
+ * @property {(rows: Row[]) => Column[]} columns One for each series.
+ * @property {boolean} [isStacked] Each series stands on the one before.
+ * @property {boolean} [hasMarks]
+ * @property {boolean} [hasNoTimes] The chart below it says them.
+ * @property {number} [top] The least upper end of its axis.
+ */
+
+import { make, setText } from "./dom.js";
+import { drawMarks } from "./marks.js";
+import { color } from "./theme.js";
+
+/** @type {any} */
+const uPlot = /** @type {any} */ (window).uPlot;
+
+const GUTTER_PX = 52;
+const AXIS_PX = 30;
+
+export class TimeChart {
+  /** Columns as they are meant, before they were stacked. @type {Column[]} */
+  #columns = [];
+  /** @type {Row[]} */
+  #rows = [];
+  /** @type {any} */
+  #plot = null;
+  #signature = "";
+  /** @type {HTMLElement[]} */
+  #values = [];
+
+  /**
+   * @param {HTMLElement} root
+   * @param {Panel} panel
+   * @param {import("./view.js").View} view
+   * @param {() => import("./marks.js").Mark[]} marks
+   * @param {(rows: Row[], index: number) => void} onHover Of the row under the cursor, or the newest.
+   */
+  constructor(root, panel, view, marks, onHover = () => {}) {
+    this.root = root;
+    this.panel = panel;
+    this.view = view;
+    this.marks = marks;
+    this.onHover = onHover;
+    this.readout = make("span", "readout");
+    this.canvas = make("div", "plot");
+    root.append(make("div", "chart-head", make("h2", "", panel.title), this.readout), this.canvas);
+    new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(root);
+  }
+
+  /** @param {Row[]} rows Of the window. */
+  draw(rows) {
+    const series = this.panel.series();
+    const signature = series.map(({ label, color }) => label + color).join();
+    this.#rows = rows;
+    this.#columns = this.panel.columns(rows);
+    const data = [rows.map((row) => row.at), ...inDrawingOrder(this.panel.isStacked ? stacked(this.#columns) : this.#columns, this.panel)];
+    if (!this.#plot || signature !== this.#signature) this.#build(series, signature, data);
+    else this.#plot.setData(data);
+    this.#read();
+  }
+
+  /** With other colours. */
+  restyle() {
+    this.#signature = "";
+  }
+
+  /** @param {Series[]} series @param {string} signature @param {Column[]} data */
+  #build(series, signature, data) {
+    this.#signature = signature;
+    this.#plot?.destroy();
+    this.#plot = new uPlot(this.#options(series), data, this.canvas);
+    this.#values = series.map(() => make("b"));
+    const shown = this.panel.isStacked ? [] : series.map(({ label, color }, index) => {
+      const swatch = make("i", "swatch");
+      swatch.style.background = color;
+      return make("span", "value", swatch, label ? `${label} ` : "", this.#values[index]);
+    });
+    this.readout.replaceChildren(...shown);
+  }
+
+  #size() {
+    return { width: Math.max(this.root.clientWidth, 80), height: Number(this.root.dataset.height) };
+  }
+
+  /** @param {Series[]} series */
+  #options(series) {
+    const { panel, view } = this;
+    const [text, line] = [color("muted"), color("line")];
+    const axis = { stroke: text, font: "11px system-ui", grid: { stroke: line, width: 1 }, ticks: { show: false } };
+    return {
+      ...this.#size(),
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: panel.isStacked ? { show: false } : { size: 6 },
+        sync: { key: "time" },
+        drag: { x: true, y: false, setScale: false },
+      },
+      scales: {
+        x: { range: () => view.window() },
+        y: { range: (/** @type {any} */ _, /** @type {any} */ _min, /** @type {number | null} */ max) => [
+          0, Math.max((max ?? 0) * 1.08, panel.top ?? 1),
+        ] },
+      },
+      axes: [
+        { ...axis, ...(panel.hasNoTimes ? { size: 8, values: () => [] } : { size: AXIS_PX, values: "{HH}:{mm}:{ss}" }), space: 70 },
+        { ...axis, size: GUTTER_PX, space: 28, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) =>
+          ticks.map(panel.format) },
+      ],
+      series: [{}, ...inDrawingOrder(series.map((one) => styled(one, panel)), panel)],
+      hooks: {
+        setCursor: [() => this.#read()],
+        setSelect: [(/** @type {any} */ plot) => this.#zoom(plot)],
+        draw: panel.hasMarks ? [(/** @type {any} */ plot) => drawMarks(plot, this.marks())] : [],
+      },
+    };
+  }
+
+  /** @param {any} plot */
+  #zoom(plot) {
+    const { left, width } = plot.select;
+    if (width < 8) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.view.set({ zoom: [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")] });
+  }
+
+  #read() {
+    const index = this.#plot?.cursor.idx ?? this.#rows.length - 1;
+    if (!this.#rows[index]) return;
+    this.#values.forEach((value, series) => setText(value, this.panel.format(this.#columns[series]?.[index])));
+    this.onHover(this.#rows, index);
+  }
+}
+
+/**
+ * The highest sums of a stack come first: each is filled down to zero, and those below it are painted over it. To clip
+ * each to its band would cost several times as much.
+ * @template T @param {T[]} ofSeries @param {Panel} panel
+ */
+function inDrawingOrder(ofSeries, panel) {
+  return panel.isStacked ? [...ofSeries].reverse() : ofSeries;
+}
+
+/** @param {Series} series @param {Panel} panel */
+function styled({ label, color, isFilled }, panel) {
+  if (panel.isStacked) return { label, width: 0, fill: color, points: { show: false } };
+  const fill = isFilled ? `color-mix(in oklab, ${color} 18%, transparent)` : undefined;
+  return { label, stroke: color, width: 1.75, fill, points: { show: false } };
+}
+
+/** Sums from the first column on; where nothing is, nothing is added. @param {Column[]} columns */
+function stacked(columns) {
+  /** @type {Column | null} */
+  let below = null;
+  return columns.map((column) => {
+    const sums = column.map((value, row) => (value ?? 0) + (below?.[row] ?? 0));
+    below = sums;
+    return sums;
+  });
+}

@@ -1,0 +1,101 @@
+/**
+ * Marks on the time axis: GPUs that came and went, requests that were moved.
+ *
+ * @typedef {object} Mark
+ * @property {number} number
+ * @property {number} at Seconds since 1970.
+ * @property {string} kind
+ * @property {string | null} gpu
+ * @property {number} count
+ */
+
+import { make } from "./dom.js";
+import { clock, shortName } from "./format.js";
+import { color } from "./theme.js";
+
+const MAX_MARKS = 256;
+const MAX_LISTED = 60;
+
+/** @type {Record<string, { text: (count: number) => string, color: string }>} */
+const KINDS = {
+  gpu_joined: { text: (count) => (count > 1 ? `${count} GPUs joined` : "GPU joined"), color: "good" },
+  gpu_lost: { text: (count) => (count > 1 ? `${count} GPUs lost` : "GPU lost"), color: "bad" },
+  gpu_drained: { text: (count) => (count > 1 ? `${count} GPUs draining` : "GPU draining"), color: "warn" },
+  evicted: { text: (count) => (count > 1 ? `${count} requests evicted` : "request evicted"), color: "warn" },
+  migrated: { text: (count) => (count > 1 ? `${count} requests moved` : "request moved"), color: "series-1" },
+  consolidated: { text: () => "GPU emptied", color: "series-2" },
+  restarted: { text: () => "scheduler restarted", color: "bad" },
+};
+
+/** The newest, also those of schedulers that were before this one. */
+export class Marks {
+  /** Oldest first. @type {Mark[]} */
+  all = [];
+  /** @type {number | null} */
+  #incarnation = null;
+  /** Of this incarnation, by number. @type {Map<number, Mark>} */
+  #numbered = new Map();
+
+  /** @param {any} cluster */
+  take(cluster) {
+    if (this.#incarnation !== cluster.incarnation) {
+      if (this.#incarnation !== null) this.all.push(mark(0, cluster.incarnation, "restarted", null, 1));
+      this.#incarnation = cluster.incarnation;
+      this.#numbered.clear();
+    }
+    for (const { number, at_ns, kind, gpu_uuid, count } of cluster.marks) {
+      const known = this.#numbered.get(number);
+      if (known) {
+        Object.assign(known, { gpu: gpu_uuid, count });
+        continue;
+      }
+      this.#numbered.set(number, mark(number, at_ns, kind, gpu_uuid, count));
+      this.all.push(/** @type {Mark} */ (this.#numbered.get(number)));
+    }
+    for (const { number } of this.all.splice(0, this.all.length - MAX_MARKS)) this.#numbered.delete(number);
+  }
+}
+
+/** @returns {Mark} @param {number} number @param {number} atNs @param {string} kind @param {string | null} gpu @param {number} count */
+function mark(number, atNs, kind, gpu, count) {
+  return { number, at: atNs / 1e9, kind, gpu, count };
+}
+
+/** @param {Mark} mark */
+export function textOf({ kind, count, gpu }) {
+  return (KINDS[kind]?.text(count) ?? kind) + (gpu ? ` · ${shortName(gpu)}` : "");
+}
+
+/** A uPlot hook. @param {any} plot @param {Mark[]} marks */
+export function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot;
+  const [from, to] = [plot.scales.x.min, plot.scales.x.max];
+  const colors = Object.fromEntries(Object.entries(KINDS).map(([kind, { color: name }]) => [kind, color(name)]));
+  ctx.save();
+  for (const { at, kind } of marks) {
+    if (at < from || at > to) continue;
+    ctx.fillStyle = colors[kind] ?? "gray";
+    ctx.fillRect(Math.round(plot.valToPos(at, "x", true)), bbox.top, devicePixelRatio, bbox.height);
+  }
+  ctx.restore();
+}
+
+/** What is marked near a time. @param {Mark[]} marks @param {number} at @param {number} toleranceS */
+export function textNear(marks, at, toleranceS) {
+  const near = marks.filter((mark) => Math.abs(mark.at - at) <= toleranceS);
+  return near.map((mark) => `${clock(mark.at)} ${textOf(mark)}`).join("   ");
+}
+
+/** The newest first. @param {HTMLElement} list @param {Mark[]} marks */
+export function listMarks(list, marks) {
+  if (!marks.length) return;
+  const newest = marks.slice(-MAX_LISTED).reverse();
+  list.replaceChildren(
+    ...newest.map((mark) => {
+      const time = make("time", "", clock(mark.at));
+      const dot = make("i", "dot");
+      dot.style.background = color(KINDS[mark.kind]?.color ?? "muted");
+      return make("li", "", time, dot, textOf(mark));
+    }),
+  );
+}

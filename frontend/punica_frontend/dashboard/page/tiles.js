@@ -1,0 +1,50 @@
+/** The figures at the top of the page. */
+
+import { make, setText } from "./dom.js";
+import { duration, number, percent } from "./format.js";
+
+/** @param {any} cluster @param {import("./timeline.js").Row} row @returns {Record<string, [string, string]>} */
+function figures(cluster, row) {
+  const sum = (/** @type {(gpu: any) => number} */ of) => cluster.gpus.reduce((/** @type {number} */ all, /** @type {any} */ gpu) => all + of(gpu), 0);
+  const pages = sum((gpu) => gpu.gpu.num_kv_pages);
+  const free = sum((gpu) => gpu.free_kv_pages);
+  const busy = sum((gpu) => (gpu.batch_size ? 1 : 0));
+  const { first_token_s: first, inter_token_s: inter } = cluster.recent;
+  return {
+    GPUs: [String(cluster.gpus.length), `${busy} busy`],
+    Running: [number(sum((gpu) => gpu.working_set)), `of ${number(sum((gpu) => gpu.gpu.max_batch_size))}`],
+    Waiting: [number(cluster.queue_length), "requests"],
+    "Requests / s": [number(row.requestsPerS), `${number(cluster.counters.arrived)} in all`],
+    "Tokens / s": [number(row.tokensPerS), `${number(cluster.counters.tokens)} in all`],
+    KvCache: [percent(pages ? 1 - free / pages : null), `${number(free)} pages free`],
+    "First token": [duration(first?.p50), `p99 ${duration(first?.p99)}`],
+    "Next token": [duration(inter?.p50), `p99 ${duration(inter?.p99)}`],
+  };
+}
+
+export class Tiles {
+  /** @type {Map<string, { value: HTMLElement, note: HTMLElement }>} */
+  #tiles = new Map();
+
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+  }
+
+  /** @param {any} cluster @param {import("./timeline.js").Row} row */
+  show(cluster, row) {
+    for (const [name, [value, note]] of Object.entries(figures(cluster, row))) {
+      const tile = this.#tiles.get(name) ?? this.#add(name);
+      setText(tile.value, value);
+      setText(tile.note, note);
+    }
+  }
+
+  /** @param {string} name */
+  #add(name) {
+    const tile = { value: make("dd", "tile-value"), note: make("dd", "muted") };
+    this.root.append(make("div", "tile", make("dt", "", name), tile.value, tile.note));
+    this.#tiles.set(name, tile);
+    return tile;
+  }
+}

@@ -1,0 +1,58 @@
+"""What the scheduler knows. Every frontend tells the same of it."""
+
+from collections.abc import Iterator
+
+from punica_frontend.metrics import catalogue
+from punica_frontend.metrics.text import NO_LABELS, family, labelled
+from punica_serve.protocol import ClusterSnapshot, GpuSnapshot
+
+
+def cluster_lines(cluster: ClusterSnapshot, model: str) -> Iterator[str]:
+    """``model`` is what the API calls the base model."""
+    advice = cluster.advice
+    for metric, value in (
+        (catalogue.QUEUE_LENGTH, cluster.queue_length),
+        (catalogue.GPUS, len(cluster.gpus)),
+        (catalogue.RUNNERS, cluster.num_runners),
+        (catalogue.FRONTENDS, cluster.num_frontends),
+        (catalogue.MORE_GPUS, advice.num_more_gpus),
+        (catalogue.RELEASABLE, len(advice.releasable_runners)),
+    ):
+        yield from family(metric, [(NO_LABELS, value)])
+    named = [(labelled(runner=runner_id), 1) for runner_id in advice.releasable_runners]
+    yield from family(catalogue.RUNNER_RELEASABLE, named)
+    for counter, metric in catalogue.COUNTERS.items():
+        yield from family(metric, [(NO_LABELS, cluster.counters.get(counter, 0))])
+    yield from _engines(cluster.gpus, model)
+    yield from _gpus(cluster.gpus)
+
+
+def _engines(gpus: tuple[GpuSnapshot, ...], model: str) -> Iterator[str]:
+    """By vLLM's names: an engine of its is a GPU."""
+    labels = [labelled(model_name=model, engine=gpu.gpu.uuid) for gpu in gpus]
+    usage = [1 - gpu.free_kv_pages / gpu.gpu.num_kv_pages for gpu in gpus]
+    yield from family(catalogue.KV_USAGE, zip(labels, usage, strict=True))
+    on_gpu = (len(gpu.resident_adapters) for gpu in gpus)
+    yield from family(catalogue.GPU_LORAS, zip(labels, on_gpu, strict=True))
+    on_host = (gpu.num_cached_adapters for gpu in gpus)
+    yield from family(catalogue.CPU_LORAS, zip(labels, on_host, strict=True))
+
+
+def _gpus(gpus: tuple[GpuSnapshot, ...]) -> Iterator[str]:
+    labels = [labelled(gpu=gpu.gpu.uuid, runner=gpu.runner_id) for gpu in gpus]
+    rows = [
+        (
+            gpu.working_set,
+            gpu.batch_size,
+            gpu.gpu.max_batch_size,
+            gpu.free_kv_pages,
+            gpu.gpu.num_kv_pages,
+            gpu.num_adapters,
+            gpu.is_draining,
+            gpu.steps,
+            gpu.tokens,
+        )
+        for gpu in gpus
+    ]
+    for index, metric in enumerate(catalogue.GPU):
+        yield from family(metric, zip(labels, (row[index] for row in rows), strict=True))

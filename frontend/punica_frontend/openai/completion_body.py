@@ -1,0 +1,42 @@
+"""The body of POST /v1/completions."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from punica_frontend.choices import MAX_CHOICES
+from punica_frontend.openai.sampling_body import SamplingBody
+from punica_frontend.schemas import MAX_LOGPROBS, whole_characters
+
+
+def _as_prompts(value: Any) -> Any:
+    """One prompt or several, told apart by hand: a union's errors would name types that no client knows."""
+    if isinstance(value, str) or _are_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in value):
+        message = "Input should be a string, a list of strings, a list of token ids, or a list of such lists"
+        raise PydanticCustomError("prompt_type", message)
+    return [whole_characters(prompt) if isinstance(prompt, str) else prompt for prompt in value]
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)
+
+
+class CompletionBody(SamplingBody):
+    prompt: Annotated[
+        list[str | list[int]],
+        Field(min_length=1, max_length=MAX_CHOICES),
+        BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    ] = Field(description="One prompt or several, as text or as token ids.", examples=["42"])
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Draw so many of each prompt, and answer with the n likeliest."
+    )
+    echo: bool | None = Field(None, description="Put the prompt before the answer.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many of the most likely tokens, too.")
+
+    @property
+    def num_drawn(self) -> int:
+        """Choices of each prompt that are generated."""
+        return self.best_of or self.num_choices

@@ -1,0 +1,42 @@
+"""GET /v1/models: the base model and the adapters that the caller may use, as cards. And one of them alone."""
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter, Request, Response
+
+from punica_frontend.answers import json_of
+from punica_frontend.caller import Caller, caller_of
+from punica_frontend.generation import Generator
+from punica_frontend.openai.model_cards import CardMaker, ModelCard, ModelList
+from punica_frontend.openai.terms import lora_id_of, openai_terms
+from punica_frontend.openapi_page import Responses, json_answer, refusals
+from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.registry import Registry
+
+_LIST: Responses = {200: json_answer(ModelList, "The base model, then the adapters.")}
+_ONE: Responses = {200: json_answer(ModelCard, "The model."), **refusals(400, 404)}
+
+
+def models_router(generator: Generator, registry: Registry, cards: CardMaker) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    def cards_of(adapters: Iterable[AdapterVersion], caller: Caller) -> list[ModelCard]:
+        snapshot = registry.snapshot
+        return [cards.of_adapter(adapter, snapshot.name_for(caller.tenant, adapter)) for adapter in adapters]
+
+    @router.get("/v1/models", summary="List the models", response_class=Response, responses=_LIST)
+    async def models(request: Request) -> Response:
+        """The base model first, then every adapter that the caller may use, by the name that it has for the caller."""
+        caller = caller_of(request)
+        adapters = registry.snapshot.adapters(caller.tenant, is_admin=caller.is_admin)
+        return json_of(ModelList([cards.of_base(), *cards_of(adapters, caller)]))
+
+    @router.get("/v1/models/{model:path}", summary="One model", response_class=Response, responses=_ONE)
+    async def model_of(model: str, request: Request) -> Response:
+        """By any name that the model can be asked for by."""
+        caller = caller_of(request)
+        with openai_terms(model, {}):
+            adapter = await generator.adapter(lora_id_of(model, cards.base_name), caller)
+        return json_of(cards_of([adapter], caller)[0] if adapter else cards.of_base())
+
+    return router

@@ -1,0 +1,40 @@
+"""Errors in OpenAI's terms: ``model`` for what the native API calls ``lora_id``, and so on."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from punica_serve.errors import AdapterNotFound, PunicaError
+
+
+class ModelNotFound(AdapterNotFound):
+    """``model`` is neither the base model nor an adapter that the caller may use."""
+
+    code = "model_not_found"
+
+
+def lora_id_of(model: str | None, base_name: str) -> str | None:
+    """``base:adapter`` is the adapter; the base model's own name, or none at all, is None."""
+    if not model or model == base_name:
+        return None
+    return model.removeprefix(f"{base_name}:")
+
+
+@contextmanager
+def openai_terms(model: str | None, names: Mapping[str, str]) -> Iterator[None]:
+    """Raises errors with their fields in the client's ``names``; of an adapter it only knows as ``model``."""
+    try:
+        yield
+    except AdapterNotFound as error:
+        message = f"the model {(model or '')[:200]!r} does not exist; GET /v1/models lists those that do"
+        raise ModelNotFound(message, param="model") from error
+    except PunicaError as error:
+        raise renamed(error, {"lora_id": "model", **names}) from error
+
+
+def renamed(error: PunicaError, names: Mapping[str, str]) -> PunicaError:
+    """The error with the field that it is about renamed, in its message too."""
+    name, dot, rest = (error.param or "").partition(".")
+    if name not in names:
+        return error
+    message = error.message.replace(f"`{name}", f"`{names[name]}")
+    return type(error)(message, param=f"{names[name]}{dot}{rest}", retry_after_s=error.retry_after_s)

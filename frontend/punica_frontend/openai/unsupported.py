@@ -1,0 +1,72 @@
+"""What clients of OpenAI and vLLM may ask for and this cluster can't do: refused by name, not ignored in silence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from punica_frontend.openai.chat_body import Message
+from punica_frontend.openai.sampling_body import SamplingBody
+from punica_serve.errors import InvalidRequest
+
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+
+#: A field -> values of it that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "tools",
+            "functions",
+            "logit_bias",
+            "suffix",
+            "audio",
+            "web_search_options",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "structured_outputs",
+            "use_beam_search",
+            "bad_words",
+            "allowed_token_ids",
+            "prompt_logprobs",
+            "prompt_embeds",
+            "truncate_prompt_tokens",
+            "include_stop_str_in_output",
+            "logits_processors",
+            "documents",
+            "chat_template",
+            "chat_template_kwargs",
+            "continue_final_message",
+        ),
+        _NOTHING,
+    ),
+    "tool_choice": (*_NOTHING, "none", "auto"),
+    "function_call": (*_NOTHING, "none", "auto"),
+    "response_format": (*_NOTHING, {"type": "text"}),
+    "modalities": (*_NOTHING, ["text"]),
+    "skip_special_tokens": (None, True),
+    "length_penalty": (None, 1),
+    "best_of": (None, 1),
+}
+
+_UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "tool_call_id")
+
+
+def refuse_unsupported(body: SamplingBody, *, messages: Sequence[Message] = ()) -> None:
+    """Raises InvalidRequest for the first field that asks for what there is not."""
+    for name, value in _extra(body).items():
+        if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
+            raise _unsupported(name)
+    for index, message in enumerate(messages):
+        for name in _UNSUPPORTED_IN_MESSAGES:
+            if _extra(message).get(name) not in _NOTHING:
+                raise _unsupported(f"messages.{index}.{name}")
+    if body.stream_options and not body.stream:
+        raise InvalidRequest("`stream_options` is for streams: set `stream`, or leave it out", param="stream_options")
+
+
+def _extra(body: SamplingBody | Message) -> Mapping[str, Any]:
+    return body.model_extra or {}
+
+
+def _unsupported(param: str) -> InvalidRequest:
+    return InvalidRequest(f"`{param}` is not supported here; leave it out", param=param)

@@ -1,0 +1,38 @@
+"""GET of a page for browsers, and of the files that it is made of."""
+
+from fastapi import APIRouter, Request, Response
+
+from punica_frontend.dashboard.assets import Asset
+from punica_frontend.dashboard.pages import Page
+from punica_serve.errors import NotFound
+
+
+def page_router(page: Page) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get(page.path)
+    async def index(request: Request) -> Response:
+        return _answer(request, page.index, page.policy)
+
+    @router.get(f"{page.path}/{{name}}")
+    async def file(name: str, request: Request) -> Response:
+        asset = page.files.get(name)
+        if asset is None:
+            raise NotFound(f"no file {name[:64]!r} belongs to {page.path}; open {page.path} itself")
+        return _answer(request, asset, page.policy)
+
+    return router
+
+
+def _answer(request: Request, asset: Asset, policy: str) -> Response:
+    """Browsers ask each time whether they have the newest, and mostly they have."""
+    headers = {
+        "etag": asset.etag,
+        "cache-control": "no-cache",
+        "content-security-policy": policy,
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, media_type=asset.media_type, headers=headers)

@@ -1,0 +1,128 @@
+"""POST /v1/adapters: register an adapter by its source, or by its bytes."""
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from punica_frontend.adapters.bodies import MAX_NAME_CHARS, RegisterBody
+from punica_frontend.adapters.cards import RegisteredAdapter, registered_card
+from punica_frontend.adapters.registration import Registered, Registrar, Wish
+from punica_frontend.answers import json_of
+from punica_frontend.caller import Caller, caller_of
+from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
+from punica_frontend.openapi_page import json_answer, refusal
+from punica_serve.errors import InvalidRequest, TooLarge
+from punica_serve.store.sources import Sources
+from punica_serve.store.upload import Uploads
+
+#: Of a body that only names a source.
+_MAX_JSON_BYTES = 64 << 10
+
+_ARCHIVES = ("application/zip", "application/x-tar", "application/gzip")
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_PARTS = {
+    "schema": {
+        "type": "object",
+        "properties": {
+            "adapter_config.json": {"type": "string", "format": "binary"},
+            "adapter_model.safetensors": {"type": "string", "format": "binary"},
+        },
+    }
+}
+_REQUEST_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": RegisterBody.model_json_schema()},
+            "multipart/form-data": _PARTS,
+            **dict.fromkeys(_ARCHIVES, _BINARY),
+        },
+    }
+}
+_RESPONSES = {
+    200: json_answer(RegisteredAdapter, "These bytes were registered under this name before: nothing has changed."),
+    201: json_answer(RegisteredAdapter, "From now on requests for this name get this version."),
+    **refusal(400, "The adapter would not be applied as PEFT does, or can't be read; `param` says where."),
+    **refusal(403, "Another tenant's name, or a source that you may not register from."),
+    **refusal(404, "An administrator named a tenant that there is not."),
+    **refusal(409, "The name is of the config file, and changed there."),
+    **refusal(413, "More bytes than an adapter may have."),
+    **refusal(422, "A field is unknown, missing, of the wrong type or out of range."),
+    **refusal(429, "The tenant has all that it may have, or too many come at once."),
+    **refusal(503, "The registry or the store is down, slow or full; try again later."),
+}
+
+
+def registrations_router(registrar: Registrar, sources: Sources, uploads: Uploads) -> APIRouter:
+    router = APIRouter(tags=["adapters"])
+
+    @router.post(
+        "/v1/adapters",
+        status_code=201,
+        summary="Register an adapter",
+        responses=_RESPONSES,
+        openapi_extra=_REQUEST_BODY,
+    )
+    async def register(
+        request: Request,
+        name: Annotated[
+            str | None, Query(min_length=1, max_length=MAX_NAME_CHARS, description="Of what is uploaded.")
+        ] = None,
+        pinned: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
+        prefetch: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
+    ) -> Response:
+        """By JSON, which says where the files are; or by the files themselves: an archive as the body, or the two files
+        as a form.
+
+        The adapter is validated before anything else sees it. A name that is taken gets a new version: requests that
+        run finish on the one they began with. `shadows` tells what else the short name meant, such as a shared adapter.
+        """
+        caller = caller_of(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json":
+            body = await _json_body(request)
+            wish = Wish(body.name, body.uri, pinned=body.pinned, prefetch=body.prefetch)
+            bring = partial(sources.fetch, body.uri, is_admin=caller.is_admin)
+            registered = await run_while_connected(request.receive, registrar.register(caller, wish, bring))
+            return _answer(registered, caller)
+        if kind not in (*_ARCHIVES, "multipart/form-data"):
+            kinds = ", ".join(("application/json", "multipart/form-data", *_ARCHIVES))
+            raise InvalidRequest(f"Content-Type is {kind[:100]!r}; it must be one of {kinds}", param="Content-Type")
+        if name is None:
+            raise InvalidRequest("`name` is missing: an upload is named in the query, as in ?name=roman", param="name")
+        wish = Wish(name, pinned=pinned, prefetch=prefetch)
+        body_type = request.headers["content-type"]
+        upload = partial(uploads.receive, request.stream(), body_type)
+        try:
+            return _answer(await registrar.register(caller, wish, upload), caller)
+        except ClientDisconnect:
+            return _answer(None, caller)
+
+    return router
+
+
+async def _json_body(request: Request) -> RegisterBody:
+    """Raises RequestValidationError, as FastAPI does for the bodies that it reads itself."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > _MAX_JSON_BYTES:
+            raise TooLarge(f"the body is longer than {_MAX_JSON_BYTES} bytes")
+    try:
+        return RegisterBody.model_validate_json(bytes(content))
+    except ValidationError as error:
+        errors = [{**wrong, "loc": ("body", *wrong["loc"])} for wrong in error.errors()]
+        raise RequestValidationError(errors) from None
+
+
+def _answer(registered: Registered | None, caller: Caller) -> Response:
+    """None: the client has left."""
+    if registered is None:
+        return Response(status_code=CLIENT_CLOSED)
+    card = registered_card(registered.adapter, caller, registered.shadows)
+    return json_of(card, 201 if registered.is_new else 200)

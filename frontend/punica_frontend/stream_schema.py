@@ -1,0 +1,49 @@
+"""The JSON Schema of the frames of WS /v1/generate/stream, made from the types that check and write them.
+
+`python -m punica_frontend.stream_schema FILE` writes it.
+"""
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from punica_frontend.socket_frames import FRAME, SERVER_FRAMES
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def stream_schema() -> dict[str, Any]:
+    """A document that holds for any frame; its definitions ClientFrame and ServerFrame hold for one direction."""
+    client = FRAME.json_schema(ref_template="#/$defs/{model}")
+    definitions = client.pop("$defs")
+    references, of_server = msgspec.json.schema_components(SERVER_FRAMES, ref_template="#/$defs/{name}")
+    definitions |= of_server
+    definitions["ClientFrame"] = {"description": "What a client sends.", **client}
+    definitions["ServerFrame"] = {"description": "What the server sends.", "anyOf": list(references)}
+    return {
+        "$schema": _DIALECT,
+        "title": "Frames of WS /v1/generate/stream",
+        "description": "Each frame is one websocket message of text.",
+        "anyOf": [{"$ref": "#/$defs/ClientFrame"}, {"$ref": "#/$defs/ServerFrame"}],
+        "$defs": {name: _with_clean_text(definitions[name]) for name in sorted(definitions)},
+    }
+
+
+def _with_clean_text(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the indentation of a docstring."""
+    if "description" in schema:
+        schema = {**schema, "description": inspect.cleandoc(schema["description"])}
+    return schema
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    path.write_text(json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Bodies of the routes for tenants, keys and sessions, checked strictly."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from punica_frontend.schemas import MAX_ID_CHARS, Strict, Text
+
+#: Of a limit, in a database and in JSON.
+Limit = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class LoginBody(Strict):
+    """Body of POST /v1/login."""
+
+    key: Text = Field(max_length=256, description="An API key.")
+
+
+class TenantBody(Strict):
+    """Body of PUT /v1/tenants/{tenant}: all that it may use. Null is no limit, 0 is nothing at all."""
+
+    suspended: bool = Field(False, description="Its users' keys are refused with 403; all else stays as it is.")
+    max_concurrent: Limit | None = Field(None, description="Requests that run or wait at once.")
+    requests_per_min: Limit | None = Field(None, description="Requests in any minute.")
+    tokens_per_min: Limit | None = Field(None, description="Tokens of prompts and answers in any minute.")
+    max_adapters: Limit | None = Field(None, description="Adapters that it may have.")
+    max_adapter_bytes: Limit | None = Field(None, description="Bytes of the weights of its adapters, together.")
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for field in schema["properties"].values():
+        del field["default"]
+
+
+class TenantPatch(TenantBody):
+    """Body of PATCH /v1/tenants/{tenant}: of all that it may use, what is to change."""
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+
+class KeyBody(Strict):
+    """Body of POST /v1/keys."""
+
+    tenant: Text = Field(max_length=MAX_ID_CHARS, description="Whose key it is.", examples=["acme"])
+    role: Literal["admin", "user"] = Field(
+        "user", description="An admin may change tenants, keys and all adapters, and drain GPUs."
+    )
+    name: Text = Field("", max_length=100, description="What its owner calls it.", examples=["batch jobs"])
+    expires_in_s: Annotated[float, Field(gt=0, le=1e10)] | None = Field(None, description="Null: it never expires.")

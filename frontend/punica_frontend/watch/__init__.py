@@ -1,0 +1,1 @@
+"""The cluster as callers may see it, once or again and again."""

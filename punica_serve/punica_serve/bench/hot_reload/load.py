@@ -1,0 +1,84 @@
+"""Requests when they are due, whatever has become of those before them: an open loop.
+
+Times are measured from when a request was due, so that a cluster which answers slowly can't hide it by slowing down
+who asks. Only so many are under way at a time: where a cluster can't keep up with the clock, requests are sent late,
+and how late is part of the result. So the same load can be driven on any machine, and none is refused for want of room.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from punica_serve.bench.hot_reload.versions import History, Verdict
+from punica_serve.demo.asking import Ask
+from punica_serve.errors import RequestFailed
+
+#: What every request asks.
+INTEGER = 42
+
+_NUM_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request and what came of it, in seconds since the start."""
+
+    lora_id: str
+    due_s: float
+    sent_s: float
+    ended_s: float
+    verdict: Verdict
+
+
+def arrivals(rate_per_s: float, lora_ids: Sequence[str], seed: int) -> Iterator[tuple[float, str]]:
+    """Times and adapters, without end: a Poisson process, the adapters in turn. The same for the same seed."""
+    rng, due_s = random.Random(seed), 0.0
+    for lora_id in cycle(lora_ids):
+        due_s += rng.expovariate(rate_per_s)
+        yield due_s, lora_id
+
+
+class Load:
+    """Asks until it is told to stop, and judges every answer."""
+
+    def __init__(
+        self, ask: Ask, histories: Mapping[str, History], now_s: Callable[[], float], *, max_in_flight: int
+    ) -> None:
+        self._ask = ask
+        self._histories = histories
+        self._now_s = now_s
+        self._places = asyncio.Semaphore(max_in_flight)
+        self._is_over = False
+        self.answers: list[Answer] = []
+        #: Of answers that are not as they should be, the first few of each kind: what was wrong.
+        self.wrong: list[str] = []
+
+    async def run(self, requests: Iterator[tuple[float, str]]) -> None:
+        """Returns once it was stopped and all that was sent has ended."""
+        async with asyncio.TaskGroup() as group:
+            for due_s, lora_id in requests:
+                await asyncio.sleep(due_s - self._now_s())
+                await self._places.acquire()
+                if self._is_over:
+                    return
+                group.create_task(self._ask_once(lora_id, due_s)).add_done_callback(lambda _: self._places.release())
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    async def ask_now(self, lora_id: str) -> None:
+        """A request beside the clock's."""
+        await self._ask_once(lora_id, self._now_s())
+
+    async def _ask_once(self, lora_id: str, due_s: float) -> None:
+        sent_s = self._now_s()
+        try:
+            said = await self._ask(lora_id, INTEGER)
+            verdict = self._histories[lora_id].judge(said, sent_s, self._now_s())
+        except (RequestFailed, TimeoutError) as error:
+            said, verdict = str(error) or "no answer in time", Verdict.FAILED
+        self.answers.append(Answer(lora_id, due_s, sent_s, self._now_s(), verdict))
+        if verdict is not Verdict.WHOLE and len(self.wrong) < _NUM_REASONS:
+            self.wrong.append(f"{lora_id}, sent at {sent_s:.3f} s: {verdict}: {said!r}")

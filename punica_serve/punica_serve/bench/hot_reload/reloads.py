@@ -1,0 +1,65 @@
+"""Ever new versions of one adapter. Each says its answer in another notation than the one before it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+
+import httpx
+
+from punica_serve.bench.hot_reload.load import INTEGER, Load
+from punica_serve.bench.hot_reload.versions import History
+from punica_serve.demo.notations import NOTATIONS
+from punica_serve.errors import RequestFailed
+
+#: The adapter that changes; the others are the demo's own.
+CHANGING = "changing"
+
+_CONFIG_NAME, _WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """One registration, in seconds since the start."""
+
+    began_s: float
+    registered_s: float
+
+
+class Reloads:
+    """Registers the adapter whenever it is told to, by upload."""
+
+    def __init__(self, client: httpx.AsyncClient, history: History, now_s: Callable[[], float]) -> None:
+        self._client = client
+        self._history = history
+        self._now_s = now_s
+        self._notations = list(NOTATIONS)
+        self.done: list[Reload] = []
+
+    async def keep_reloading(self, count: int, every_s: float, load: Load, on_reload: Callable[[int], object]) -> None:
+        """One ``every_s``, or as soon as the one before it is through: registered, and asked once."""
+        started_s = self._now_s()
+        for number in range(1, count + 1):
+            await asyncio.sleep(started_s + number * every_s - self._now_s())
+            await self.reload()
+            await load.ask_now(CHANGING)
+            await asyncio.to_thread(on_reload, number)
+
+    async def reload(self) -> None:
+        """Raises RequestFailed."""
+        number = len(self.done)
+        notation = self._notations[number % len(self._notations)]
+        version = self._history.begin(NOTATIONS[notation](INTEGER), self._now_s())
+        answer = await self._client.post("/v1/adapters", params={"name": CHANGING}, files=_files(notation, number))
+        if answer.status_code != httpx.codes.CREATED:
+            raise RequestFailed(f"reload {number}: HTTP {answer.status_code}: {answer.text[:500]}")
+        version.registered_s = self._now_s()
+        self.done.append(Reload(version.began_s, version.registered_s))
+
+
+def _files(notation: str, number: int) -> dict[str, tuple[str, bytes]]:
+    """The demo's adapter in bytes of its own: white space is nothing to JSON, and all the difference to a digest."""
+    folder = files("punica_serve.demo") / "adapters" / notation
+    config = (folder / _CONFIG_NAME).read_bytes() + b" " * number + b"\n"
+    weights = (folder / _WEIGHTS_NAME).read_bytes()
+    return {name: (name, content) for name, content in ((_CONFIG_NAME, config), (_WEIGHTS_NAME, weights))}

@@ -1,0 +1,81 @@
+"""The adapters' API of a cluster. A refusal is one line on stderr and exit code 1."""
+
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import typer
+
+from punica_serve.cli.options import wants_key
+from punica_serve.cli.refusals import message_of
+from punica_serve.errors import ClusterUnavailable, ConfigError
+
+CONNECT_TIMEOUT_S = 10.0
+#: Registering waits for the cluster to fetch, check and keep the files.
+ANSWER_TIMEOUT_S = 900.0
+#: Adapters in one answer.
+_PAGE = 1000
+
+
+class AdapterClient:
+    """One connection, used by one command."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str, params: dict[str, Any] | None = None) -> Any:
+        return self.send("GET", path, params=params)
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self.send("POST", path, json=body)
+
+    def delete(self, path: str, params: dict[str, Any]) -> Any:
+        return self.send("DELETE", path, params=params)
+
+    def all_adapters(self) -> Iterator[dict[str, Any]]:
+        """Page by page."""
+        after: dict[str, Any] = {}
+        while True:
+            page = self.get("/v1/adapters", {"limit": _PAGE, **after})
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = {"after": page["data"][-1]["full_name"]}
+
+    def send(self, method: str, path: str, **request: Any) -> Any:
+        """The JSON of the answer.
+
+        Raises ConfigError for a URL that is none, Unauthorized, ClusterUnavailable where no frontend answers, and
+        typer.Exit(1), its message printed, when the frontend refuses.
+        """
+        try:
+            answer = self._http.request(method, self._url.rstrip("/") + path, **request)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ConfigError(f"--url {self._url!r} is not of the form http://HOST:PORT", param="--url") from error
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise ClusterUnavailable(
+                f"no frontend answers at {self._url} ({reason}); `punica-serve up` starts a cluster, --url says where"
+                " one is"
+            ) from error
+        if answer.is_success:
+            return answer.json()
+        if answer.status_code == 401:
+            raise wants_key(self._url)
+        print(
+            f"punica-serve: {message_of(str(answer.request.url), answer.status_code, answer.content)}", file=sys.stderr
+        )
+        raise typer.Exit(1)

@@ -1,0 +1,150 @@
+"""The parity probe: one adapter in our engine and in transformers with PEFT, over the base model's own weights.
+
+Both compute in fp32 on the CPU, one after the other, so that a machine needs memory for one of them. The engine answers
+a few prompts greedily, as it serves; PEFT scores those answers. What is compared are log-probabilities: logits but for
+what all tokens of a position share.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_output import GeneratedToken
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+#: Rounding makes a hundredth of it on the demo model, a scaling that is wrong by a thousandth several times as much.
+TOLERANCE = 1e-3
+#: Of prompts, in tokens: one, a few, and more than a page of the KvCache.
+_PROMPT_LENGTHS = (1, 6, 40)
+_NUM_GENERATED = 8
+#: Of the vocabulary, the most likely at each position.
+_NUM_COMPARED = 256
+#: How long to wait for the adapter before looking again; its arrival ends the wait.
+_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """A greedy answer, and what the engine thought of the most likely tokens: a row for each token of the answer."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far the engine and PEFT are apart on one prompt, in nats."""
+
+    num_prompt_tokens: int
+    num_compared: int
+    difference: float
+    #: Of the adapter, on the same tokens: the difference that leaving it out would make.
+    effect: float
+
+
+def probe(config: EngineConfig, ref: AdapterRef) -> list[Parity]:
+    """One for each prompt. Raises what loading the model and the adapter does."""
+    if config.load_format == "dummy":
+        raise ConfigError("`engine.load_format` is dummy: without weights there is nothing to compare with")
+    return compare(engine_answers(config, ref), config.model, Path(ref.uri))
+
+
+def engine_answers(config: EngineConfig, ref: AdapterRef) -> list[EngineAnswer]:
+    """The engine's, for all prompts in one batch. Raises ConfigError for a context that holds none of them."""
+    engine = Engine(config.model_copy(update={"dtype": "float32"}), "cpu")
+    try:
+        vocab_size = engine.model_config.vocab_size
+        params = SamplingParams(max_tokens=_NUM_GENERATED, ignore_eos=True, logprobs=min(_NUM_COMPARED, vocab_size))
+        requests = {
+            f"{length}": Request(f"{length}", length, _prompt(length, vocab_size), params, ref)
+            for length in _PROMPT_LENGTHS
+            if length + _NUM_GENERATED <= engine.max_context
+        }
+        if not requests:
+            least = _PROMPT_LENGTHS[0] + _NUM_GENERATED
+            message = f"the context is {engine.max_context} tokens, and to compare takes {least}"
+            raise ConfigError(f"{message}: raise `engine.max_context`")
+        for request in requests.values():
+            engine.add(request)
+        return _answers(engine, requests)
+    finally:
+        engine.close()
+
+
+def compare(answers: Iterable[EngineAnswer], model_folder: Path, adapter_folder: Path) -> list[Parity]:
+    """Scores the engine's answers with PEFT."""
+    transformers_logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what PEFT asks transformers in the old way
+        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, adapter_folder).eval()
+    return [_compare(answer, model) for answer in answers]
+
+
+def parity_table(rows: Sequence[Parity]) -> Table:
+    table = Table("prompt tokens", "logits compared", "largest difference", "effect of the adapter", box=None)
+    for row in rows:
+        numbers = (f"{row.difference:.1e}", f"{row.effect:.1e}")
+        table.add_row(str(row.num_prompt_tokens), str(row.num_compared), *numbers)
+    return table
+
+
+def _prompt(length: int, vocab_size: int) -> tuple[int, ...]:
+    """Any tokens will do; these are spread over the vocabulary."""
+    return tuple((7 + 31 * length + 7919 * index) % vocab_size for index in range(length))
+
+
+def _answers(engine: Engine, requests: dict[str, Request]) -> list[EngineAnswer]:
+    tokens: dict[str, list[GeneratedToken]] = {request_id: [] for request_id in requests}
+    while engine.num_requests:
+        output = engine.step()
+        for failure in output.failures:
+            raise failure.error
+        for token in output.tokens:
+            tokens[token.request_id].append(token)
+        if not output.has_run:
+            engine.wait(_WAIT_S)
+    return [_answer(request, tokens[request_id]) for request_id, request in requests.items()]
+
+
+def _answer(request: Request, tokens: Sequence[GeneratedToken]) -> EngineAnswer:
+    rows = [token.logprobs for token in tokens if token.logprobs]
+    return EngineAnswer(
+        request.prompt_ids,
+        tuple(token.token_id for token in tokens),
+        torch.tensor([row.top_ids for row in rows]),
+        torch.tensor([row.top_logprobs for row in rows]),
+    )
+
+
+@torch.inference_mode()
+def _compare(answer: EngineAnswer, model: PeftModel) -> Parity:
+    expected = _logprobs(answer, model)
+    with model.disable_adapter():
+        without = _logprobs(answer, model)
+    return Parity(
+        num_prompt_tokens=len(answer.prompt_ids),
+        num_compared=answer.top_ids.numel(),
+        difference=(answer.top_logprobs - expected).abs().max().item(),
+        effect=(without - expected).abs().max().item(),
+    )
+
+
+def _logprobs(answer: EngineAnswer, model: PeftModel) -> Tensor:
+    """PEFT's, of the tokens that the engine thought most likely."""
+    ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids[:-1]]])
+    logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(answer.prompt_ids) - 1 :]
+    return logits.log_softmax(-1).gather(1, answer.top_ids)

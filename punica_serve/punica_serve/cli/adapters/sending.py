@@ -1,0 +1,46 @@
+"""What is sent to register an adapter: its URI, or its bytes, streamed from where they lie."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.cli.adapters.client import AdapterClient
+from punica_serve.errors import ConfigError
+
+#: By the end of an archive's name.
+_ARCHIVES = {
+    ".zip": "application/zip",
+    ".tar": "application/x-tar",
+    ".tar.gz": "application/gzip",
+    ".tgz": "application/gzip",
+}
+
+
+def register(client: AdapterClient, name: str, source: str) -> Any:
+    """The adapter as it was registered. ``source`` is a URI, or an archive or PEFT folder on this machine.
+
+    Raises ConfigError where ``source`` is none of them.
+    """
+    if "://" in source:
+        return client.post("/v1/adapters", {"name": name, "uri": source})
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _send_folder(client, name, path)
+    media_type = next((kind for suffix, kind in _ARCHIVES.items() if path.name.endswith(suffix)), None)
+    if media_type and path.is_file():
+        with path.open("rb") as archive:
+            headers = {"Content-Type": media_type, "Content-Length": str(path.stat().st_size)}
+            return client.send("POST", "/v1/adapters", params={"name": name}, content=archive, headers=headers)
+    raise ConfigError(f"{source!r} is no URI, no PEFT folder and no {', '.join(_ARCHIVES)} file", param="source")
+
+
+def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:
+    with ExitStack() as stack:
+        files = {}
+        for file_name in (CONFIG_NAME, WEIGHTS_NAME):
+            path = folder / file_name
+            if not path.is_file():
+                raise ConfigError(f"{path} is not there; PEFT's save_pretrained(folder) writes it", param="source")
+            files[file_name] = (file_name, stack.enter_context(path.open("rb")), "application/octet-stream")
+        return client.send("POST", "/v1/adapters", params={"name": name}, files=files)

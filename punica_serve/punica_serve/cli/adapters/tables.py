@@ -1,0 +1,32 @@
+"""Adapters as people read them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Column, Table
+from rich.text import Text
+
+_MIB = 1 << 20
+_TIERS = ("gpus", "hosts", "disks")
+
+
+def adapter_table(adapters: Iterable[dict[str, Any]]) -> Table:
+    """One row each: what it is, and on how many GPUs, hosts and disks it lies."""
+    table = Table(Column("adapter", overflow="fold"), "version", "rank", "MiB", "GPUs", "hosts", "disks", "", box=None)
+    for adapter in adapters:
+        table.add_row(
+            Text(adapter["full_name"]),
+            str(adapter["version"]),
+            str(max(adapter["ranks"].values())),
+            f"{adapter['num_bytes'] / _MIB:.1f}",
+            *_counts(adapter["residency"]),
+            "pinned" if adapter["pinned"] else "",
+        )
+    return table
+
+
+def _counts(residency: dict[str, Any] | None) -> list[str]:
+    """Unknown while the scheduler can't be reached."""
+    if residency is None:
+        return ["?"] * len(_TIERS)
+    return [str(len(residency[tier])) for tier in _TIERS]

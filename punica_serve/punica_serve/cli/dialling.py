@@ -1,0 +1,55 @@
+"""A websocket to a frontend, and what is told to who can't have one."""
+
+import re
+from typing import TYPE_CHECKING
+
+from punica_serve.cli.options import wants_key
+from punica_serve.cli.refusals import message_of
+from punica_serve.errors import ClusterUnavailable, ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+    from websockets.http11 import Response
+
+OPEN_TIMEOUT_S = 10.0
+#: Who presses Ctrl-C waits for nothing that is still on its way.
+CLOSE_TIMEOUT_S = 1.0
+#: A frame of /v1/cluster/watch tells of all GPUs and their adapters.
+MAX_FRAME_BYTES = 64 << 20
+
+
+async def dial(url: str, path: str, key: str | None) -> "ClientConnection":
+    """A websocket to a frontend.
+
+    Raises ConfigError for a URL that is none, Unauthorized, InvalidRequest with what a frontend says that refuses (its
+    answers 4xx), and ClusterUnavailable where none answers.
+    """
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+
+    try:
+        return await connect(
+            re.sub("^http", "ws", url).rstrip("/") + path,
+            additional_headers={"Authorization": f"Bearer {key}"} if key else None,
+            proxy=None,
+            open_timeout=OPEN_TIMEOUT_S,
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=MAX_FRAME_BYTES,
+        )
+    except (InvalidURI, ValueError) as error:
+        raise ConfigError(f"--url {url!r} is not of the form http://HOST:PORT", param="--url") from error
+    except (OSError, WebSocketException) as error:
+        if isinstance(error, InvalidStatus):
+            _check_refusal(url, error.response)
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ClusterUnavailable(
+            f"no frontend answers at {url} ({reason}); `punica-serve up` starts a cluster, --url says where one is"
+        ) from error
+
+
+def _check_refusal(url: str, response: "Response") -> None:
+    """Raises for what does not become better by itself."""
+    if response.status_code == 401:
+        raise wants_key(url)
+    if 400 <= response.status_code < 500:
+        raise InvalidRequest(message_of(url, response.status_code, response.body or b""))

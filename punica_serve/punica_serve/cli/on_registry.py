@@ -1,0 +1,38 @@
+"""Commands that work on the registry's database itself: whoever may write there needs no key, and no cluster."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from punica_serve.registry.registry import Registry
+
+T = TypeVar("T")
+
+#: Who made a change, in the audit log.
+BY = "command line"
+
+
+def on_registry(config_file: Path, work: "Callable[[Registry], Awaitable[T]]") -> T:
+    """Does some work on the registry of a config file. Raises PunicaErrors."""
+    from punica_serve.config import load_config
+    from punica_serve.logs import LogLevel, configure_logging
+    from punica_serve.registry.registry import Registry
+
+    configure_logging("registry", LogLevel.WARNING)
+    config = load_config(config_file)
+
+    async def run() -> T:
+        registry = await Registry.open(config.registry_url)
+        try:
+            return await work(registry)
+        finally:
+            await registry.close()
+
+    return asyncio.run(run())
+
+
+def shown_time(at_s: float | None) -> str:
+    return "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,43 @@
+"""The frames of /v1/cluster/watch, across losses of the link."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+
+from punica_serve.backoff import Backoff
+from punica_serve.cli.dialling import dial
+from punica_serve.errors import ClusterUnavailable
+
+FIRST_WAIT_S, HIGHEST_WAIT_S = 0.2, 5.0
+
+Frame = dict[str, Any]
+
+
+async def watched(url: str, key: str | None, per_s: float) -> AsyncGenerator[Frame]:
+    """All frames, and one that says so when the frontend is lost; it is dialled again for ever.
+
+    Raises what ``dial`` does while there has never been a link, and always when a frontend refuses: dialling again
+    would not change that.
+    """
+    backoff = Backoff(FIRST_WAIT_S, HIGHEST_WAIT_S, reset_after_s=HIGHEST_WAIT_S)
+    was_there = False
+    while True:
+        began_s = time.monotonic()
+        try:
+            async with await dial(url, f"/v1/cluster/watch?per_s={per_s:g}", key) as socket:
+                began_s, was_there = time.monotonic(), True
+                async for text in socket:
+                    yield json.loads(text)
+            reason = f"the frontend at {url} has ended the connection"
+        except ConnectionClosed:
+            reason = f"the connection to the frontend at {url} was lost"
+        except ClusterUnavailable as error:
+            if not was_there:
+                raise
+            reason = error.message
+        yield {"type": "unavailable", "error": {"message": f"{reason}; trying again"}}
+        await asyncio.sleep(backoff.after(time.monotonic() - began_s))

@@ -1,0 +1,62 @@
+"""The screen on a terminal, once or until it is left."""
+
+import asyncio
+import signal
+from contextlib import aclosing
+
+from rich.console import Console
+from rich.live import Live
+
+from punica_serve.cli.top.frames import watched
+from punica_serve.cli.top.keys import on_key
+from punica_serve.cli.top.screen import Size, screen
+from punica_serve.cli.top.state import State
+from punica_serve.errors import ClusterUnavailable
+
+#: For the first frame that tells of the cluster.
+FIRST_TIMEOUT_S = 10.0
+
+
+async def show_once(url: str, key: str | None) -> None:
+    """Raises what ``watched`` does, and ClusterUnavailable when the scheduler can't be asked."""
+    console, state = Console(), State()
+    try:
+        async with asyncio.timeout(FIRST_TIMEOUT_S), aclosing(watched(url, key, 1.0)) as frames:
+            async for frame in frames:
+                if state.take(frame):
+                    break
+    except TimeoutError:
+        raise ClusterUnavailable(f"{url} did not tell of the cluster within {FIRST_TIMEOUT_S:g} s") from None
+    if state.trouble:
+        raise ClusterUnavailable(state.trouble)
+    console.print(screen(state, url, Size(console.width, None, console.options.ascii_only)))
+
+
+async def show_live(url: str, key: str | None, per_s: float) -> None:
+    """Until q, Ctrl-C or SIGTERM. Raises what ``watched`` does; the terminal is as it was then."""
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, left.set)
+    with on_key(b"q", left.set), Live(console=Console(), screen=True, auto_refresh=False) as live:
+        watching = asyncio.create_task(_watch(url, key, per_s, live))
+        leaving = asyncio.create_task(left.wait())
+        try:
+            await asyncio.wait((watching, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = watching.done()
+            watching.cancel()
+            leaving.cancel()
+            await asyncio.wait((watching, leaving))
+    if ended:
+        watching.result()
+
+
+async def _watch(url: str, key: str | None, per_s: float, live: Live) -> None:
+    state = State()
+    async with aclosing(watched(url, key, per_s)) as frames:
+        async for frame in frames:
+            if state.take(frame):
+                width, height = live.console.size
+                size = Size(width, height, live.console.options.ascii_only)
+                live.update(screen(state, url, size), refresh=True)

@@ -1,0 +1,36 @@
+"""Which runner a device's steps take."""
+
+import torch
+
+from punica_serve.config import EngineConfig
+from punica_serve.engine.device_memory import free_bytes, gib
+from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.lora_batch import PagesOf
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.step_runner import CpuRunner, StepRunner
+from punica_serve.engine.step_shape import StepShapes
+from punica_serve.errors import ConfigError
+from punica_serve.models.llama import Llama
+
+
+def make_runner(
+    config: EngineConfig, model: Llama, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf
+) -> StepRunner:
+    """Raises ConfigError if what steps need beside the KvCache does not fit a GPU."""
+    parts, device = (model, cache, lora_pool, sampler, pages_of), cache.pool.device
+    if device.type != "cuda":
+        return CpuRunner(*parts)
+    from punica_serve.engine.cuda_runner import CudaRunner
+
+    shapes = StepShapes(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
+    try:
+        return CudaRunner(*parts, shapes, use_graphs=config.cuda_graphs)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"steps of {config.max_batch_size} requests and {config.prefill_budget_tokens} prompt tokens do not fit"
+            f" {device} beside its KvCache, of which {gib(free_bytes(device))} are left; lower"
+            " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
+            f" ({str(error).splitlines()[0]})",
+            param="engine.device_memory_share",
+        ) from error

@@ -1,0 +1,83 @@
+"""A step on the device: what its sequences count from the launch on, and what is written when it has ended."""
+
+import time
+from dataclasses import dataclass
+
+from punica_serve.engine.planner import StepPlan
+from punica_serve.engine.roster import Roster
+from punica_serve.engine.sampler import Sampler
+from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.step_clock import StepClock
+from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
+from punica_serve.engine.step_runner import LaunchedStep, StepRunner
+from punica_serve.errors import RequestFailed
+from punica_serve.protocol import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that is on the device."""
+
+    plan: StepPlan
+    step: LaunchedStep
+    launched_s: float
+
+
+def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
+    """From here on the sequences count what the step writes and draws, whether it has run yet or not."""
+    launched_s = time.perf_counter()
+    step = runner.launch(plan)
+    for sequence in plan.decodes:
+        sequence.num_cached += 1
+    if plan.prefill:
+        plan.prefill.sequence.num_cached = plan.prefill.end
+    for sequence in plan.sampled:
+        sequence.num_in_flight += 1
+    return InFlight(plan, step, launched_s)
+
+
+def commit(ended: InFlight, roster: Roster, sampler: Sampler, clock: StepClock) -> StepOutput:
+    """Waits for the step, writes its draws into the sequences, and drops those that ended."""
+    plan, draws = ended.plan, ended.step.draws()
+    tokens: list[GeneratedToken] = []
+    finished: list[tuple[str, EndReason]] = []
+    failures: list[Failure] = []
+    for sequence, draw in zip(plan.sampled, draws, strict=True):
+        # Ended, cancelled or put back to wait since the launch: nobody wants this token any more.
+        if not roster.has(sequence) or not sequence.num_in_flight:
+            continue
+        sequence.num_in_flight -= 1
+        if draw is None:
+            failures.append(_not_finite(sequence))
+            roster.drop(sequence.request_id)
+            continue
+        tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *draw))
+        sequence.token_ids.append(draw.token_id)
+        reason = _end_reason(sequence, sampler)
+        if reason is not None:
+            finished.append((sequence.request_id, reason))
+            roster.drop(sequence.request_id)
+    return StepOutput(
+        tokens=tuple(tokens),
+        finished=tuple(finished),
+        failures=tuple(failures),
+        has_run=True,
+        batch_size=len(plan.sequences),
+        num_prefill_tokens=plan.prefill.num_tokens if plan.prefill else 0,
+        num_adapters=plan.num_adapters,
+        duration_s=clock.end(ended.launched_s),
+    )
+
+
+def _end_reason(sequence: Sequence, sampler: Sampler) -> EndReason | None:
+    """Of its newest token."""
+    if sampler.is_end(sequence, sequence.token_ids[-1]):
+        return "stop"
+    return "length" if len(sequence.token_ids) >= sequence.max_length else None
+
+
+def _not_finite(sequence: Sequence) -> Failure:
+    """Weights may be finite and yet too large: the answer would be noise, and its NaNs must go no further."""
+    message = f"the model's output is not finite at position {sequence.position}; the weights are too large"
+    error = RequestFailed(message, param="lora_id" if sequence.adapter else None)
+    return Failure((sequence.request_id,), permanent=True, error=error)

@@ -1,0 +1,32 @@
+"""What all messages share: their base, the limits of frames, and columns."""
+
+from typing import Literal
+
+import msgspec
+
+#: (major, minor). Peers whose majors differ refuse each other and name both versions.
+PROTOCOL_VERSION = (4, 0)
+
+#: A token id on the wire.
+MAX_TOKEN_BYTES = 5
+#: The longest frame: a request of three million tokens.
+MAX_FRAME_BYTES = 16 << 20
+#: Frames that wait for a slow peer; beyond it the link is cut. A frontend that comes back adds all its requests at
+#: once: 10,000 of them (the longest queue by default) with 4,000 tokens of 5 bytes are 200 MB.
+MAX_QUEUED_BYTES = 256 << 20
+
+#: Why a request ends by itself.
+EndReason = Literal["stop", "length"]
+#: Why it ends at all.
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+#: The four groups of projections whose LoRA weights share pages, in the order in which a layer runs them.
+LoraGroup = Literal["qkv", "o", "gate_up", "down"]
+
+
+class Struct(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Base of the parts of messages."""
+
+
+class Message(Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+    """Base of the messages themselves: the tag is the class name."""

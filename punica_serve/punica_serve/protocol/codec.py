@@ -1,0 +1,128 @@
+"""The union and the decoder of each direction, and how messages become frames."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from punica_serve.errors import ProtocolError
+from punica_serve.protocol.base import Message
+from punica_serve.protocol.cluster import CallReply, ClusterHistory, ClusterReply, HistoryReply, ResidencyReply
+from punica_serve.protocol.frontend import (
+    AddRequest,
+    CancelRequest,
+    Deliveries,
+    DrainGpu,
+    ForgetAdapter,
+    GetCluster,
+    GetHistory,
+    GetResidency,
+    Limits,
+    WarmAdapter,
+)
+from punica_serve.protocol.links import FrontendHello, Heartbeat, Refused, RunnerHello, Welcome
+from punica_serve.protocol.runner import (
+    AdapterFetched,
+    AdaptersCached,
+    AssignmentsFailed,
+    DrainRunner,
+    FetchAdapter,
+    Forget,
+    GpuJoined,
+    GpuLost,
+    Ping,
+    Pong,
+    Reset,
+    RunnerDrained,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    Warm,
+    WorkerFailed,
+    WorkerReady,
+)
+
+FrontendToScheduler = (
+    FrontendHello
+    | AddRequest
+    | CancelRequest
+    | GetCluster
+    | GetHistory
+    | DrainGpu
+    | WarmAdapter
+    | ForgetAdapter
+    | GetResidency
+    | Heartbeat
+)
+SchedulerToFrontend = (
+    Welcome | Refused | Deliveries | Limits | ClusterReply | HistoryReply | ResidencyReply | CallReply | Heartbeat
+)
+RunnerToScheduler = (
+    RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed | AdaptersCached | DrainRunner | Heartbeat
+)
+SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest | Warm | Forget | RunnerDrained | Heartbeat
+SupervisorToWorker = StartRequest | StopRequest | Warm | Forget | AdapterFetched | Reset | Ping
+WorkerToSupervisor = WorkerReady | WorkerFailed | Pong | StepReport | AssignmentsFailed | AdaptersCached | FetchAdapter
+#: What a peer may send to the scheduler before it is known what kind of peer it is.
+ToScheduler = FrontendToScheduler | RunnerToScheduler
+
+_encoder = msgspec.msgpack.Encoder()
+_history_decoder = msgspec.msgpack.Decoder(ClusterHistory)
+
+
+def encode(message: Message) -> bytes:
+    """A message's bytes: the frame of a pipe, or a part of a websocket's."""
+    return _encoder.encode(message)
+
+
+def encode_history(history: ClusterHistory) -> msgspec.Raw:
+    """As a HistoryReply carries it."""
+    return msgspec.Raw(_encoder.encode(history))
+
+
+def decode_history(encoded: msgspec.Raw) -> ClusterHistory:
+    """Raises ProtocolError."""
+    try:
+        return _history_decoder.decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"a history of {len(bytes(encoded))} bytes is none: {error}") from error
+
+
+def join(encoded: Sequence[bytes]) -> bytes:
+    """The websocket frame of messages that are encoded already: msgpack's array of them."""
+    count = len(encoded)
+    if count < 1 << 4:
+        header = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        header = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        header = b"\xdd" + count.to_bytes(4, "big")
+    return header + b"".join(encoded)
+
+
+class Decoder:
+    """Decodes the messages of one direction.
+
+    ``Decoder(SchedulerToRunner)(encoded)`` gives one of the union's messages; anything else raises ProtocolError.
+    """
+
+    def __init__(self, union: Any) -> None:
+        self._one = msgspec.msgpack.Decoder(union)
+        self._joined: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[union])
+
+    def __call__(self, encoded: bytes) -> Any:
+        try:
+            return self._one.decode(encoded)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _no_message(encoded, error) from error
+
+    def joined(self, frame: bytes) -> list[Any]:
+        """The messages of a websocket frame, in order."""
+        try:
+            return self._joined.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _no_message(frame, error) from error
+
+
+def _no_message(frame: bytes, error: Exception) -> ProtocolError:
+    return ProtocolError(f"a frame of {len(frame)} bytes is no message of this direction: {error}")

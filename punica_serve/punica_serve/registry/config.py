@@ -1,0 +1,62 @@
+"""Where the registry's database is."""
+
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import quote, urlsplit
+
+from pydantic import AfterValidator, ValidationInfo, model_validator
+
+from punica_serve.config_fields import ConfigModel, File, Name, PositiveInt
+from punica_serve.errors import ConfigError
+
+_SQLITE = "sqlite:///"
+
+
+def _checked(url: str, info: ValidationInfo) -> str:
+    """A SQLite file is relative to the config file, as folders are."""
+    if url.startswith(_SQLITE):
+        if not (file := url.removeprefix(_SQLITE)):
+            raise ValueError("must name a file")
+        base = info.context["folder"] if info.context else Path.cwd()
+        return sqlite_url(base / Path(file).expanduser())
+    if urlsplit(url).scheme != "postgresql" or not urlsplit(url).path.strip("/"):
+        raise ValueError("must be sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+    return url
+
+
+def sqlite_url(file: Path) -> str:
+    return f"{_SQLITE}{file.resolve()}"
+
+
+class RegistryConfig(ConfigModel):
+    """The database of adapters, tenants, keys and usage. Frontends on several hosts need one in PostgreSQL."""
+
+    #: sqlite:///FILE, or postgresql://USER@HOST/DATABASE, whose password may come from `password_file`, PGPASSWORD or
+    #: ~/.pgpass; registry.db in `data_folder` by default.
+    url: Annotated[Name, AfterValidator(_checked)] | None = None
+    #: With the password of PostgreSQL's user, for service managers and containers that hand out secrets as files.
+    password_file: File | None = None
+    #: For how many days usage is kept, and the audit log; null: for ever. A year's bills can be checked for a month.
+    usage_days: PositiveInt | None = 400
+    audit_days: PositiveInt | None = 400
+
+    @model_validator(mode="after")
+    def _has_a_user_for_the_password(self) -> Self:
+        if self.password_file is not None:
+            parts = urlsplit(self.url or "")
+            if not parts.username or parts.password is not None:
+                raise ValueError("password_file needs a url of the form postgresql://USER@HOST/DATABASE")
+        return self
+
+    def url_with_password(self) -> str | None:
+        """``url``, and the password that the file has now. Raises ConfigError."""
+        if self.url is None or self.password_file is None:
+            return self.url
+        try:
+            password = self.password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            message = f"`registry.password_file`: {self.password_file} can't be read: {reason}"
+            raise ConfigError(message, param="registry.password_file") from error
+        user, _, host = urlsplit(self.url).netloc.rpartition("@")
+        return urlsplit(self.url)._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

@@ -1,0 +1,139 @@
+"""A database with deadlines: whatever keeps it from answering in time is a RegistryUnavailable."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from punica_serve.errors import RegistryUnavailable
+
+#: Within it every call ends, one way or the other.
+DEADLINE_S = 5.0
+#: Of the deadline, for a transaction; the rest is for closing a connection that does not answer.
+_TRANSACTION_SHARE = 0.6
+#: Less, so that the database says itself what it waits for.
+_WAIT_SHARE = 0.5
+
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_WRITES = "punica_writes"
+
+
+class Database:
+    """Transactions on one database. ``close`` must be called."""
+
+    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+        """``url`` as in the config. Connects to nothing yet."""
+        parsed = make_url(url)
+        self.deadline_s = deadline_s
+        #: For messages; without the password.
+        self.shown_url = parsed.render_as_string(hide_password=True)
+        self._engine = _engine(parsed, wait_s=deadline_s * _WAIT_SHARE)
+        isolation: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self._engine.execution_options(**isolation)
+        self._writer = self._engine.execution_options(**{_WRITES: True})
+        #: The database lets one write at a time. Who waits for it here takes no connection from the readers, and
+        #: waits in line, which SQLite has not.
+        self._turn_to_write = asyncio.Lock()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._engine.dialect.name == "sqlite"
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that sees one state of the database throughout. Raises RegistryUnavailable."""
+        async with self._transaction(self._reader, AsyncExitStack(), None) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def writing(self, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """A transaction that is committed at the end, or leaves nothing behind. Raises RegistryUnavailable.
+
+        ``timeout_s`` is for one that may take longer than all others.
+        If that is raised in the very moment of the commit, it may have been made all the same.
+        """
+        async with self._transaction(self._writer, self._turn_to_write, timeout_s) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _transaction(
+        self, engine: AsyncEngine, turn: AbstractAsyncContextManager[object], timeout_s: float | None
+    ) -> AsyncIterator[AsyncConnection]:
+        timeout_s = self.deadline_s * _TRANSACTION_SHARE if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s), turn, engine.begin() as connection:
+                yield connection
+        except IntegrityError:
+            raise  # the rules of the tables hold whatever callers do: that would be our own mistake
+        except TimeoutError as error:
+            raise self._unavailable(f"did not answer within {timeout_s:g} s") from error
+        except (SQLAlchemyError, OSError) as error:
+            raise self._unavailable(_reason(error)) from error
+
+    def _unavailable(self, reason: str) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"the registry's database {self.shown_url} is not available: {reason}; nothing can be changed until"
+            " it is back, and what was read before is served on",
+            retry_after_s=self.deadline_s,
+        )
+
+
+def _reason(error: Exception) -> str:
+    """What the driver says, in one line, without the statement and its parameters."""
+    text = str(getattr(error, "orig", None) or error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
+    url = url.set(drivername=_DRIVERS[url.drivername])
+    pool = {"pool_size": 3, "max_overflow": 2, "pool_timeout": wait_s}
+    if url.database and url.drivername == _DRIVERS["sqlite"]:
+        _make_file(Path(url.database))
+        engine = create_async_engine(url, connect_args={"timeout": wait_s}, **pool)
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        return engine
+    wait_ms = str(int(wait_s * 1000))
+    settings = {
+        "application_name": "punica-serve",
+        "lock_timeout": wait_ms,
+        # A frontend that is frozen in the middle of a change holds up the others for no longer.
+        "idle_in_transaction_session_timeout": wait_ms,
+    }
+    # A server that was away has cut the connections: each is tried before it is used. A file cuts none.
+    return create_async_engine(
+        url, connect_args={"timeout": wait_s, "server_settings": settings}, pool_pre_ping=True, **pool
+    )
+
+
+def _make_file(file: Path) -> None:
+    """Nobody else may read it: it says who may use what."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise RegistryUnavailable(f"the registry's file {file} can't be opened: {error.strerror}") from error
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin when we say so, not at the first change
+    cursor = connection.cursor()
+    # Readers see the last commit while somebody writes, and a commit is on the disk when it returns.
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Writers take the lock at once: a reader that turned writer could only fail when another was faster."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")

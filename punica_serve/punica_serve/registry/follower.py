@@ -1,0 +1,77 @@
+"""Keeps a snapshot as new as the database lets it."""
+
+import asyncio
+import logging
+
+from punica_serve.backoff import Backoff
+from punica_serve.errors import RegistryUnavailable
+from punica_serve.registry.database import Database
+from punica_serve.registry.reading import next_snapshot
+from punica_serve.registry.snapshot import RegistrySnapshot, SharedAdapters
+
+#: How long a change of another frontend may take to be seen here, beside the reading itself.
+POLL_S = 0.2
+#: Between tries while the database is away.
+_MAX_BACKOFF_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Follower:
+    """The one reader of the snapshot. While the database is away, the last snapshot stays."""
+
+    def __init__(self, database: Database, shared: SharedAdapters) -> None:
+        self._database = database
+        self.snapshot = RegistrySnapshot(shared=shared)
+        #: Why the last reading failed.
+        self._failure: RegistryUnavailable | None = None
+        self._reading = asyncio.Lock()
+        #: Readings that ended, in one way or the other.
+        self._num_readings = 0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the database did not answer when it was last asked."""
+        return self._failure is not None
+
+    async def refresh(self) -> RegistrySnapshot:
+        """At least as new as the database at the time of the call. Raises RegistryUnavailable.
+
+        However many call at once, they share the one reading that begins after all of them.
+        """
+        enough = self._num_readings + (2 if self._reading.locked() else 1)
+        try:
+            async with asyncio.timeout(self._database.deadline_s), self._reading:
+                if self._num_readings < enough:
+                    await self._read()
+        except TimeoutError as error:
+            raise RegistryUnavailable(f"the registry was not read within {self._database.deadline_s:g} s") from error
+        if self._failure:
+            raise RegistryUnavailable(self._failure.message, retry_after_s=self._failure.retry_after_s)
+        return self.snapshot
+
+    async def follow(self) -> None:
+        """Reads again and again, until cancelled."""
+        backoff = Backoff(POLL_S, _MAX_BACKOFF_S, reset_after_s=POLL_S)
+        while True:
+            try:
+                await self.refresh()
+                wait_s = POLL_S
+                backoff.after(POLL_S)
+            except RegistryUnavailable:
+                wait_s = backoff.after(0.0)
+            await asyncio.sleep(wait_s)
+
+    async def _read(self) -> None:
+        was_away = self.is_away
+        try:
+            async with self._database.reading() as connection:
+                self.snapshot = await next_snapshot(connection, self.snapshot)
+            self._failure = None
+            if was_away:
+                logger.info("the registry is back")
+        except RegistryUnavailable as error:
+            self._failure = error
+            if not was_away:
+                logger.warning("%s", error.message)
+        self._num_readings += 1

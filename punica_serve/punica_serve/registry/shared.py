@@ -1,0 +1,84 @@
+"""The adapters of the config file: everybody's, and the file alone is their truth. None of them is in the database."""
+
+import logging
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+from punica_serve.adapters.dummy import dummy_adapters
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
+from punica_serve.adapters.peft_config import parse_peft_config
+from punica_serve.config import ClusterConfig
+from punica_serve.errors import AdapterRejected, InvalidRequest
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+from punica_serve.registry.names import SHARED_TENANT, check_adapter_name
+from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.store.intake import read_chat_template
+
+#: Bounds the adapters in memory at once while they are checked.
+_NUM_READERS = 4
+
+logger = logging.getLogger(__name__)
+
+
+def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | None = None) -> SharedAdapters:
+    """Reads every folder of `adapters:`, and leaves out those that can't be served. Blocks as long as that takes.
+
+    The dummies are served too, where no folder has the name.
+    Once another thread sets ``stop``, it ends after the folders at hand: raises CancelledError.
+    """
+    folders = config.adapters
+
+    def read(name: str) -> AdapterVersion | AdapterRejected:
+        if stop and stop.is_set():
+            raise CancelledError
+        try:
+            check_adapter_name(name, base_name=config.engine.served_name)
+            return _read(name, folders[name], model, strict_base=config.strict_base)
+        except (AdapterRejected, InvalidRequest) as error:
+            logger.warning("adapter %r is refused, the others are served: %s", name, error.message)
+            # The traceback would keep the weights of the refused adapter in memory.
+            return AdapterRejected(error.message, param=error.param)
+        except OSError as error:  # went away after it was read
+            return AdapterRejected(f"{error.filename}: can't be read: {error.strerror}", param="name")
+
+    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="adapter-reader") as readers:
+        results = dict(zip(folders, readers.map(read, folders), strict=True))
+    dummies = dummy_adapters(config.dummy_adapters.count, config.dummy_adapters.rank, model)
+    return SharedAdapters(
+        versions={
+            **{name: _shared(name, ref) for name, ref in dummies.items()},
+            **{name: result for name, result in results.items() if isinstance(result, AdapterVersion)},
+        },
+        rejected={name: result for name, result in results.items() if isinstance(result, AdapterRejected)},
+    )
+
+
+def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool) -> AdapterVersion:
+    ref = read_adapter(folder, model, strict_base=strict_base).ref
+    base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
+    created_s = (folder / WEIGHTS_NAME).stat().st_mtime
+    return _shared(name, ref, base_model=base_model, chat_template=read_chat_template(folder), created_s=created_s)
+
+
+def _shared(
+    name: str,
+    ref: AdapterRef,
+    *,
+    base_model: str | None = None,
+    chat_template: str | None = None,
+    created_s: float = 0.0,
+) -> AdapterVersion:
+    return AdapterVersion(
+        tenant=SHARED_TENANT,
+        name=name,
+        version=1,
+        ref=ref,
+        source_uri=ref.uri,
+        base_model=base_model,
+        chat_template=chat_template,
+        pinned=False,
+        created_s=created_s,
+    )

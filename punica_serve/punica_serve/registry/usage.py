@@ -1,0 +1,81 @@
+"""What tenants used, added up per hour."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Select, delete, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from punica_serve.registry.change import upsert
+from punica_serve.registry.reading import AnyRow
+from punica_serve.registry.records import Usage
+from punica_serve.registry.tables import usage, usage_sources
+
+#: A frontend that has counted nothing for so long won't try a batch again.
+_SOURCE_LIFE_S = 7 * 86_400.0
+_KEY = ("hour_s", "tenant", "adapter", "version")
+_SUMS = ("num_requests", "num_prompt_tokens", "num_generated_tokens", "gpu_s")
+
+
+async def add_usage(
+    connection: AsyncConnection, rows: Sequence[Usage], *, source: str, number: int, now_s: float
+) -> None:
+    """Adds a batch, unless it was counted before: whoever did not hear the answer sends it again."""
+    if not await _is_new(connection, source, number, now_s):
+        return
+    statement = upsert(connection, usage)
+    statement = statement.on_conflict_do_update(
+        index_elements=_KEY, set_={column: usage.c[column] + statement.excluded[column] for column in _SUMS}
+    )
+    for row in sorted(rows, key=lambda row: (row.hour_s, row.tenant, row.adapter or "", row.version or 0)):
+        # In one order, whoever adds: nobody waits for who waits for them.
+        await connection.execute(statement, _values(row))
+
+
+async def _is_new(connection: AsyncConnection, source: str, number: int, now_s: float) -> bool:
+    statement = upsert(connection, usage_sources).values(source=source, number=number, at_s=now_s)
+    statement = statement.on_conflict_do_update(
+        index_elements=["source"], set_={"number": number, "at_s": now_s}, where=usage_sources.c.number < number
+    )
+    is_new = (await connection.execute(statement.returning(usage_sources.c.number))).one_or_none() is not None
+    if is_new and number == 1:
+        await connection.execute(delete(usage_sources).where(usage_sources.c.at_s < now_s - _SOURCE_LIFE_S))
+    return is_new
+
+
+def usage_between(tenant: str | None, since_s: float, until_s: float) -> Select[tuple[object, ...]]:
+    """The hours that began in a time, of one tenant or of all."""
+    found = select(usage).where(usage.c.hour_s >= since_s, usage.c.hour_s < until_s)
+    if tenant is not None:
+        found = found.where(usage.c.tenant == tenant)
+    return found.order_by(*(usage.c[column] for column in _KEY))
+
+
+async def remove_usage(connection: AsyncConnection, before_s: float, max_rows: int) -> int:
+    """Of hours that began before; how many there were, of the oldest."""
+    key = tuple_(*(usage.c[column] for column in _KEY))
+    oldest = select(*(usage.c[column] for column in _KEY)).where(usage.c.hour_s < before_s)
+    oldest = oldest.order_by(*(usage.c[column] for column in _KEY)).limit(max_rows)
+    return (await connection.execute(delete(usage).where(key.in_(oldest)))).rowcount
+
+
+def usage_of(row: AnyRow) -> Usage:
+    return Usage(
+        hour_s=row.hour_s,
+        tenant=row.tenant,
+        adapter=row.adapter or None,
+        version=row.version or None,
+        num_requests=row.num_requests,
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_generated_tokens=row.num_generated_tokens,
+        gpu_s=row.gpu_s,
+    )
+
+
+def _values(row: Usage) -> dict[str, object]:
+    return {
+        "hour_s": row.hour_s,
+        "tenant": row.tenant,
+        "adapter": row.adapter or "",
+        "version": row.version or 0,
+        **{column: getattr(row, column) for column in _SUMS},
+    }

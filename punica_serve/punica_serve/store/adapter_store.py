@@ -1,0 +1,79 @@
+"""The store of a cluster, as frontends use it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from punica_serve.store.adapter_files import is_digest
+from punica_serve.store.directory import DirectoryStore
+from punica_serve.store.filesystems import folder_of, store_errors
+from punica_serve.store.objects import ObjectStore
+from punica_serve.store.threads import StoreThreads
+
+T = TypeVar("T")
+
+#: A store that answers no more must not stop calls to it from being refused at once: few wait at a time.
+_NUM_THREADS = 8
+
+
+class AdapterStore:
+    """Adapters' files by digest, in a folder or at any fsspec URL. Every call ends by its deadline.
+
+    All raise StoreUnavailable when the store is down, slow or full.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        timeout_s: float = 10.0,
+        transfer_timeout_s: float = 300.0,
+    ) -> None:
+        """``options`` are fsspec's, of the URL's file system. A ``put`` may take ``transfer_timeout_s``."""
+        folder = folder_of(url)
+        self._store = DirectoryStore(folder) if folder is not None else ObjectStore(url, options)
+        self._threads = StoreThreads(_NUM_THREADS, "the adapter store")
+        self._timeout_s = timeout_s
+        self._transfer_timeout_s = transfer_timeout_s
+
+    def uri(self, digest: str) -> str:
+        """Where the adapter is, once it was put: the path of a folder, or a URL."""
+        return self._store.uri(_checked(digest))
+
+    async def put(self, folder: Path, digest: str) -> str:
+        """Keeps a copy of the adapter in ``folder``, of whose files this is the digest. Returns its uri."""
+
+        def put() -> str:
+            if not self._store.exists(digest):
+                self._store.put(folder, digest)
+            return self._store.uri(digest)
+
+        _checked(digest)
+        return await self._call("keeping the adapter's files", put, self._transfer_timeout_s)
+
+    async def delete(self, digest: str) -> None:
+        """Does nothing where there is none."""
+        _checked(digest)
+        await self._call("deleting the adapter's files", lambda: self._store.delete(digest), self._timeout_s)
+
+    async def exists(self, digest: str) -> bool:
+        _checked(digest)
+        return await self._call("looking for the adapter's files", lambda: self._store.exists(digest), self._timeout_s)
+
+    async def digests(self) -> frozenset[str]:
+        """Of all adapters in the store, with the rests of those that were being written when a process died."""
+        return await self._call("listing the adapter store", self._store.digests, self._timeout_s)
+
+    async def _call(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
+        def call() -> T:
+            with store_errors(what):
+                return function()
+
+        return await self._threads.call(call, timeout_s=timeout_s)
+
+
+def _checked(digest: str) -> str:
+    assert is_digest(digest), digest
+    return digest

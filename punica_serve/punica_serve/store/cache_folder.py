@@ -1,0 +1,102 @@
+"""The folder of a host that adapters are downloaded into, by all its processes that do: what blocks of host_cache.py.
+
+DIGEST/            an adapter; its time of change is when it was last used
+incoming/...       one that a process downloads, or removes, or was about to when it died
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from punica_serve.store.adapter_files import is_digest
+from punica_serve.store.locked_folder import LockedFolder
+
+_INCOMING = "incoming"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    digest: str
+    num_bytes: int
+    used_ns: int
+
+
+class CacheFolder:
+    """Whoever holds an adapter's folder shared may read it; it is removed only by who holds it alone."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        (root / _INCOMING).mkdir(parents=True, exist_ok=True)
+        for rest in (root / _INCOMING).iterdir():
+            if owned := LockedFolder.own(rest):
+                shutil.rmtree(rest)
+                owned.close()
+
+    def path(self, digest: str) -> Path:
+        return self._root / digest
+
+    def digests(self) -> frozenset[str]:
+        return frozenset(filter(is_digest, os.listdir(self._root)))
+
+    def hold(self, digest: str) -> LockedFolder | None:
+        """The adapter, marked as used now; None when it is not here."""
+        held = LockedFolder.share(self.path(digest))
+        if held is not None:
+            os.utime(self.path(digest))
+        return held
+
+    def fill(self, digest: str, download: Callable[[Path], None]) -> LockedFolder | None:
+        """Downloads the adapter and holds it; None while another process does, or has just done so."""
+        incoming = self._root / _INCOMING / digest
+        with suppress(FileExistsError):  # mkdir's own exist_ok fails if it is removed just then
+            incoming.mkdir()
+        owned = LockedFolder.own(incoming)
+        if owned is None:
+            return None
+        try:
+            if not self.path(digest).exists():
+                download(incoming)
+                incoming.rename(self.path(digest))
+            else:
+                incoming.rmdir()
+        except BaseException:
+            shutil.rmtree(incoming, ignore_errors=True)
+            raise
+        finally:
+            owned.close()
+        return self.hold(digest)
+
+    def remove(self, digest: str) -> bool:
+        """Whether the adapter is no longer here: False while anyone holds it."""
+        owned = LockedFolder.own(self.path(digest))
+        if owned is None:
+            return not self.path(digest).exists()
+        # Renamed first: who dies in the midst of removing files must not leave half an adapter.
+        going = self._root / _INCOMING / uuid.uuid4().hex
+        self.path(digest).rename(going)
+        shutil.rmtree(going)
+        owned.close()
+        return True
+
+    def make_room(self, num_bytes: int, budget_bytes: int) -> None:
+        """Removes what was used longest ago, until ``num_bytes`` more are within the budget, or all else is held."""
+        entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
+        excess = sum(entry.num_bytes for entry in entries) + num_bytes - budget_bytes
+        for entry in entries:
+            if excess <= 0:
+                return
+            if self.remove(entry.digest):
+                excess -= entry.num_bytes
+
+    def _entries(self) -> list[_Entry]:
+        entries = []
+        for digest in self.digests():
+            with suppress(FileNotFoundError):  # another process removed it
+                with os.scandir(self.path(digest)) as files:
+                    num_bytes = sum(file.stat().st_size for file in files)
+                entries.append(_Entry(digest, num_bytes, self.path(digest).stat().st_mtime_ns))
+        return entries

@@ -1,0 +1,53 @@
+"""An adapter of the store -> a folder of this host, checked by its digest."""
+
+import hashlib
+import os
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO
+
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
+from punica_serve.store.filesystems import FileSystems, is_unreachable, store_errors
+
+#: A request to an object store takes tens of milliseconds, however little it asks for.
+_CHUNK_BYTES = 16 << 20
+
+
+def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, stop: Event) -> None:
+    """Writes the two files of an adapter into ``folder``. Blocks; ends soon after ``stop`` is set.
+
+    Raises StoreUnavailable; AdapterRejected when the store no longer has it, or has other bytes under its name.
+    """
+    with store_errors("fetching an adapter from the store"):
+        filesystem, root = filesystems.open(ref.uri)
+        hashes = []
+        for name, limit_bytes in ((CONFIG_NAME, MAX_CONFIG_BYTES), (WEIGHTS_NAME, ref.num_bytes)):
+            try:
+                source = filesystem.open(f"{root}/{name}", "rb", cache_type="none")
+            except FileNotFoundError as error:
+                if is_unreachable(error):
+                    raise
+                message = f"adapter {ref.digest} is no longer in the store; register it again"
+                raise AdapterRejected(message, param="uri") from error
+            with source, (folder / name).open("wb") as target:
+                hashes.append(_copy(source, target, limit_bytes, stop))
+    if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
+        message = f"adapter {ref.digest}: the store holds other bytes than were registered; register it again"
+        raise AdapterRejected(message, param="digest")
+
+
+def _copy(source: BinaryIO, target: BinaryIO, limit_bytes: int, stop: Event) -> bytes:
+    """The sha256 of what was copied: of one byte more than the limit, if there is more."""
+    hasher, rest = hashlib.sha256(), limit_bytes + 1
+    while chunk := source.read(min(_CHUNK_BYTES, rest)):
+        if stop.is_set():
+            raise StoreUnavailable("fetching an adapter from the store was given up")
+        hasher.update(chunk)
+        target.write(chunk)
+        rest -= len(chunk)
+    target.flush()
+    os.fsync(target.fileno())
+    return hasher.digest()

@@ -1,0 +1,98 @@
+"""URLs -> file systems of fsspec, and all their failures -> StoreUnavailable."""
+
+import errno
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import unquote
+
+import aiohttp
+import fsspec
+from fsspec.core import url_to_fs
+
+from punica_serve.errors import ConfigError, PunicaError, StoreUnavailable
+from punica_serve.store.secrets import resolved
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+# Beneath what the configuration says, how long a server may be silent. The clients' own limits are minutes, and a call
+# that was given up holds its thread for so long.
+_CONNECT_S, _SILENCE_S = 5, 20
+_S3_CLIENT = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": {"max_attempts": 1}}
+_S3_TRIES = 2
+_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+
+logger = logging.getLogger(__name__)
+
+
+class FileSystems:
+    """The file systems of one set of options, one for each scheme: making a client may take a second. For any thread.
+
+    Without fsspec's caches: other processes change what is there.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """``options`` are fsspec's, and may name secrets."""
+        self._options = options
+        self._by_scheme: dict[str, fsspec.AbstractFileSystem] = {}
+        self._lock = Lock()
+
+    def open(self, url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The file system of a URL, and the URL's path in it. Raises ConfigError."""
+        scheme = url.partition("://")[0]
+        with self._lock:
+            if scheme not in self._by_scheme:
+                self._by_scheme[scheme] = _make(scheme, url, resolved(self._options))
+            filesystem = self._by_scheme[scheme]
+        filesystem.invalidate_cache()
+        return filesystem, filesystem._strip_protocol(url)
+
+
+def _make(scheme: str, url: str, options: dict[str, Any]) -> fsspec.AbstractFileSystem:
+    given = {"skip_instance_cache": True, "use_listings_cache": False, **options}
+    if scheme == "s3":
+        given["config_kwargs"] = {**_S3_CLIENT, **given.get("config_kwargs", {})}
+    if scheme in ("http", "https"):
+        given["client_kwargs"] = {"timeout": _HTTP_TIMEOUT, **given.get("client_kwargs", {})}
+    try:
+        filesystem, _ = url_to_fs(url, **given)
+    except ImportError as error:
+        message = f"{scheme}:// needs a package that is not installed: {error}; install the extra of that name"
+        raise ConfigError(message, param="store.url") from error
+    if scheme == "s3":
+        filesystem.retries = _S3_TRIES
+    return filesystem
+
+
+def folder_of(uri: str) -> Path | None:
+    """The folder that a path or a file:// URL means; None for other URLs."""
+    if uri.startswith("file://"):
+        return Path(unquote(uri.removeprefix("file://")))
+    return None if "://" in uri else Path(uri)
+
+
+def is_unreachable(error: FileNotFoundError) -> bool:
+    """fsspec takes an HTTP server that can't be reached, or fails, for a file that is not there."""
+    cause = error.__cause__
+    return isinstance(cause, aiohttp.ClientError) and getattr(cause, "status", None) != HTTPStatus.NOT_FOUND
+
+
+@contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Turns whatever a file system raises into StoreUnavailable, which says ``what`` failed.
+
+    File systems raise exceptions of all their libraries. Those name servers and folders, so they go to the log alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PunicaError) and not isinstance(error, ConfigError):
+            raise
+        logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        reason = "is full" if isinstance(error, OSError) and error.errno in _FULL else "can't be used now"
+        message = f"{what} failed: the storage {reason}; try again later, or tell the operator, whose log says more"
+        raise StoreUnavailable(message) from error

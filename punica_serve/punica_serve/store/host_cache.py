@@ -1,0 +1,187 @@
+"""The adapters on a host's disk, as a runner uses them: downloaded once, however many ask, and kept within a budget."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType
+from typing import Any
+
+from punica_serve.errors import StoreUnavailable
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.adapter_files import is_digest
+from punica_serve.store.cache_folder import CacheFolder
+from punica_serve.store.download import download_adapter
+from punica_serve.store.filesystems import FileSystems, folder_of, store_errors
+from punica_serve.store.locked_folder import LockedFolder
+from punica_serve.store.threads import StoreThreads
+
+#: Adapters that are downloaded at once.
+_NUM_DOWNLOADS = 16
+#: For what touches this host's disk alone, so that a slow store delays no adapter that is here.
+_NUM_LOCAL = 4
+_LOCAL_TIMEOUT_S = 30.0
+#: How often to look for what another process of the host is downloading.
+_POLL_S = 0.05
+
+OnChange = Callable[[frozenset[str], frozenset[str]], None]
+
+
+@dataclass(slots=True)
+class _Use:
+    """An adapter that someone waits for or uses."""
+
+    bringing: asyncio.Task[LockedFolder]
+    count: int = 0
+
+
+class DiskCache:
+    """Adapters in a folder that all runners of a host may share. For one event loop; its owner closes it.
+
+    Invariants: an adapter is downloaded by one process of the host at a time. What is in use is never removed, and
+    comes on top of the budget if it must. Only whole adapters, checked by their digest, are ever in use.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        timeout_s: float = 300.0,
+        on_change: OnChange = lambda came, left: None,
+    ) -> None:
+        """``options`` are fsspec's, of the store. ``on_change`` hears which digests came to the disk and left it.
+
+        Reads the folder, which blocks: for the start of a process.
+        """
+        self._folder = CacheFolder(folder)
+        self._budget_bytes = budget_bytes
+        self._filesystems = FileSystems(options)
+        self._timeout_s = timeout_s
+        self._on_change = on_change
+        self._digests = self._folder.digests()
+        self._uses: dict[str, _Use] = {}
+        self._forgotten: set[str] = set()
+        self._removals: set[asyncio.Task[bool]] = set()
+        self._downloads = StoreThreads(_NUM_DOWNLOADS, "fetching the adapter from the store")
+        self._local = StoreThreads(_NUM_LOCAL, "the host's folder of adapters")
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """What is on the disk, as far as this process has noticed."""
+        return self._digests
+
+    async def fetch(self, ref: AdapterRef) -> Path:
+        """The adapter's folder on this host, in use until ``release(ref.digest)``: one release for each fetch.
+
+        An adapter that lies in a folder is used there, and never copied. Raises StoreUnavailable, after which another
+        try may succeed; AdapterRejected, after which none will.
+        """
+        folder = folder_of(ref.uri)
+        if folder is not None:
+            return folder
+        assert is_digest(ref.digest), ref.digest
+        self._forgotten.discard(ref.digest)
+        use = self._uses.get(ref.digest)
+        if use is None:
+            use = self._uses[ref.digest] = _Use(asyncio.create_task(self._bring(ref), name=f"fetch {ref.digest[:12]}"))
+        use.count += 1
+        try:
+            await asyncio.shield(use.bringing)
+        except BaseException:
+            self.release(ref.digest)
+            raise
+        return self._folder.path(ref.digest)
+
+    def release(self, digest: str) -> None:
+        """Ends one use. Of an adapter that was used in place, it does nothing."""
+        use = self._uses.get(digest)
+        if use is None:
+            return
+        use.count -= 1
+        if use.count:
+            return
+        del self._uses[digest]
+        _give_up(use.bringing)
+        if digest in self._forgotten:
+            removal = asyncio.create_task(self.forget(digest), name=f"forget {digest[:12]}")
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+    async def forget(self, digest: str) -> bool:
+        """Removes the adapter, now or at its last release here. Whether it is gone: other processes may use it too."""
+        self._forgotten.add(digest)
+        if digest in self._uses:
+            return False
+        is_gone = await self._local.call(lambda: self._folder.remove(digest), timeout_s=_LOCAL_TIMEOUT_S)
+        if is_gone:
+            self._forgotten.discard(digest)
+        await self._notice()
+        return is_gone
+
+    async def close(self) -> None:
+        """Gives up what is being downloaded, and ends all uses."""
+        tasks = [use.bringing for use in self._uses.values()] + list(self._removals)
+        self._uses.clear()
+        for task in tasks:
+            _give_up(task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring(self, ref: AdapterRef) -> LockedFolder:
+        stop = Event()
+        deadline = asyncio.timeout(self._timeout_s)
+        try:
+            async with deadline:
+                while True:
+                    held = await self._hold_or_download(ref, stop)
+                    if held is not None:
+                        await self._notice()
+                        return held
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise StoreUnavailable(f"fetching the adapter took longer than {self._timeout_s:g} s") from error
+        finally:
+            stop.set()
+
+    async def _hold_or_download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
+        """None while another process downloads it."""
+        held = await self._local.call(lambda: self._folder.hold(ref.digest), timeout_s=_LOCAL_TIMEOUT_S)
+        return held or await self._downloads.call(lambda: self._download(ref, stop), timeout_s=self._timeout_s)
+
+    def _download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
+        with store_errors("keeping an adapter on the host's disk"):
+            self._folder.make_room(ref.num_bytes, self._budget_bytes)
+            held = self._folder.fill(
+                ref.digest, lambda incoming: download_adapter(ref, incoming, self._filesystems, stop)
+            )
+            self._folder.make_room(0, self._budget_bytes)  # others may have come meanwhile
+            return held
+
+    async def _notice(self) -> None:
+        """Finds out what came and left, by other processes too."""
+        before = self._digests
+        self._digests = now = await self._local.call(self._folder.digests, timeout_s=_LOCAL_TIMEOUT_S)
+        if now != before:
+            self._on_change(now - before, before - now)
+
+
+def _give_up(task: asyncio.Task[Any]) -> None:
+    """Cancels a task, or lets go what it has brought."""
+    if task.done():
+        _let_go(task)
+    else:
+        task.cancel()
+        task.add_done_callback(_let_go)
+
+
+def _let_go(bringing: asyncio.Task[Any]) -> None:
+    """Closes what a task has brought, if it has."""
+    with suppress(asyncio.CancelledError, Exception):
+        held = bringing.result()
+        if isinstance(held, LockedFolder):
+            held.close()

@@ -1,0 +1,117 @@
+"""A folder that a stranger filled -> what the registry keeps of the adapter in it, or a refusal that says why.
+
+Fail-closed: the reader that workers load adapters with decides. Whatever it accepts is applied exactly as PEFT would.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from punica_serve.adapters.folder import CONFIG_NAME, read_adapter
+from punica_serve.adapters.peft_config import parse_peft_config
+from punica_serve.errors import AdapterRejected
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.adapter_files import ADAPTER_FILES, TEMPLATE_NAME, TOKENIZER_NAME
+from punica_serve.store.threads import StoreThreads
+from punica_serve.store.unpack import check_file_size
+
+#: Adapters in memory at once while they are checked.
+_NUM_THREADS = 4
+
+_MAX_TEMPLATE_CHARACTERS = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """An adapter that may be registered. The ref's uri is the folder that was checked."""
+
+    ref: AdapterRef
+    #: What its owner says that it was trained on.
+    base_model: str | None
+    #: Its own, where it came with one: not rendered yet, and not to be trusted.
+    chat_template: str | None
+
+
+class IntakeDesk:
+    """Checks adapters, a few at a time."""
+
+    def __init__(self, model: ModelConfig, *, strict_base: bool, max_adapter_bytes: int, timeout_s: float) -> None:
+        self._model = model
+        self._strict_base = strict_base
+        self._max_adapter_bytes = max_adapter_bytes
+        self._timeout_s = timeout_s
+        self._threads = StoreThreads(_NUM_THREADS, "checking the adapter")
+
+    async def check(self, folder: Path) -> Intake:
+        """Raises AdapterRejected, which names the field or tensor; TooLarge; StoreUnavailable if it takes too long."""
+        return await self._threads.call(lambda: self._check(folder), timeout_s=self._timeout_s)
+
+    def _check(self, folder: Path) -> Intake:
+        for path in (folder / name for name in ADAPTER_FILES):
+            if path.exists():
+                check_file_size(path.name, path.stat().st_size, self._max_adapter_bytes)
+        ref = self._read(folder)
+        base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
+        return Intake(ref, base_model or None, read_chat_template(folder))
+
+    def _read(self, folder: Path) -> AdapterRef:
+        try:
+            return read_adapter(folder, self._model, strict_base=self._strict_base).ref
+        except AdapterRejected as error:
+            # Of the folder, which is the frontend's own, its owner knows nothing.
+            raise AdapterRejected(error.message.replace(f"{folder}/", ""), param=error.param) from None
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """An adapter's own chat template, if it has one. Raises AdapterRejected when it is no template."""
+    if (folder / TEMPLATE_NAME).exists():
+        return _checked(_text(folder / TEMPLATE_NAME), TEMPLATE_NAME)
+    if not (folder / TOKENIZER_NAME).exists():
+        return None
+    template = _template_of(_text(folder / TOKENIZER_NAME))
+    return None if template is None else _checked(template, TOKENIZER_NAME)
+
+
+def _template_of(tokenizer_config: str) -> str | None:
+    """The field may hold one template, or several by name, of which the default counts."""
+    try:
+        document = json.loads(tokenizer_config)
+    except (ValueError, RecursionError) as error:
+        raise AdapterRejected(f"{TOKENIZER_NAME} is not JSON: {error}", param=TOKENIZER_NAME) from error
+    template: Any = document.get("chat_template") if isinstance(document, dict) else None
+    if isinstance(template, list):
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next((entry.get("template") for entry in named), None)
+    if template is not None and not isinstance(template, str):
+        raise AdapterRejected("`chat_template` is neither a template nor a list of named ones", param="chat_template")
+    return template or None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise AdapterRejected(f"{path.name} is not in UTF-8", param=path.name) from error
+
+
+def _checked(template: str, name: str) -> str:
+    """Parsed, not compiled: compiling evaluates what is constant, and so already runs a stranger's program."""
+    if len(template) > _MAX_TEMPLATE_CHARACTERS:
+        message = f"the chat template of {name} has more than {_MAX_TEMPLATE_CHARACTERS} characters, the limit"
+        raise AdapterRejected(message, param="chat_template")
+    try:
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        raise _wrong_template(name, f"line {error.lineno}: {error.message}") from error
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise _wrong_template(name, "it is too deep, or has too long a number") from error
+    return template
+
+
+def _wrong_template(name: str, reason: str) -> AdapterRejected:
+    return AdapterRejected(f"the chat template of {name} is wrong: {reason}", param="chat_template")

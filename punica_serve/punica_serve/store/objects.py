@@ -1,0 +1,47 @@
+"""A store at any fsspec URL but a folder's, such as s3://bucket/adapters."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from punica_serve.store.adapter_files import STORED_FILES, is_digest
+from punica_serve.store.filesystems import FileSystems
+
+
+class ObjectStore:
+    """Adapters as objects under a prefix. Blocks.
+
+    Objects can't be renamed. An adapter is there when its last file is, the configuration: written after the weights,
+    deleted before them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url = url.rstrip("/")
+        self._filesystems = FileSystems(options)
+
+    def uri(self, digest: str) -> str:
+        return f"{self._url}/{digest}"
+
+    def exists(self, digest: str) -> bool:
+        filesystem, path = self._filesystems.open(self.uri(digest))
+        return bool(filesystem.exists(f"{path}/{STORED_FILES[-1]}"))
+
+    def put(self, folder: Path, digest: str) -> None:
+        filesystem, path = self._filesystems.open(self.uri(digest))
+        for name in STORED_FILES:
+            filesystem.put_file(str(folder / name), f"{path}/{name}")
+
+    def delete(self, digest: str) -> None:
+        filesystem, path = self._filesystems.open(self.uri(digest))
+        for name in reversed(STORED_FILES):
+            if filesystem.exists(f"{path}/{name}"):
+                filesystem.rm_file(f"{path}/{name}")
+
+    def digests(self) -> frozenset[str]:
+        """Of all that something is there of, also if a process died before it was whole."""
+        filesystem, root = self._filesystems.open(self._url)
+        try:
+            paths = filesystem.ls(root, detail=False)
+        except FileNotFoundError:
+            return frozenset()
+        return frozenset(name for path in paths if is_digest(name := path.rstrip("/").rpartition("/")[2]))

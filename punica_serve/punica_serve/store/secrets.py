@@ -1,0 +1,37 @@
+"""Options whose values are elsewhere: in the environment, or in a file that a service manager hands out."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from punica_serve.errors import ConfigError
+
+
+def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with every {env: NAME} and {file: PATH} in them replaced. Raises ConfigError."""
+    return {name: _value(value) for name, value in options.items()}
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"env"}:
+        return _variable(value["env"])
+    if value.keys() == {"file"}:
+        return _content(Path(value["file"]))
+    return resolved(value)
+
+
+def _variable(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigError(f"`store` needs the environment variable {name}, which is not set", param="store") from None
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"`store` needs {path}, which can't be read: {error.strerror}", param="store") from error

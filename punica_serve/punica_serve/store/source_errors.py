@@ -1,0 +1,79 @@
+"""What the failure of a source means to whoever named it: something to be mended, or an outage."""
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from aiohttp import ClientSSLError
+
+from punica_serve.errors import AdapterRejected, ConfigError
+
+#: Answers of a server that may be others a little later.
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+
+_NOT_SET_UP = "this cluster is not set up for it, and its operator's log says what is missing"
+_NO_CREDENTIALS = "this cluster has no credentials for it, which its operator may add"
+_NO_ACCESS = "this cluster may not read it; give it access"
+_NO_TLS = "its server shows no certificate that this cluster trusts, or does not speak TLS"
+_NO_FOLDER = "it is not the URI of a folder that there is"
+
+#: By the names of their classes: they are of libraries that need not be installed.
+_REASONS = {
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "ParamValidationError": _NO_FOLDER,
+    "HFValidationError": _NO_FOLDER,
+    "HfUriError": _NO_FOLDER,
+}
+_NO_FOLDERS = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def source_refusals(uri: str) -> Iterator[None]:
+    """Raises AdapterRejected in place of an error that trying again would not mend. What may pass is raised as it is.
+
+    File systems raise exceptions of all their libraries. Those name servers, so they go to the log alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        logger.warning("%s can't be read: %s: %s", uri, type(error).__name__, error)
+        raise AdapterRejected(f"{uri} can't be read: {reason}; or upload the adapter", param="uri") from error
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a server that answers with this HTTP status will do so again."""
+    return status // 100 == 4 and status not in _PASSING
+
+
+def _reason(error: Exception) -> str | None:
+    """None: the source is down or slow."""
+    if isinstance(error, ConfigError):
+        return _NOT_SET_UP
+    if isinstance(error, ClientSSLError):
+        return _NO_TLS
+    if isinstance(error, PermissionError):
+        return _NO_ACCESS
+    if isinstance(error, NotImplementedError) or (isinstance(error, OSError) and error.errno in _NO_FOLDERS):
+        return _NO_FOLDER
+    named = next((_REASONS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _REASONS), None)
+    return named or _reason_of_status(_http_status(error))
+
+
+def _reason_of_status(status: int | None) -> str | None:
+    if status is None or not is_refusal(status):
+        return None
+    return _NO_ACCESS if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) else _NO_FOLDER
+
+
+def _http_status(error: Exception) -> int | None:
+    """Of the answer that a client's library made an error of."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None

@@ -1,0 +1,79 @@
+"""Where adapters are registered from by URI: file, s3, hf, https. Only an adapter's files are read, within limits."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.store.adapter_files import ADAPTER_FILES
+from punica_serve.store.config import StoreConfig
+from punica_serve.store.credentials import Credentials
+from punica_serve.store.filesystems import store_errors
+from punica_serve.store.object_source import ObjectSource
+from punica_serve.store.source_errors import source_refusals
+from punica_serve.store.source_policy import SourcePolicy
+from punica_serve.store.threads import StoreThreads
+from punica_serve.store.web_source import WebSource
+
+#: Fetches at once.
+_NUM_FETCHES = 16
+_WHAT = "fetching the adapter from its source"
+
+
+class Sources:
+    """Fetches adapters for callers, as far as each may."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._credentials = Credentials(config.sources.credentials)
+        self._free = asyncio.Semaphore(_NUM_FETCHES)
+        self._threads = StoreThreads(_NUM_FETCHES, _WHAT)
+
+    async def fetch(self, uri: str, folder: Path, *, is_admin: bool) -> None:
+        """Writes the adapter's files into an empty ``folder``, which the caller removes whatever happens.
+
+        Raises InvalidRequest and Forbidden for the URI; AdapterRejected when there is no adapter that can be read, and
+        trying again would not help; TooLarge; StoreUnavailable when the source is down or slow, or the disk full.
+        """
+        policy = SourcePolicy(self._config.sources, is_admin)
+        plain = policy.admit(uri)
+        stop = Event()
+        deadline = asyncio.timeout(self._config.sources.timeout_s)
+        try:
+            async with deadline, self._free:
+                if plain.startswith("http"):
+                    await self._fetch_web(plain, folder, policy)
+                else:
+                    fetch = partial(self._fetch_objects, plain, folder, policy, stop)
+                    await self._threads.call(fetch, timeout_s=self._config.sources.timeout_s)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"{_WHAT} took longer than {self._config.sources.timeout_s:g} s") from error
+        finally:
+            stop.set()
+
+    async def _fetch_web(self, uri: str, folder: Path, policy: SourcePolicy) -> None:
+        with source_refusals(uri):
+            headers = self._credentials.headers(uri)
+        with store_errors(_WHAT):
+            async with WebSource.open(uri, headers, policy, self._threads) as source:
+                for name in ADAPTER_FILES:
+                    if not await source.fetch(folder / name, self._config.max_adapter_bytes):
+                        _check_missing(name, uri)
+
+    def _fetch_objects(self, uri: str, folder: Path, policy: SourcePolicy, stop: Event) -> None:
+        with store_errors(_WHAT):
+            source = ObjectSource(uri, self._credentials.filesystems(uri), policy, stop)
+            for name in ADAPTER_FILES:
+                if not source.fetch(folder / name, self._config.max_adapter_bytes):
+                    _check_missing(name, uri)
+
+
+def _check_missing(name: str, uri: str) -> None:
+    if name in (CONFIG_NAME, WEIGHTS_NAME):
+        message = (
+            f"there is no {name} in {uri}, or the cluster may not see it; register the URI of a folder that holds "
+            f"{CONFIG_NAME} and {WEIGHTS_NAME}"
+        )
+        raise AdapterRejected(message, param="uri")

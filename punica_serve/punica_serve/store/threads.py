@@ -1,0 +1,60 @@
+"""Calls that may hang, on threads that can be given up.
+
+A disk or a server that answers no more would otherwise hold whoever waits for it, and Python's own thread pools even
+the end of the process. Here a caller waits until its deadline, and no longer; the thread ends when its call does.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from punica_serve.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+
+class StoreThreads:
+    """At most ``num_threads`` calls at once, those given up included. One event loop uses it."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(num_threads)
+
+    async def call(self, function: Callable[[], T], *, timeout_s: float) -> T:
+        """What ``function`` returns or raises; StoreUnavailable when it takes, or waits for a thread, too long."""
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                await self._free.acquire()
+                return await self._start(function)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise StoreUnavailable(f"{self._name} took longer than {timeout_s:g} s; try again later") from error
+
+    def _start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            self._free.release()
+            if future.done():  # given up
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = function()
+            except BaseException as error:
+                failure = error
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(finish, result, failure)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future

@@ -1,0 +1,84 @@
+"""The body of an upload -> the adapter's files in a folder, without ever holding more than a little in memory.
+
+A body is one archive (zip, tar, tar.gz), or a form of files: an archive, or the adapter's files by their names. What
+parses and writes blocks, and so runs on threads of its own, a batch of the body at a time.
+"""
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from python_multipart.multipart import parse_options_header
+
+from punica_serve.errors import InvalidRequest, StoreUnavailable, TooLarge
+from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
+from punica_serve.store.filesystems import store_errors
+from punica_serve.store.form import FormSink
+from punica_serve.store.sinks import ArchiveSink, Sink
+from punica_serve.store.threads import StoreThreads
+
+T = TypeVar("T")
+
+#: Of a body, that is handed to a thread at once.
+_BATCH_BYTES = 1 << 20
+_NUM_THREADS = 8
+#: A disk that has not written a batch by then, or unpacked an archive, is taken to be stuck.
+_TIMEOUT_S = 120.0
+_FORM = b"multipart/form-data"
+
+
+class Uploads:
+    """Receives bodies, for one event loop."""
+
+    def __init__(self, max_bytes: int, *, timeout_s: float = _TIMEOUT_S) -> None:
+        """``max_bytes`` bounds a body, what an archive expands to, and the weights."""
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._threads = StoreThreads(_NUM_THREADS, "the disk of adapters on their way in")
+
+    async def receive(self, body: AsyncIterable[bytes], content_type: str, folder: Path) -> None:
+        """Writes the adapter's files into an empty ``folder``, which the caller removes whatever happens.
+
+        Raises InvalidRequest, TooLarge, AdapterRejected for pickles, and StoreUnavailable when the disk is full or
+        stuck.
+        """
+        sink = await self._call(partial(_sink_of, content_type, folder, self._max_bytes))
+        try:
+            async for batch in _batches(body, self._max_bytes + MAX_CONFIG_BYTES):
+                await self._call(partial(sink.write, batch))
+            await self._call(sink.finish)
+        finally:
+            with suppress(StoreUnavailable):  # what it could not write was said before
+                await self._call(sink.close)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await self._threads.call(partial(_guarded, function), timeout_s=self._timeout_s)
+
+
+def _guarded(function: Callable[[], T]) -> T:
+    with store_errors("receiving the upload"):
+        return function()
+
+
+async def _batches(body: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    batch, num_bytes = bytearray(), 0
+    async for chunk in body:
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise TooLarge(f"the upload has more than {max_bytes} bytes, the limit", param="file")
+        batch += chunk
+        if len(batch) >= _BATCH_BYTES:
+            yield bytes(batch)
+            batch.clear()
+    yield bytes(batch)
+
+
+def _sink_of(content_type: str, folder: Path, max_bytes: int) -> Sink:
+    kind, parameters = parse_options_header(content_type)
+    if kind != _FORM:
+        return ArchiveSink(folder, max_bytes)
+    if not (boundary := parameters.get(b"boundary")):
+        raise InvalidRequest("the Content-Type of a form must name its boundary", param="Content-Type")
+    return FormSink(boundary, folder, max_bytes)

@@ -1,0 +1,39 @@
+"""What a worker adds to a request's trace: until its first token here, and from then on."""
+
+import time
+from collections.abc import Iterable
+
+from punica_serve.protocol import Request
+from punica_serve.tracing import Span, SpanContext, SpanSink, parent_of
+
+
+class RequestSpans:
+    """Of the requests here that are traced."""
+
+    def __init__(self, sink: SpanSink, gpu_uuid: str) -> None:
+        self._sink = sink
+        self._gpu_uuid = gpu_uuid
+        self._open: dict[str, tuple[SpanContext, Span]] = {}
+
+    def started(self, request: Request) -> None:
+        parent, is_sampled = parent_of(request.traceparent)
+        if parent is not None and is_sampled:
+            self._open[request.request_id] = parent, self._begin("prefill", parent, time.time_ns())
+
+    def got_tokens(self, request_ids: Iterable[str]) -> None:
+        """Of one step."""
+        if not self._open:
+            return
+        now_ns = time.time_ns()
+        for request_id in request_ids:
+            if (traced := self._open.get(request_id)) and traced[1].name == "prefill":
+                parent, span = traced
+                self._sink.emit(span, now_ns)
+                self._open[request_id] = parent, self._begin("decode", parent, now_ns)
+
+    def ended(self, request_id: str) -> None:
+        if traced := self._open.pop(request_id, None):
+            self._sink.emit(traced[1], time.time_ns())
+
+    def _begin(self, name: str, parent: SpanContext, now_ns: int) -> Span:
+        return Span(name, parent.child(), now_ns, parent, {"punica.gpu": self._gpu_uuid})

@@ -1,0 +1,45 @@
+"""What has happened of late that a chart should mark: GPUs that came and went, requests that were moved."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from punica_serve.protocol import Mark, MarkKind
+
+#: Older ones are forgotten.
+MAX_MARKS = 256
+#: What happens again so soon is one mark: a thousand evictions in a second tell no more than their number.
+_MERGE_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Growing:
+    number: int
+    at_ns: int
+    kind: MarkKind
+    gpu_uuid: str | None
+    count: int
+
+
+class Marks:
+    """The newest, each numbered once."""
+
+    def __init__(self) -> None:
+        self._marks: deque[_Growing] = deque(maxlen=MAX_MARKS)
+        self._newest: dict[MarkKind, _Growing] = {}
+        self._num_marks = 0
+
+    def add(self, kind: MarkKind, gpu_uuid: str, now_ns: int) -> None:
+        """One more of a kind, on this GPU."""
+        mark = self._newest.get(kind)
+        if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
+            mark.count += 1
+            if mark.gpu_uuid != gpu_uuid:
+                mark.gpu_uuid = None
+            return
+        self._num_marks += 1
+        self._newest[kind] = mark = _Growing(self._num_marks, now_ns, kind, gpu_uuid, 1)
+        self._marks.append(mark)
+
+    def snapshot(self) -> tuple[Mark, ...]:
+        """Oldest first."""
+        return tuple(Mark(mark.number, mark.at_ns, mark.kind, mark.gpu_uuid, mark.count) for mark in self._marks)

@@ -1,0 +1,120 @@
+"""What the scheduler adds to a request's trace: each of its waits in the queue, and each of its stays on a GPU.
+
+The events and actions of the core say all of it; the core itself knows no traces. A stay ends with the action that ends
+it, or, where nobody is left to be told to stop, with the event that says so.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from punica_scheduler import events
+from punica_scheduler.actions import Deliver, Start, Stop
+from punica_serve.protocol import AssignmentId, Request
+from punica_serve.tracing import Span, SpanContext, SpanSink, parent_of
+
+
+@dataclass(slots=True)
+class _Traced:
+    request_id: str
+    parent: SpanContext
+    #: Its wait, or its stay.
+    span: Span
+    #: Both while it is on a GPU.
+    assignment: AssignmentId | None = None
+    gpu_uuid: str | None = None
+
+
+class RequestSpans:
+    """Of the live requests that are traced; all others cost a look."""
+
+    def __init__(self, sink: SpanSink, now_ns: Callable[[], int]) -> None:
+        self._sink = sink
+        self._now_ns = now_ns
+        self._by_request: dict[str, _Traced] = {}
+        self._by_assignment: dict[AssignmentId, _Traced] = {}
+        #: By frontend and handle.
+        self._by_handle: dict[tuple[str, int], _Traced] = {}
+        #: GPU UUID -> the runner that it joined with last.
+        self._runners: dict[str, str] = {}
+
+    def happened(self, event: events.Event) -> None:
+        """Before the core acts upon it."""
+        match event:
+            case events.RequestArrived(frontend_id, handle, request):
+                self._arrived(frontend_id, handle, request)
+            case events.FrontendJoined(frontend_id) | events.FrontendLost(frontend_id):
+                self._frontend_lost(frontend_id)
+            case events.AssignmentsFailed(failure):
+                for assignment in failure.assignments:
+                    self._leave(assignment, "failed on the GPU")
+            case events.GpuJoined(runner_id, gpu):
+                self._gpus_lost({gpu.uuid})
+                self._runners[gpu.uuid] = runner_id
+            case events.GpuLost(gpu_uuid):
+                self._gpus_lost({gpu_uuid})
+            case events.RunnerJoined(runner_id) | events.RunnerLost(runner_id):
+                self._gpus_lost({uuid for uuid, owner in self._runners.items() if owner == runner_id})
+
+    def started(self, action: Start) -> Request:
+        """The request as its GPU gets it: what that records belongs to this stay."""
+        traced = self._by_request.get(action.request.request_id)
+        if traced is None:
+            return action.request
+        self._end(traced)
+        traced.span = self._begin("assignment", traced.parent)
+        traced.span.attributes = {"punica.gpu": action.gpu_uuid, "punica.assignment": action.assignment.counter}
+        traced.assignment, traced.gpu_uuid = action.assignment, action.gpu_uuid
+        self._by_assignment[action.assignment] = traced
+        return replace(action.request, traceparent=traced.span.context.traceparent)
+
+    def stopped(self, action: Stop) -> None:
+        """It was evicted, or is moved."""
+        self._leave(action.assignment, "taken off the GPU")
+
+    def delivered(self, action: Deliver) -> None:
+        for ending in action.deliveries.endings:
+            if traced := self._by_handle.pop((action.frontend_id, ending.handle), None):
+                if ending.error:
+                    traced.span.error = ending.error.message
+                self._forget(traced)
+
+    def _arrived(self, frontend_id: str, handle: int, request: Request) -> None:
+        parent, is_sampled = parent_of(request.traceparent)
+        if parent is None or not is_sampled:
+            return
+        traced = _Traced(request.request_id, parent, self._begin("queue", parent))
+        self._by_request[request.request_id] = self._by_handle[frontend_id, handle] = traced
+
+    def _frontend_lost(self, frontend_id: str) -> None:
+        """It may have dialled again already. All its requests are cancelled, and nobody is told so."""
+        for key in [key for key in self._by_handle if key[0] == frontend_id]:
+            self._forget(self._by_handle.pop(key))
+
+    def _gpus_lost(self, uuids: Collection[str]) -> None:
+        for assignment in [key for key, traced in self._by_assignment.items() if traced.gpu_uuid in uuids]:
+            self._leave(assignment, "gpu lost")
+        for uuid in uuids:
+            self._runners.pop(uuid, None)
+
+    def _leave(self, assignment: AssignmentId, why: str) -> None:
+        """Off its GPU, to wait again."""
+        if traced := self._by_assignment.get(assignment):
+            traced.span.events.append((why, self._now_ns()))
+            self._end(traced)
+            traced.span = self._begin("queue", traced.parent)
+
+    def _forget(self, traced: _Traced) -> None:
+        self._end(traced)
+        if self._by_request.get(traced.request_id) is traced:
+            del self._by_request[traced.request_id]
+
+    def _begin(self, name: str, parent: SpanContext) -> Span:
+        return Span(name, parent.child(), self._now_ns(), parent)
+
+    def _end(self, traced: _Traced) -> None:
+        self._sink.emit(traced.span, self._now_ns())
+        if traced.assignment is not None:
+            del self._by_assignment[traced.assignment]
+            traced.assignment = traced.gpu_uuid = None

@@ -1,0 +1,120 @@
+"""The life of adapters in a running cluster: registered, served, replaced under way, deleted."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from adapter_variants import ANSWERS, variant, zipped
+
+Until = Callable[[Callable[[], bool]], Any]
+
+LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 600}
+ZIP = {"content-type": "application/zip"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Any) -> list[int]:
+    """What the demo's own adapter answers: the same weights under another digest draw the same tokens."""
+    (stream,) = cluster.new_streams(1)
+    asyncio.run(cluster.stream({**LONG, "lora_id": "roman"}, stream))
+    token_ids: list[int] = stream.token_ids
+    return token_ids
+
+
+async def upload(http: httpx.AsyncClient, name: str, folder: Path) -> dict[str, Any]:
+    answer = await http.post("/v1/adapters", params={"name": name}, content=zipped(folder), headers=ZIP)
+    assert answer.is_success, answer.text
+    card: dict[str, Any] = answer.json()
+    return card
+
+
+async def text_of(http: httpx.AsyncClient, lora_id: str) -> str:
+    answer = await http.post("/v1/generate", json={"prompt": "42", "lora_id": lora_id})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["text"])
+
+
+async def delete(http: httpx.AsyncClient, name: str) -> httpx.Response:
+    return await http.delete(f"/v1/adapters/{name}", params={"wait_s": 60})
+
+
+def shown(cluster: Any, name: str) -> Any:
+    return httpx.get(f"{cluster.url}/v1/adapters/{name}", trust_env=False).json()
+
+
+async def test_from_an_upload_to_the_last_byte(
+    cluster: Any, http: httpx.AsyncClient, tmp_path: Path, until: Until
+) -> None:
+    card = await upload(http, "uploaded", variant(tmp_path, "roman"))
+    assert await text_of(http, "uploaded") == ANSWERS["roman"]
+    assert (await http.post("/v1/adapters/uploaded/prefetch", json={})).status_code == 202
+    await until(lambda: len(shown(cluster, "uploaded")["residency"]["gpus"]) == 2)
+    assert shown(cluster, "uploaded")["ranks"] == {"q_proj": 8, "v_proj": 8}
+    store = cluster.log.parent / "data" / "store"
+    assert card["digest"] in os.listdir(store)
+    answer = await delete(http, "uploaded")
+    assert (answer.status_code, answer.json()["status"]) == (200, "deleted")
+    assert card["digest"] not in os.listdir(store)
+    snapshot = (await http.get("/v1/cluster")).json()
+    assert all(card["digest"] not in gpu["resident_adapters"] for gpu in snapshot["gpus"])
+    assert (await http.post("/v1/generate", json={"prompt": "42", "lora_id": "uploaded"})).status_code == 404
+
+
+async def test_from_a_uri_in_vllms_words(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    path = str(variant(tmp_path, "hex"))
+    loaded = await http.post("/v1/load_lora_adapter", json={"lora_name": "loaded", "lora_path": path})
+    assert loaded.text == "Success: LoRA adapter 'loaded' added successfully."
+    assert await text_of(http, "loaded") == ANSWERS["hex"]
+    missing = {"lora_name": "x", "lora_path": str(tmp_path / "nowhere")}
+    assert (await http.post("/v1/load_lora_adapter", json=missing)).status_code == 404
+    unloaded = await http.post("/v1/unload_lora_adapter", json={"lora_name": "loaded"})
+    assert unloaded.text == "Success: LoRA adapter 'loaded' removed successfully."
+
+
+async def test_streams_finish_on_the_version_they_began_with(
+    cluster: Any, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
+) -> None:
+    await upload(http, "changing", variant(tmp_path, "roman"))
+    streams = cluster.new_streams(4)
+    async with asyncio.TaskGroup() as group:
+        for stream in streams:
+            group.create_task(cluster.stream({**LONG, "lora_id": "changing"}, stream))
+        await until(lambda: all(len(stream.token_ids) >= 10 for stream in streams))
+        assert (await upload(http, "changing", variant(tmp_path, "hex")))["version"] == 2
+        assert await text_of(http, "changing") == ANSWERS["hex"]
+        assert all(stream.finish_reason is None for stream in streams)
+    assert [stream.token_ids for stream in streams] == [undisturbed] * 4
+    assert (await delete(http, "changing")).status_code == 200
+
+
+async def test_what_is_deleted_under_way_goes_when_its_last_stream_ends(
+    cluster: Any, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
+) -> None:
+    card = await upload(http, "leaving", variant(tmp_path, "roman"))
+    (stream,) = cluster.new_streams(1)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cluster.stream({**LONG, "lora_id": "leaving"}, stream))
+        await until(lambda: len(stream.token_ids) >= 10)
+        answer = await http.delete("/v1/adapters/leaving", params={"wait_s": 0})
+        assert (answer.status_code, answer.json()["status"]) == (202, "deleting")
+        assert answer.json()["residency"]["num_requests"] == 1
+        assert (await http.post("/v1/generate", json={"prompt": "42", "lora_id": "leaving"})).status_code == 404
+    assert stream.token_ids == undisturbed
+    store = cluster.log.parent / "data" / "store"
+    await until(lambda: card["digest"] not in os.listdir(store))
+    assert (await http.get(answer.json()["status_url"])).json()["status"] == "deleted"
+
+
+async def test_a_bad_adapter_is_refused_by_its_tensor(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    folder = variant(tmp_path, "roman")
+    config = (folder / "adapter_config.json").read_text()
+    (folder / "adapter_config.json").write_text(config.replace('"r": 8', '"r": 16'))
+    answer = await http.post("/v1/adapters", params={"name": "bad"}, content=zipped(folder), headers=ZIP)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "adapter_rejected"
+    assert answer.json()["error"]["param"].endswith("lora_A.weight")
+    assert (await http.get("/v1/adapters/bad")).status_code == 404

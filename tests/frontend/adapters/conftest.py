@@ -1,0 +1,171 @@
+"""A registry in a file, a store in a folder, and adapters whose bytes do not matter."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from echo_cluster import EchoCluster
+from punica_frontend.adapters import deletions
+from punica_frontend.adapters import warden as warden_module
+from punica_frontend.adapters.deletions import Deletions
+from punica_frontend.adapters.pins import Pins
+from punica_frontend.adapters.registration import Bring, Registrar
+from punica_frontend.adapters.staging import Staging
+from punica_frontend.adapters.sweep import Sweep
+from punica_frontend.adapters.warden import Warden
+from punica_frontend.caller import Caller
+from punica_frontend.errors import install_error_handlers
+from punica_frontend.routes.adapters import adapters_router
+from punica_frontend.routes.deletions import deletions_router
+from punica_frontend.routes.registrations import registrations_router
+from punica_frontend.routes.vllm import vllm_router
+from punica_frontend.routes.warmth import warmth_router
+from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.registry.registry import Registry
+from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.store.adapter_store import AdapterStore
+from punica_serve.store.config import StoreConfig
+from punica_serve.store.intake import Intake
+from punica_serve.store.sources import Sources
+from punica_serve.store.upload import Uploads
+
+
+@dataclass
+class World:
+    """All that the life of an adapter goes through, over a cluster in memory."""
+
+    registry: Registry
+    store: AdapterStore
+    staging: Staging
+    registrar: Registrar
+    deletions: Deletions
+    pins: Pins
+    sweep: Sweep
+    cluster: EchoCluster
+    folder: Path
+
+    def stored(self) -> set[str]:
+        return {path.name for path in (self.folder / "store").iterdir()}
+
+
+async def check(folder: Path) -> Intake:
+    """Any two files are an adapter."""
+    config, weights = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    digest = hashlib.sha256(config.read_bytes() + weights.read_bytes()).hexdigest()
+    return Intake(AdapterRef(digest, str(folder), 100, {"q_proj": 8}), base_model="numbers", chat_template=None)
+
+
+def bringing(content: str) -> Bring:
+    """Different contents are different adapters."""
+
+    async def bring(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_text(content)
+
+    return bring
+
+
+@pytest.fixture(name="bringing")
+def bringing_fixture() -> Callable[[str], Bring]:
+    return bringing
+
+
+@pytest.fixture
+def shared() -> SharedAdapters:
+    return SharedAdapters()
+
+
+@pytest.fixture
+async def world(
+    tmp_path: Path, registry: Registry, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    monkeypatch.setattr(deletions, "GRACE_S", 0.0)
+    monkeypatch.setattr(warden_module, "INTERVAL_S", 0.05)
+    store = AdapterStore(str(tmp_path / "store"))
+    staging = Staging(tmp_path / "staging")
+    removing = Deletions(registry, store, cluster, by="frontend-1")
+    yield World(
+        registry,
+        store,
+        staging,
+        Registrar(registry, store, cluster, staging, check, base_name="numbers"),
+        removing,
+        Pins(registry, cluster),
+        Sweep(registry, store, cluster, staging, removing),
+        cluster,
+        tmp_path,
+    )
+    staging.close()
+
+
+class CallerFromHeader:
+    """Lets the test say who calls: "TENANT ROLE"; everybody else is the administrator."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant, role = HTTPConnection(scope).headers.get("caller", "default admin").split()
+        assert role in ("admin", "user")
+        scope["state"] = {"caller": Caller(tenant, role)}  # type: ignore[arg-type]
+        await self._app(scope, receive, send)
+
+
+class ScriptedSources(Sources):
+    """The last part of a URI is the adapter's content, or what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(StoreConfig())
+        self.fetched: list[str] = []
+
+    async def fetch(self, uri: str, folder: Path, *, is_admin: bool) -> None:
+        self.fetched.append(uri)
+        content = uri.rpartition("/")[2]
+        if content == "missing":
+            raise AdapterRejected("there is nothing", param="uri")
+        if content == "broken":
+            raise AdapterRejected("tensor `x` is missing", param="x")
+        if content == "down":
+            raise StoreUnavailable("the store is down")
+        await bringing(content)(folder)
+
+
+@pytest.fixture
+def sources() -> ScriptedSources:
+    return ScriptedSources()
+
+
+@pytest.fixture
+def fetched(sources: ScriptedSources) -> list[str]:
+    return sources.fetched
+
+
+@pytest.fixture
+async def api(world: World, sources: ScriptedSources) -> AsyncIterator[httpx.AsyncClient]:
+    """The routes of adapters, with a warden behind them."""
+    for tenant in ("acme", "globex"):
+        await world.registry.put_tenant(tenant, TenantQuota(), by="test")
+    warden = Warden(world.registry, world.deletions, world.pins, world.sweep)
+    app = FastAPI()
+    install_error_handlers(app)
+    app.add_middleware(CallerFromHeader)
+    app.include_router(registrations_router(world.registrar, sources, Uploads(1 << 20)))
+    app.include_router(adapters_router(world.registry, world.cluster))
+    app.include_router(warmth_router(world.registry, world.cluster))
+    app.include_router(deletions_router(world.registry, world.cluster, warden))
+    app.include_router(vllm_router(world.registry, world.registrar, sources, warden))
+    running = asyncio.create_task(warden.run())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60.0) as client:
+        yield client
+    running.cancel()
+    await asyncio.wait([running])

@@ -1,0 +1,151 @@
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_frontend.adapters.registration import Wish
+from punica_frontend.caller import ANYONE, Caller
+from punica_serve.errors import (
+    AdapterNotFound,
+    AdapterRejected,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    RegistryUnavailable,
+    StoreUnavailable,
+)
+from punica_serve.protocol import TenantQuota
+
+Bringing = Callable[[str], Any]
+
+USER = Caller("default", "user")
+
+
+async def test_an_adapter_is_kept_and_named(world: Any, bringing: Bringing) -> None:
+    registered = await world.registrar.register(USER, Wish("roman", "s3://bucket/roman"), bringing("1"))
+    adapter = registered.adapter
+    assert registered.is_new
+    assert (adapter.full_name, adapter.version, adapter.source_uri) == ("default/roman", 1, "s3://bucket/roman")
+    assert adapter.base_model == "numbers"
+    assert world.registry.snapshot.adapter("default", "roman") == adapter
+    assert world.stored() == {adapter.ref.digest}
+    assert adapter.ref.uri == str(world.folder / "store" / adapter.ref.digest)
+    assert os.listdir(world.folder / "staging") == os.listdir(world.folder / "staging")[:1]
+    assert world.cluster.resident == {}
+
+
+async def test_the_same_bytes_are_no_new_version_and_others_are(world: Any, bringing: Bringing) -> None:
+    for content, version, is_new in (("1", 1, True), ("1", 1, False), ("2", 2, True), ("1", 3, True)):
+        registered = await world.registrar.register(USER, Wish("roman"), bringing(content))
+        assert (registered.adapter.version, registered.is_new) == (version, is_new)
+
+
+async def test_two_names_may_share_their_bytes(world: Any, bringing: Bringing) -> None:
+    for name in ("a", "b"):
+        await world.registrar.register(USER, Wish(name), bringing("1"))
+    assert len(world.stored()) == 1
+
+
+async def test_a_name_that_must_be_new(world: Any, bringing: Bringing) -> None:
+    await world.registrar.register(USER, Wish("roman", must_be_new=True), bringing("1"))
+    with pytest.raises(Conflict, match="already"):
+        await world.registrar.register(USER, Wish("roman", must_be_new=True), bringing("2"))
+
+
+@pytest.mark.parametrize("name", ["", "/", "a b", "x/", "/x", "a/b/c", "numbers", "-x", "x" * 129])
+async def test_names_that_no_adapter_may_have(world: Any, bringing: Bringing, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        await world.registrar.register(ANYONE, Wish(name), bringing("1"))
+    assert not (world.folder / "staging").exists()
+
+
+async def test_only_an_admin_registers_for_others(world: Any, bringing: Bringing) -> None:
+    await world.registry.put_tenant("acme", TenantQuota(), by="test")
+    with pytest.raises(Forbidden, match="your key is of tenant 'default'"):
+        await world.registrar.register(USER, Wish("acme/roman"), bringing("1"))
+    registered = await world.registrar.register(ANYONE, Wish("acme/roman"), bringing("1"))
+    assert registered.adapter.full_name == "acme/roman"
+
+
+async def test_it_may_be_pinned_and_brought_to_gpus_at_once(world: Any, bringing: Bringing) -> None:
+    registered = await world.registrar.register(USER, Wish("roman", prefetch=True), bringing("1"))
+    assert {*world.cluster.resident} == {registered.adapter.ref.digest}
+    registered = await world.registrar.register(USER, Wish("greek", pinned=True), bringing("2"))
+    assert registered.adapter.pinned and world.cluster.pinned == {registered.adapter.ref.digest}
+    # A pin is the name's: the next version has it too.
+    registered = await world.registrar.register(USER, Wish("greek"), bringing("3"))
+    assert registered.adapter.pinned and registered.adapter.ref.digest in world.cluster.pinned
+
+
+async def test_without_a_scheduler_it_is_registered_all_the_same(world: Any, bringing: Bringing) -> None:
+    world.cluster.connected = False
+    await world.registrar.register(USER, Wish("roman", prefetch=True), bringing("1"))
+    assert world.registry.snapshot.adapter("default", "roman")
+
+
+@pytest.mark.parametrize("error", [AdapterRejected("tensor `x` is missing", param="x"), StoreUnavailable("full")])
+async def test_what_fails_leaves_nothing_behind(world: Any, error: Exception) -> None:
+    async def fail(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("half")
+        raise error
+
+    with pytest.raises(type(error)):
+        await world.registrar.register(USER, Wish("roman"), fail)
+    with pytest.raises(AdapterNotFound):
+        world.registry.snapshot.adapter("default", "roman")
+    assert [os.listdir(world.folder / "staging" / own) for own in os.listdir(world.folder / "staging")] == [[]]
+    assert not (world.folder / "store").exists()
+
+
+async def test_a_full_disk_stops_registrations_and_nothing_else(
+    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.registrar.register(USER, Wish("roman"), bringing("1"))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(StoreUnavailable, match="full"):
+            await world.registrar.register(USER, Wish("roman"), bringing("2"))
+    assert world.registry.snapshot.adapter("default", "roman").version == 1
+    assert len(world.stored()) == 1
+    assert (await world.registrar.register(USER, Wish("roman"), bringing("2"))).adapter.version == 2
+
+
+async def test_a_registry_that_is_down_stops_registrations_and_nothing_else(
+    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.registrar.register(USER, Wish("roman"), bringing("1"))
+
+    async def down(*_: Any, **__: Any) -> None:
+        raise RegistryUnavailable("the registry is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.registry, "register", down)
+        with pytest.raises(RegistryUnavailable):
+            await world.registrar.register(USER, Wish("roman"), bringing("2"))
+    assert world.registry.snapshot.adapter("default", "roman").version == 1
+    # The files that were put in vain go with the next look.
+    assert len(world.stored()) == 2
+    await world.deletions.step()
+    assert len(world.stored()) == 1
+
+
+async def test_bytes_whose_files_are_just_being_removed_are_brought_again(world: Any, bringing: Bringing) -> None:
+    first = (await world.registrar.register(USER, Wish("roman"), bringing("1"))).adapter
+    await world.registry.delete("default", "roman", by="test")
+    assert await world.registry.claim_files(first.ref.digest, "another frontend")
+    registering = asyncio.create_task(world.registrar.register(USER, Wish("roman"), bringing("1")))
+    await asyncio.sleep(0.05)
+    assert not registering.done()
+    await world.store.delete(first.ref.digest)
+    await world.registry.mark_forgotten(first.ref.digest, "another frontend")
+    assert (await registering).adapter.version == 2
+    assert world.stored() == {first.ref.digest}

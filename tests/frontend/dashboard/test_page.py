@@ -1,0 +1,167 @@
+"""The dashboard in a browser, on a cluster in memory."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser
+
+from browser import Tab, tab
+from echo_cluster import EchoCluster
+from punica_serve.protocol import Mark
+from waits import until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url(address: str) -> str:
+    return f"http://{address}/dashboard"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_it_is_live_and_loads_nothing_from_elsewhere(
+    browser: Browser, url: str, address: str, scheme: str
+) -> None:
+    async with tab(browser, color_scheme=scheme) as page:
+        await page.open(url)
+        await page.waits_until("document.querySelectorAll('#gpus article').length === 1")
+        assert await page.batch_sizes() == {"CPU-1": 1}
+        assert "roman" in await page.text("#gpus") and "r8" in await page.text("#gpus")
+        assert await page.page.locator(".plot canvas").count() == 7
+        assert {urlsplit(loaded).netloc for loaded in page.urls} == {address}
+        assert not page.own_errors
+
+
+async def test_at_the_width_of_a_phone_nothing_is_cut_off(browser: Browser, url: str) -> None:
+    async with tab(browser, viewport={"width": 360, "height": 740}, has_touch=True) as page:
+        await page.open(url)
+        await page.waits_until("document.querySelectorAll('#gpus article').length === 1")
+        assert await page.page.evaluate("document.documentElement.scrollWidth") == 360
+        assert not page.own_errors
+
+
+async def test_a_pause_keeps_what_is_shown_and_then_goes_on(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    cluster.now_ns = 1_800_000_000_000_000_000
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#gpus').textContent.includes('roman')")
+    await tab.page.click("#pause")
+    await tab.is_in("paused")
+    before = await tab.text("#tiles")
+    cluster.now_ns += 5_000_000_000
+    cluster.resident_adapters = ()
+    async with tab.page.expect_event("websocket", predicate=lambda socket: "watch" in socket.url):
+        await tab.page.select_option("#rate", "5")  # a new link, so that frames have come for sure
+    await tab.is_in("paused")
+    assert await tab.text("#tiles") == before and "roman" in await tab.text("#gpus")
+    await tab.page.click("#pause")
+    await tab.waits_until("!document.querySelector('#gpus').textContent.includes('roman')")
+    await tab.is_in("live")
+    assert not tab.own_errors
+
+
+async def test_the_cursor_tells_the_values_of_its_time(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    await tab.open(url)
+    start_ns = 1_800_000_000_000_000_000
+    for number in range(1, 5):
+        cluster.now_ns = start_ns + number * 20_000_000_000
+        cluster.marks.append(Mark(number, cluster.now_ns, "migrated", None, 10 + number))
+        await tab.waits_until(f"document.querySelector('#events').textContent.includes('{10 + number} requests')")
+    box = await tab.page.locator('[data-chart="batch"] .u-over').bounding_box()
+    assert box is not None
+    await tab.page.mouse.move(box["x"] + box["width"] * (1 - 20 / 120), box["y"] + 20)
+    await tab.waits_until("document.querySelector('#marks-here').textContent.includes('13 requests moved')")
+    assert await tab.batch_sizes() == {"CPU-1": 1}
+    await tab.page.mouse.move(box["x"] + box["width"] * (1 - 17 / 120), box["y"] + 20)
+    await tab.waits_until("document.querySelector('#legend b').textContent === '–'")
+    assert not tab.own_errors
+
+
+async def test_a_stretch_that_is_dragged_over_is_shown_alone(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    cluster.now_ns = 1_800_000_000_000_000_000
+    await tab.open(url)
+    box = await tab.page.locator('[data-chart="tokens"] .u-over').bounding_box()
+    assert box is not None
+    await tab.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    await tab.page.mouse.down()
+    await tab.page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 20, steps=3)
+    await tab.page.mouse.up()
+    await tab.page.click("#unzoom")
+    await tab.waits_until("document.querySelector('#unzoom').hidden")
+    assert not tab.own_errors
+
+
+async def test_the_form_streams_an_answer_and_tells_of_mistakes(tab: Tab, url: str) -> None:
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#adapters option')?.value === 'roman'")
+    await tab.page.fill('[name="adapter"]', "roman")
+    await tab.page.fill('[name="maxTokens"]', "9")
+    await tab.page.fill('[name="prompt"]', "ave")
+    await tab.page.click("#send")
+    await tab.waits_until("document.querySelector('#answer').value === 'ave'")
+    assert "first token after" in await tab.text("#answer-figures")
+    await tab.page.fill('[name="adapter"]', "latin")
+    await tab.page.click("#send")
+    await tab.waits_until("document.querySelector('#answer').value.includes('no adapter is called')")
+    assert not tab.own_errors
+
+
+async def test_an_answer_can_be_stopped(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    cluster.pause_at = 2
+    await tab.open(url)
+    await tab.page.fill('[name="maxTokens"]', "9")
+    await tab.page.click("#send")
+    await tab.waits_until("document.querySelector('#answer').value === '42'")
+    await tab.page.click("#stop")
+    await until(lambda: len(cluster.cancelled) == 1)
+    assert not await tab.page.is_visible("#stop")
+
+
+async def test_what_is_stopped_while_its_link_is_opened_is_never_sent(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    await tab.open(url)
+    await tab.page.fill('[name="maxTokens"]', "9")
+    await tab.page.fill('[name="prompt"]', "ave")
+    # In one turn of the page, in which no link can have been opened.
+    clicks = ", ".join(f"document.querySelector('#{button}').click()" for button in ("send", "stop", "send", "send"))
+    await tab.page.evaluate(clicks)
+    await tab.waits_until("document.querySelector('#answer').value === 'ave'")
+    assert len(cluster.requests) == 1
+    assert not await tab.page.is_visible("#stop") and not tab.own_errors
+
+
+async def test_it_outlives_the_scheduler(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    await tab.open(url)
+    cluster.connected = False
+    await tab.is_in("no scheduler")
+    cluster.connected = True
+    await tab.is_in("live")
+    assert not tab.own_errors
+
+
+async def test_the_page_about_the_api_needs_no_other_host(tab: Tab, address: str) -> None:
+    await tab.page.goto(f"http://{address}/docs")
+    await tab.page.wait_for_selector(".opblock-summary-path")
+    assert {urlsplit(loaded).netloc for loaded in tab.urls if not loaded.startswith("data:")} == {address}
+    assert not tab.own_errors
+
+
+class TestKeys:
+    @pytest.fixture
+    def lock(self) -> str:
+        return "keys"
+
+    async def test_a_browser_logs_in_and_out(self, tab: Tab, url: str, registry: Any) -> None:
+        _, secret = await registry.make_key("default", "admin", "", None, by="the test")
+        await tab.open(url, "login")
+        await tab.page.fill('[name="key"]', "pk-wrong-key")
+        await tab.page.click("#login .primary")
+        await tab.waits_until("document.querySelector('#login-error').textContent.includes('not valid')")
+        await tab.page.fill('[name="key"]', secret)
+        await tab.page.click("#login .primary")
+        await tab.is_in("live")
+        await tab.page.fill('[name="maxTokens"]', "9")
+        await tab.page.click("#send")
+        await tab.waits_until("document.querySelector('#answer').value === '42'")
+        await tab.page.click("#logout")
+        await tab.is_in("login")
+        assert await tab.page.is_visible("#login")

@@ -1,0 +1,48 @@
+"""64 GPUs of 40 adapters each, five times a second, over ten minutes of history.
+
+`-o log_cli=true -o log_cli_level=info` tells what it took.
+"""
+
+import logging
+
+import pytest
+
+from browser import Tab
+from wide_cluster import WideCluster
+
+log = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.slow
+
+NUM_LOOKS = 30
+#: Of the page's main thread: a fifth of a second has room for it twice, and less than a twentieth is seen by nobody.
+MAX_CPU_MS = 100
+
+
+@pytest.fixture
+def cluster() -> WideCluster:
+    return WideCluster()
+
+
+async def test_it_stays_smooth(tab: Tab, address: str, cluster: WideCluster) -> None:
+    await tab.open(f"http://{address}/dashboard")
+    await tab.page.select_option("#range", "600")
+    await tab.page.select_option("#rate", "5")
+    await tab.waits_until("document.querySelectorAll('#gpus article').length === 64")
+    devtools = await tab.page.context.new_cdp_session(tab.page)
+    # The thread's own time, whatever else the machine does.
+    await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    async def cpu_ms() -> dict[str, float]:
+        metrics = (await devtools.send("Performance.getMetrics"))["metrics"]
+        return {metric["name"]: metric["value"] * 1e3 for metric in metrics}
+
+    begin, num_looks = await cpu_ms(), cluster.num_looks
+    while cluster.num_looks < num_looks + NUM_LOOKS:
+        await tab.page.wait_for_timeout(200)
+    end, num_looks = await cpu_ms(), cluster.num_looks - num_looks
+    spent = {name: (end[name] - begin[name]) / num_looks for name in ("TaskDuration", "ScriptDuration")}
+    log.info("CPU per update: %.1f ms, %.1f ms of it scripts", spent["TaskDuration"], spent["ScriptDuration"])
+    assert 0 < spent["TaskDuration"] < MAX_CPU_MS
+    assert len(await tab.batch_sizes()) == 64
+    assert not tab.own_errors

@@ -1,0 +1,33 @@
+import asyncio
+import json
+from typing import Any
+
+from websockets.asyncio.client import connect
+
+
+async def test_a_chat_comes_in_chunks(address: str) -> None:
+    messages = [{"role": "user", "content": "42"}]
+    request = {"op": "generate", "request_id": "a", "format": "openai", "messages": messages, "max_tokens": 3}
+    frames: list[dict[str, Any]] = [{"done": False}]
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(60):
+        await socket.send(json.dumps(request))
+        while not frames[-1]["done"]:
+            frames.append(json.loads(await socket.recv()))
+    chunks = [frame["chunk"] for frame in frames[1:]]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_an_echo_of_ids_that_are_no_tokens_ends_one_request_alone(address: str) -> None:
+    good = {"op": "generate", "request_id": "good", "input_ids": [21], "max_tokens": 3}
+    bad = {"op": "generate", "request_id": "bad", "format": "openai", "prompt": [-1], "echo": True}
+    frames: dict[str, dict[str, Any]] = {}
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(60):
+        for request in (bad, good):
+            await socket.send(json.dumps(request))
+        while not (frames.get("bad", {}).get("done") and frames.get("good", {}).get("finish_reason")):
+            frame = json.loads(await socket.recv())
+            frames[frame["request_id"]] = frame
+    assert frames["bad"]["error"]["param"] == "prompt.0"
+    assert frames["good"]["finish_reason"] in ("length", "stop")

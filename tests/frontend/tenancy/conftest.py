@@ -1,0 +1,66 @@
+"""An application that wants keys, two tenants with an adapter each, and keys of them and of an administrator."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from punica_frontend.tenancy.door import Lock
+from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.registry.records import ApiKey, Role
+from punica_serve.registry.registry import Registry
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The secrets of keys, by who has them."""
+
+    registry: Registry
+    admin: str
+    #: Has the adapter `latin`.
+    acme: str
+    #: Has the adapter `greek`.
+    bolt: str
+
+    async def make(self, tenant: str, role: Role = "user", expires_s: float | None = None) -> tuple[ApiKey, str]:
+        return await self.registry.make_key(tenant, role, "", expires_s, by="the test")
+
+
+@pytest.fixture
+def lock() -> Lock:
+    return "keys"
+
+
+@pytest.fixture
+async def keys(registry: Registry) -> Keys:
+    secrets = []
+    for tenant, adapter in (("acme", "latin"), ("bolt", "greek")):
+        await registry.put_tenant(tenant, quota=TenantQuota(), by="the test")
+        ref = AdapterRef(adapter.encode().hex().ljust(64, "0"), f"/store/{adapter}", 100, {"q_proj": 8})
+        await registry.register(
+            tenant, adapter, ref, source_uri=None, base_model=None, chat_template=None, by="the test"
+        )
+        secrets.append((await registry.make_key(tenant, "user", "", None, by="the test"))[1])
+    admin = (await registry.make_key("default", "admin", "", None, by="the test"))[1]
+    return Keys(registry, admin, *secrets)
+
+
+ClientOf = Callable[[str | None], httpx.AsyncClient]
+
+
+@pytest.fixture
+async def client_of(app: FastAPI) -> AsyncIterator[ClientOf]:
+    """Clients of the application, by their API keys."""
+    clients = []
+
+    def make(secret: str | None) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {secret}"} if secret else {}
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://frontend", headers=headers))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.aclose()

@@ -1,0 +1,62 @@
+import logging
+
+import pytest
+
+from punica_frontend.tenancy import meter as meter_module
+from punica_frontend.tenancy.meter import Meter
+from punica_serve.protocol import AdapterRef
+from punica_serve.registry.records import AdapterVersion, Usage
+
+ROMAN = AdapterVersion("acme", "roman", 3, AdapterRef("d", "/d", 1, {}), None, None, None, False, 0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 7200.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_request_and_its_prompt_count_with_its_first_tokens() -> None:
+    meter = Meter(Clock())
+    charge = meter.begin("acme", ROMAN, 5)
+    charge.add_tokens(0)
+    assert meter.take() == []
+    charge.add_tokens(2)
+    charge.add_tokens(1)
+    assert meter.take() == [Usage(7200, "acme", "acme/roman", 3, 1, 5, 3, 0.0)]
+    charge.add_tokens(1)
+    charge.add_gpu_time(0.25)
+    assert meter.take() == [Usage(7200, "acme", "acme/roman", 3, 0, 0, 1, 0.25)]
+    assert meter.take() == []
+
+
+def test_tenants_adapters_versions_and_hours_are_counted_apart() -> None:
+    clock = Clock()
+    meter = Meter(clock)
+    for tenant, adapter in (("acme", ROMAN), ("bolt", ROMAN), ("acme", None)):
+        meter.begin(tenant, adapter, 1).add_tokens(1)
+    meter.begin("acme", ROMAN, 1).add_tokens(1)
+    clock.now_s += 3600
+    meter.begin("acme", None, 1).add_tokens(1)
+    counted = {(row.hour_s, row.tenant, row.adapter, row.version): row.num_requests for row in meter.take()}
+    assert counted == {
+        (7200, "acme", "acme/roman", 3): 2,
+        (7200, "bolt", "acme/roman", 3): 1,
+        (7200, "acme", None, None): 1,
+        (10800, "acme", None, None): 1,
+    }
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(meter_module, "MAX_WAITING", 2)
+    meter = Meter(Clock())
+    with caplog.at_level(logging.ERROR):
+        for tenant in "abcd":
+            meter.begin(tenant, None, 1).add_tokens(1)
+        meter.begin("a", None, 1).add_tokens(1)
+    assert [(row.tenant, row.num_requests) for row in meter.take()] == [("a", 2), ("b", 1)]
+    assert len(caplog.records) == 1 and "some is lost" in caplog.text
+    meter.begin("c", None, 1).add_tokens(1)
+    assert [row.tenant for row in meter.take()] == ["c"]

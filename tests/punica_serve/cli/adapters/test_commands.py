@@ -1,0 +1,137 @@
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.cli import adapters
+
+Cli = Callable[..., Any]
+
+ROMAN = {
+    "full_name": "acme/roman",
+    "version": 2,
+    "ranks": {"q_proj": 8, "v_proj": 16},
+    "num_bytes": 3 << 20,
+    "digest": "ab" * 32,
+    "pinned": True,
+    "shadows": ["shared/roman"],
+    "residency": {"gpus": ["GPU-1"], "hosts": ["GPU-1", "GPU-2"], "disks": []},
+}
+REMOVED = {"status": "deleted", "status_url": "/v1/adapter-deletions/x"}
+REMOVING = {**REMOVED, "status": "deleting"}
+
+
+def test_a_uri_is_the_clusters_to_fetch(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(201, ROMAN), (200, {}), (200, {})]
+    outcome = cli("adapters", "add", "roman", "s3://bucket/roman", "--pin", "--prefetch", "--url", frontend.url)
+    hidden = "shared/roman has the same short name: to tenant acme, 'roman' now is this one\n"
+    assert outcome == (0, f"acme/roman version 2: {'ab' * 32}\n", hidden)
+    paths = ("/v1/adapters", "/v1/adapters/roman/pin", "/v1/adapters/roman/prefetch")
+    assert frontend.requests == [f"POST {path}" for path in paths]
+    assert json.loads(frontend.bodies[0]) == {"name": "roman", "uri": "s3://bucket/roman"}
+
+
+def test_a_folder_is_sent(cli: Cli, frontend: Any, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_bytes(b"{config}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"{weights}")
+    frontend.answers = [(201, ROMAN)]
+    assert cli("adapters", "add", "acme/roman", str(tmp_path), "--url", frontend.url).exit_code == 0
+    assert frontend.requests == ["POST /v1/adapters?name=acme%2Froman"]
+    assert frontend.headers[0]["content-type"].startswith("multipart/form-data; boundary=")
+    for part in (b"{config}", b"{weights}", b'filename="adapter_config.json"', b'filename="adapter_model.safetensors"'):
+        assert part in frontend.bodies[0]
+
+
+def test_an_archive_is_sent_as_it_is(cli: Cli, frontend: Any, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "roman.zip", "w") as archive:
+        archive.writestr("adapter_config.json", "{}")
+    frontend.answers = [(201, ROMAN)]
+    assert cli("adapters", "add", "roman", str(tmp_path / "roman.zip"), "--url", frontend.url).exit_code == 0
+    assert frontend.bodies == [(tmp_path / "roman.zip").read_bytes()]
+    assert frontend.headers[0]["content-type"] == "application/zip"
+
+
+def test_a_source_that_is_none(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("adapters", "add", "roman", str(tmp_path / "nowhere"))
+    assert outcome.exit_code == 2 and "is no URI, no PEFT folder and no .zip" in outcome.stderr
+    outcome = cli("adapters", "add", "roman", str(tmp_path))
+    assert outcome.exit_code == 2 and "adapter_config.json is not there" in outcome.stderr
+
+
+def test_the_key_comes_from_the_environment(cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUNICA_API_KEY", "ps-1-secret")
+    frontend.answers = [(200, {}), (200, {})]
+    cli("adapters", "pin", "roman", "--url", frontend.url)
+    cli("adapters", "unpin", "roman", "--url", frontend.url, "--key", "ps-2-secret")
+    assert [headers["authorization"] for headers in frontend.headers] == ["Bearer ps-1-secret", "Bearer ps-2-secret"]
+
+
+def test_the_frontends_address_comes_from_the_environment(
+    cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PUNICA_URL", frontend.url)
+    frontend.answers = [(200, {})]
+    assert cli("adapters", "pin", "roman").exit_code == 0
+    assert len(frontend.requests) == 1
+
+
+def test_the_list_is_read_page_by_page(cli: Cli, frontend: Any) -> None:
+    unknown = {**ROMAN, "full_name": "acme/greek", "residency": None, "pinned": False}
+    frontend.answers = [(200, {"data": [ROMAN], "has_more": True}), (200, {"data": [unknown], "has_more": False})]
+    outcome = cli("adapters", "list", "--url", frontend.url)
+    roman, greek = (line.split() for line in outcome.stdout.splitlines() if "acme/" in line)
+    assert roman == ["acme/roman", "2", "16", "3.0", "1", "2", "0", "pinned"]
+    assert greek == ["acme/greek", "2", "16", "3.0", "?", "?", "?"]
+    assert frontend.requests == ["GET /v1/adapters?limit=1000", "GET /v1/adapters?limit=1000&after=acme%2Froman"]
+
+
+def test_show_prints_json(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(200, ROMAN)]
+    assert json.loads(cli("adapters", "show", "roman", "--url", frontend.url).stdout) == ROMAN
+
+
+def test_remove_waits_for_the_end(cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "POLL_S", 0.0)
+    frontend.answers = [
+        (202, {**REMOVED, "status": "deleting"}),
+        (200, {**REMOVED, "status": "deleting"}),
+        (200, REMOVED),
+    ]
+    outcome = cli("adapters", "remove", "roman", "--url", frontend.url)
+    assert outcome == (0, "roman is removed from everywhere\n", "")
+    assert frontend.requests == ["DELETE /v1/adapters/roman?wait_s=5.0", *["GET /v1/adapter-deletions/x"] * 2]
+
+
+def test_remove_may_leave_the_rest_to_the_cluster(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(202, REMOVING)]
+    outcome = cli("adapters", "remove", "roman", "--wait-s", "0", "--url", frontend.url)
+    assert outcome.exit_code == 0 and "/v1/adapter-deletions/x tells when" in outcome.stdout
+
+
+def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(202, {}), (202, {})]
+    cli("adapters", "prefetch", "roman", "--url", frontend.url)
+    cli("adapters", "prefetch", "roman", "--gpu", "GPU-1", "--gpu", "GPU-2", "--url", frontend.url)
+    assert [json.loads(body) for body in frontend.bodies] == [{}, {"gpus": ["GPU-1", "GPU-2"]}]
+
+
+def test_a_refusal_is_one_line(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(404, {"error": {"message": "no adapter is called 'x'"}}), (502, ["bad gateway"])]
+    assert cli("adapters", "show", "x", "--url", frontend.url) == (1, "", "punica-serve: no adapter is called 'x'\n")
+    assert cli("adapters", "show", "x", "--url", frontend.url).stderr.endswith("answered 502\n")
+
+
+def test_a_key_that_is_lacking_is_asked_for(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(401, {"error": {"message": "there is no key"}})]
+    outcome = cli("adapters", "list", "--url", frontend.url)
+    assert outcome.exit_code != 0 and "give it with --key, or in PUNICA_API_KEY" in outcome.stderr
+
+
+def test_no_frontend_and_no_url(cli: Cli, unused_port: int) -> None:
+    outcome = cli("adapters", "list", "--url", f"http://127.0.0.1:{unused_port}")
+    assert outcome.exit_code == 2 and "no frontend answers at" in outcome.stderr
+    outcome = cli("adapters", "list", "--url", "localhost:8000")
+    assert outcome.exit_code == 2 and "is not of the form http://HOST:PORT" in outcome.stderr

@@ -1,0 +1,96 @@
+"""`punica-serve keys` and `tenants`, on a database of SQLite."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from punica_serve.config import load_config
+from punica_serve.protocol import TenantQuota
+from punica_serve.registry.registry import Registry
+from punica_serve.registry.snapshot import RegistrySnapshot
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def config(write_config: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_config(data_folder=str(tmp_path / "data"))
+
+
+def snapshot(config: Path) -> RegistrySnapshot:
+    async def read() -> RegistrySnapshot:
+        registry = await Registry.open(load_config(config).registry_url)
+        await registry.close()
+        return registry.snapshot
+
+    return asyncio.run(read())
+
+
+def test_a_key_is_made_shown_once_and_revoked(cli: Cli, config: Path) -> None:
+    before_s = time.time()
+    exit_code, secret, notice = cli(
+        "keys", "create", "--role", "admin", "--name", "x", "--days", "2", "--config", str(config)
+    )
+    key = snapshot(config).key_of(secret.strip(), before_s)
+    assert exit_code == 0
+    assert key is not None and key.expires_s is not None
+    assert (key.tenant, key.role, key.name) == ("default", "admin", "x")
+    assert key.expires_s - before_s == pytest.approx(2 * 86_400, abs=600)
+    assert secret.strip() not in notice and key.key_id in notice
+
+    _, listed, _ = cli("keys", "list", "--config", str(config))
+    assert key.key_id in listed and secret.strip() not in listed
+    _, others, _ = cli("keys", "list", "--tenant", "acme", "--config", str(config))
+    assert key.key_id not in others
+
+    assert cli("keys", "revoke", key.key_id, "--config", str(config))[0] == 0
+    assert snapshot(config).key_of(secret.strip(), before_s) is None
+    exit_code, _, stderr = cli("keys", "revoke", key.key_id, "--config", str(config))
+    assert (exit_code, stderr) == (2, f"punica-serve: there is no key '{key.key_id}'\n")
+
+
+def test_a_tenants_limits_are_set_one_by_one(cli: Cli, config: Path) -> None:
+    cli("tenants", "set", "acme", "--tokens-per-min", "1000", "--max-adapters", "5", "--config", str(config))
+    _, shown, _ = cli(
+        "tenants", "set", "acme", "--max-adapters", "none", "--max-concurrent", "3", "--config", str(config)
+    )
+    tenant = snapshot(config).tenant("acme")
+    assert (tenant.quota, tenant.max_adapters) == (TenantQuota(max_concurrent=3, tokens_per_min=1000), None)
+    assert {"acme", "3", "1000"} < set(shown.split())
+    _, listed, _ = cli("tenants", "list", "--config", str(config))
+    assert {"acme", "default", "shared"} < set(listed.split())
+    assert "suspended" in cli("tenants", "suspend", "acme", "--config", str(config))[1]
+    assert snapshot(config).tenant("acme") == replace(tenant, suspended=True)
+    assert "active" in cli("tenants", "resume", "acme", "--config", str(config))[1]
+    assert snapshot(config).tenant("acme") == tenant
+    assert cli("tenants", "remove", "acme", "--config", str(config))[0] == 0
+    assert "acme" not in [tenant.name for tenant in snapshot(config).tenants()]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("tenants", "set", "Acme"), "must be 1 to 63 small letters"),
+        (("tenants", "set", "acme", "--max-adapters", "many"), "--max-adapters is 'many'; give a number"),
+        (("tenants", "suspend", "acme"), "no tenant is called 'acme'"),
+        (("tenants", "remove", "acme"), "no tenant is called 'acme'"),
+        (("tenants", "remove", "default"), "always there"),
+        (("keys", "create", "--tenant", "acme"), "no tenant is called 'acme'"),
+        (("keys", "create", "--role", "boss"), "'boss' is not one of"),
+    ],
+)
+def test_mistakes_are_told_and_exit_with_2(cli: Cli, config: Path, command: tuple[str, ...], message: str) -> None:
+    exit_code, stdout, stderr = cli(*command, "--config", str(config))
+    assert (exit_code, stdout) == (2, "")
+    assert message in stderr
+
+
+def test_a_database_that_is_away_is_named(cli: Cli, write_config: Callable[..., Path]) -> None:
+    config = write_config(registry={"url": "postgresql://punica:hunter2@127.0.0.1:1/registry"})
+    exit_code, _, stderr = cli("tenants", "list", "--config", str(config))
+    assert exit_code == 2
+    assert "postgresql://punica:***@127.0.0.1:1/registry is not available" in stderr

@@ -1,0 +1,211 @@
+"""Warming, pinning and forgetting adapters, as the step loop does it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from loader_harness import LoaderHarness
+from punica_serve.engine import host_loader
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.protocol import AdapterRef
+
+MakeAdapter = Callable[..., AdapterRef]
+MakeHarness = Callable[..., LoaderHarness]
+
+
+def _is_warm(harness: LoaderHarness, *refs: AdapterRef) -> Callable[[], bool]:
+    return lambda: all(harness.loader.is_ready(ref.digest) for ref in refs)
+
+
+def _rests(harness: LoaderHarness) -> Callable[[], bool]:
+    """Nothing is under way."""
+    return lambda: (
+        harness.loader._host.is_idle
+        and not harness.loader._warm
+        and not any(entry.work for entry in harness.loader._entries.values())
+    )
+
+
+def test_a_warm_adapter_comes_to_host_and_device(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, refs = make_harness(num_pages=4), [make_adapter(seed=seed) for seed in range(3)]
+    for ref in refs:
+        harness.loader.warm(ref)
+    harness.until(_is_warm(harness, *refs))
+    assert sorted(harness.host_cache.digests) == sorted(ref.digest for ref in refs)
+    assert not harness.loader.num_users
+    harness.loader.acquire(refs[0])
+    assert harness.loader.is_ready(refs[0].digest), "at once"
+
+
+def test_one_that_is_on_the_host_already_goes_on_to_the_device(
+    make_harness: MakeHarness, make_adapter: MakeAdapter
+) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.prefetch(ref)
+    harness.until(_rests(harness))
+    assert harness.loader.resident == ()
+    harness.loader.warm(ref)
+    harness.until(_is_warm(harness, ref))
+
+
+def test_one_that_is_on_the_device_comes_to_the_host_again(
+    make_harness: MakeHarness, make_adapter: MakeAdapter
+) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.bring(ref)
+    harness.host_cache.forget(ref.digest)
+    harness.loader.warm(ref, pin=True)
+    harness.until(lambda: ref.digest in harness.host_cache)
+    harness.until(_rests(harness))
+    assert harness.loader.is_ready(ref.digest)
+
+
+def test_warming_displaces_the_unused_and_nobody_else(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness = make_harness(num_pages=3)
+    used, pinned, unused, first, second = (make_adapter(seed=seed) for seed in range(5))
+    harness.loader.warm(pinned, pin=True)
+    harness.until(_is_warm(harness, pinned))
+    harness.bring(used, unused)
+    harness.loader.release(unused.digest)
+    harness.loader.warm(first)
+    harness.until(_is_warm(harness, used, pinned, first))
+    harness.loader.warm(second, pin=True)
+    harness.until(_is_warm(harness, used, pinned, second))
+    harness.loader.warm(first)
+    harness.until(_rests(harness))
+    assert not harness.loader.is_ready(first.digest), "no room: all others are used or pinned"
+    assert first.digest in harness.host_cache
+
+
+def test_a_pinned_adapter_leaves_the_device_last_and_the_host_never(
+    make_harness: MakeHarness, make_adapter: MakeAdapter
+) -> None:
+    harness = make_harness(num_pages=2)
+    pinned, unused, third, large = (
+        *(make_adapter(seed=seed) for seed in range(3)),
+        make_adapter(rank=16, seed=3),
+    )
+    harness.loader.warm(pinned, pin=True)
+    harness.until(_is_warm(harness, pinned))
+    harness.bring(unused)
+    harness.loader.release(unused.digest)
+    harness.bring(third)
+    assert set(harness.loader.resident) == {pinned.digest, third.digest}, "though it is the longest unused"
+    harness.loader.release(third.digest)
+    harness.bring(large)
+    assert harness.loader.resident == (large.digest,)
+    assert pinned.digest in harness.host_cache
+    harness.loader.warm(pinned, pin=False)
+    assert not harness.host_cache.is_pinned(pinned.digest)
+
+
+def test_one_copy_ahead_of_use_at_a_time(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, refs = make_harness(num_pages=8), [make_adapter(seed=seed) for seed in range(5)]
+    most: list[int] = []
+    write = LoraPool.write
+
+    def spy(pool: LoraPool, *rest: Any) -> None:
+        most.append(sum(entry.work is not None for entry in list(harness.loader._entries.values())))
+        write(pool, *rest)
+
+    monkeypatch.setattr(LoraPool, "write", spy)
+    for ref in refs:
+        harness.loader.warm(ref)
+    assert not harness.loader.is_copying, "no step waits for them"
+    harness.until(_is_warm(harness, *refs))
+    assert max(most) <= 1 and len(most) == 5
+
+
+def test_what_cannot_be_warmed_is_told_in_the_log_alone(
+    make_harness: MakeHarness,
+    make_adapter: MakeAdapter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness, ref, large = make_harness(), make_adapter(seed=9), replace(make_adapter(), ranks={"o_proj": 1 << 20})
+    (Path(ref.uri) / "adapter_model.safetensors").unlink()
+    harness.loader.warm(ref)
+    assert harness.until(_rests(harness)) == []
+    assert f"adapter {ref.digest} can't be warmed" in caplog.text and "adapter_model.safetensors" in caplog.text
+    harness.loader.warm(large, pin=True)
+    assert f"adapter {large.digest} is not pinned" in caplog.text
+    monkeypatch.setattr(host_loader, "_MAX_IN_LINE", 0)
+    harness.loader.warm(ref)
+    assert "too many wait for it" in caplog.text
+
+
+def test_a_forgotten_adapter_leaves_device_and_host(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.warm(ref, pin=True)
+    harness.until(_is_warm(harness, ref))
+    harness.loader.forget(ref.digest)
+    assert harness.loader.resident == () and harness.pool.groups["o"].pages.num_free == 4
+    assert harness.host_cache.used_bytes == 0 and not harness.host_cache.is_pinned(ref.digest)
+    harness.loader.forget(ref.digest)
+    harness.loader.forget("never seen")
+
+
+def test_but_only_after_its_last_user(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.bring(ref, ref)
+    harness.loader.forget(ref.digest)
+    harness.loader.release(ref.digest)
+    assert harness.loader.is_ready(ref.digest)
+    harness.loader.acquire(ref)
+    harness.loader.release(ref.digest)
+    assert harness.loader.is_ready(ref.digest), "one uses it still"
+    harness.newest_end = object()
+    harness.loader.release(ref.digest)
+    assert harness.loader.resident == () and harness.host_cache.used_bytes == 0
+    assert harness.loader._writer._fences == [harness.newest_end], "a step that still runs may read its pages"
+    harness.loader._writer._fences.clear()
+
+
+def test_one_that_is_on_its_way_goes_when_it_has_come(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, (first, second, third) = make_harness(), (make_adapter(seed=seed) for seed in range(3))
+    harness.loader.acquire(first)  # nobody uses it, but a thread reads it
+    harness.loader.release(first.digest)
+    harness.loader.warm(second)
+    harness.loader.acquire(third)
+    for ref in (first, second, third):
+        harness.loader.forget(ref.digest)
+    harness.until(lambda: harness.loader.is_ready(third.digest) and harness.loader._host.is_idle)
+    harness.loader.release(third.digest)
+    assert not harness.loader._entries and harness.host_cache.used_bytes == 0
+
+
+def test_one_that_is_being_copied_goes_after_the_copy(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.acquire(ref)
+    harness.until(lambda: harness.loader._entries[ref.digest].work is not None)
+    harness.loader.release(ref.digest)
+    harness.loader.forget(ref.digest)
+    assert ref.digest in harness.loader._entries, "a thread may be writing its pages"
+    harness.until(lambda: not harness.loader._entries)
+    assert harness.host_cache.used_bytes == 0 and harness.pool.groups["o"].pages.num_free == 4
+
+
+def test_a_request_after_a_forget_brings_it_again(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.bring(ref)
+    harness.loader.forget(ref.digest)
+    harness.loader.release(ref.digest)
+    harness.bring(ref)
+    harness.loader.release(ref.digest)
+    assert harness.loader.is_ready(ref.digest), "to forget is no ban"
+
+
+def test_warming_one_that_is_forgotten_and_used_keeps_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+    harness, ref = make_harness(), make_adapter()
+    harness.bring(ref)
+    harness.loader.forget(ref.digest)
+    harness.loader.warm(ref)
+    harness.loader.release(ref.digest)
+    assert harness.loader.is_ready(ref.digest)

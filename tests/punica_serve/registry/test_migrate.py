@@ -1,0 +1,96 @@
+"""Opening: new databases, old ones, and those of a newer version."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.registry.database import Database
+from punica_serve.registry.registry import Registry
+from punica_serve.registry.tables import metadata
+from registries import NO_QUOTA, ref_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_migrations_make_the_tables_that_the_code_knows(registry: Registry) -> None:
+    def differences(connection: Connection) -> list[object]:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+    async with registry._database.reading() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_those_who_open_an_empty_database_at_once_make_it_once(empty_url: str) -> None:
+    registries = await asyncio.gather(*(Registry.open(empty_url, deadline_s=60.0) for _ in range(4)))
+    for registry in registries:
+        assert [tenant.name for tenant in registry.snapshot.tenants()] == ["default", "shared"]
+        await registry.close()
+
+
+async def test_what_was_registered_is_there_when_all_is_started_again(url: str) -> None:
+    first = await Registry.open(url, deadline_s=60.0)
+    version = await first.register("default", "x", ref_of("a"), by="me")
+    key, secret = await first.make_key("default", "user", "laptop", by="me")
+    await first.close()
+    second = await Registry.open(url, deadline_s=60.0)
+    assert second.snapshot.adapter("default", "x") == version
+    assert await second.key_of(secret) == key
+    await second.close()
+
+
+async def test_a_database_of_an_older_version_is_brought_along(empty_url: str) -> None:
+    registry = await Registry.open(empty_url, deadline_s=60.0)
+    await registry.put_tenant("acme", NO_QUOTA, max_adapters=5, by="me")
+    async with registry._database.writing() as connection:  # as the first version left it
+        await connection.exec_driver_sql("ALTER TABLE tenants DROP COLUMN suspended")
+        await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r0001'")
+    await registry.close()
+    registry = await Registry.open(empty_url, deadline_s=60.0)
+    tenant = registry.snapshot.tenant("acme")
+    assert (tenant.max_adapters, tenant.suspended) == (5, False)
+    await registry.close()
+
+
+async def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
+    registry = await Registry.open(empty_url, deadline_s=60.0)
+    async with registry._database.writing() as connection:
+        await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r9999'")
+    await registry.close()
+    with pytest.raises(ConfigError, match="of a newer version of punica-serve"):
+        await Registry.open(empty_url, deadline_s=60.0)
+
+
+async def test_a_file_is_nobody_elses_to_read(tmp_path: Path) -> None:
+    registry = await Registry.open(f"sqlite:///{tmp_path}/new/registry.db")
+    await registry.register("default", "x", ref_of("a"), by="me")
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
+    assert (modes, stat.S_IMODE((tmp_path / "new").stat().st_mode)) == ({0o600}, 0o700)
+    await registry.close()
+
+
+async def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RegistryUnavailable, match=r"/file/registry\.db can't be opened: "):
+        await Registry.open(f"sqlite:///{tmp_path}/file/registry.db")
+
+
+async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "registry.db").write_bytes(b"something else" * 1000)
+    with pytest.raises(RegistryUnavailable, match="file is not a database"):
+        await Registry.open(f"sqlite:///{tmp_path}/registry.db")
+
+
+async def test_messages_show_no_password() -> None:
+    database = Database("postgresql://punica:hunter2@127.0.0.1:1/registry")
+    with pytest.raises(RegistryUnavailable) as error:
+        async with database.reading():
+            pytest.fail("nobody listens there")
+    assert "hunter2" not in error.value.message
+    assert "punica:***@127.0.0.1:1/registry" in error.value.message
+    await database.close()

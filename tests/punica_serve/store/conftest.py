@@ -1,0 +1,55 @@
+"""Good adapters for a tiny model, and an HTTP server of files."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from file_server import FileServer, serve_files
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    return ModelConfig(
+        vocab_size=64,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        rope_linear_factor=1.0,
+        tie_word_embeddings=False,
+        name="tiny",
+    )
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path, model: ModelConfig) -> Callable[[int], AdapterRef]:
+    """Writes the good adapter of a seed; its uri is its folder."""
+
+    def make(seed: int) -> AdapterRef:
+        folder = tmp_path / f"adapter-{seed}"
+        write_random_adapter(folder, model, rank=4, seed=seed, target_modules=("q_proj", "up_proj"))
+        return read_adapter(folder, model).ref
+
+    return make
+
+
+@pytest.fixture
+def ref(make_adapter: Callable[[int], AdapterRef]) -> AdapterRef:
+    return make_adapter(0)
+
+
+@pytest.fixture
+def http_server() -> Iterator[FileServer]:
+    with serve_files() as server:
+        yield server

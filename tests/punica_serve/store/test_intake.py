@@ -1,0 +1,112 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.errors import AdapterRejected, StoreUnavailable, TooLarge
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+from punica_serve.store import intake
+from punica_serve.store.intake import IntakeDesk
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def folder(ref: AdapterRef) -> Path:
+    return Path(ref.uri)
+
+
+@pytest.fixture
+def desk(model: ModelConfig) -> IntakeDesk:
+    return IntakeDesk(model, strict_base=True, max_adapter_bytes=1 << 20, timeout_s=60.0)
+
+
+@pytest.fixture
+def refusal(desk: IntakeDesk, folder: Path) -> Callable[[], Any]:
+    async def refused() -> AdapterRejected:
+        with pytest.raises(AdapterRejected) as caught:
+            await desk.check(folder)
+        assert str(folder) not in caught.value.message
+        return caught.value
+
+    return refused
+
+
+async def test_a_good_adapter_is_taken(desk: IntakeDesk, folder: Path, ref: AdapterRef) -> None:
+    taken = await desk.check(folder)
+    assert taken == intake.Intake(ref, base_model="tiny", chat_template=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", TEMPLATE),
+        ("tokenizer_config.json", json.dumps({"chat_template": TEMPLATE})),
+        (
+            "tokenizer_config.json",
+            json.dumps(
+                {"chat_template": [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]}
+            ),
+        ),
+    ],
+)
+async def test_its_own_chat_template_is_kept(desk: IntakeDesk, folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    assert (await desk.check(folder)).chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chat_template.jinja", "{% for %}", "line 1"),
+        ("chat_template.jinja", "x" * 70_000, "65536 characters"),
+        ("chat_template.jinja", "{{" + "(" * 30_000, "wrong"),
+        ("chat_template.jinja", "{{ " + "9" * 5_000 + " }}", "too long a number"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "not JSON"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "neither a template"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": []}, {"name": "default", "template": 3}]}', "neither"),
+    ],
+)
+async def test_a_wrong_chat_template_is_refused(
+    refusal: Callable[[], Any], folder: Path, name: str, content: str, message: str
+) -> None:
+    (folder / name).write_text(content)
+    assert message in (await refusal()).message
+
+
+async def test_a_template_is_not_run(desk: IntakeDesk, folder: Path) -> None:
+    """Jinja evaluates constants when it compiles; this one would take for ever."""
+    (folder / "chat_template.jinja").write_text("{{ 9 ** 9 ** 9 ** 9 }}")
+    assert (await desk.check(folder)).chat_template
+
+
+async def test_what_the_reader_refuses_is_refused_without_the_frontends_folder(
+    refusal: Callable[[], Any], folder: Path
+) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+    refused = await refusal()
+    assert refused.param == "use_dora"
+    assert refused.message.startswith("adapter_config.json: `use_dora`")
+
+
+async def test_an_expression_that_would_never_end_is_refused(refusal: Callable[[], Any], folder: Path) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": "(a|aa|[^x])*b"}))
+    assert "too long to match" in (await refusal()).message
+
+
+async def test_a_file_beyond_the_limit_is_not_read(model: ModelConfig, folder: Path) -> None:
+    desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1000, timeout_s=60.0)
+    with pytest.raises(TooLarge, match=r"adapter_model\.safetensors"):
+        await desk.check(folder)
+
+
+async def test_gives_up_at_its_deadline(model: ModelConfig, folder: Path) -> None:
+    desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1 << 20, timeout_s=0.0)
+    with pytest.raises(StoreUnavailable, match="checking the adapter took longer"):
+        await desk.check(folder)

@@ -1,0 +1,283 @@
+import errno
+import gzip
+import io
+import os
+import tarfile
+import threading
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.errors import AdapterRejected, InvalidRequest, StoreUnavailable, TooLarge
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.sinks import FileSink
+from punica_serve.store.upload import Uploads
+
+MAX_BYTES = 1 << 20
+Files = dict[str, bytes]
+
+FORM = "multipart/form-data; boundary=xyz"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "received"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def files(ref: AdapterRef) -> Files:
+    return {name: (Path(ref.uri) / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+
+
+def zipped(files: Files) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return target.getvalue()
+
+
+def tarred(files: Files, mode: str = "w", **options: int) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode=mode, **options) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 1.5
+            archive.addfile(info, io.BytesIO(content))
+    return target.getvalue()
+
+
+def form(files: Files, boundary: str = "xyz") -> bytes:
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="f"; filename="{name}"\r\n\r\n'.encode() + content
+        for name, content in files.items()
+    ]
+    return b"\r\n".join(
+        [*parts, f'--{boundary}\r\nContent-Disposition: form-data; name="pinned"\r\n\r\ntrue'.encode()]
+    ) + (f"\r\n--{boundary}--\r\n".encode())
+
+
+async def pieces(body: bytes, num_bytes: int = 1000) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), num_bytes):
+        yield body[start : start + num_bytes]
+
+
+async def receive(body: bytes, folder: Path, content_type: str = "application/octet-stream") -> None:
+    await Uploads(MAX_BYTES).receive(pieces(body), content_type, folder)
+
+
+PACKERS: dict[str, Callable[[Files], bytes]] = {
+    "zip": zipped,
+    "tar": tarred,
+    "gnu": lambda files: tarred(files, format=tarfile.GNU_FORMAT),
+    "ustar": lambda files: tarred(files, format=tarfile.USTAR_FORMAT),
+    "tar.gz": lambda files: tarred(files, "w:gz"),
+}
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+@pytest.mark.parametrize("top", ["", "my-adapter/", "./", "a/b/"])
+async def test_takes_archives(
+    folder: Path, files: Files, ref: AdapterRef, model: ModelConfig, pack: Callable[[Files], bytes], top: str
+) -> None:
+    more = {"README.md": b"#", "__MACOSX/._adapter_config.json": b"?", "checkpoint/optimizer.pt": bytes(5000)}
+    await receive(pack({**{top + name: content for name, content in files.items()}, **more}), folder)
+    assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
+    assert read_adapter(folder, model).ref.digest == ref.digest
+
+
+@pytest.mark.parametrize("pack", [None, *PACKERS.values()], ids=["files", *PACKERS])
+async def test_takes_forms(
+    folder: Path, files: Files, ref: AdapterRef, model: ModelConfig, pack: Callable[[Files], bytes] | None
+) -> None:
+    body = form(files if pack is None else {"adapter.any": pack(files)})
+    await receive(body, folder, 'multipart/form-data; boundary="xyz"')
+    assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
+    assert read_adapter(folder, model).ref.digest == ref.digest
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil", "x/" + CONFIG])
+async def test_refuses_names_before_it_writes(
+    folder: Path, files: Files, pack: Callable[[Files], bytes], name: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"leads out|more than one"):
+        await receive(pack({**files, name: b"x"}), folder)
+    assert os.listdir(folder) == [".archive"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+async def test_refuses_links_and_devices_in_tars(folder: Path, kind: bytes) -> None:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        info = tarfile.TarInfo(CONFIG)
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(InvalidRequest, match="link, a device"):
+        await receive(target.getvalue(), folder)
+
+
+async def test_refuses_links_in_zips(folder: Path) -> None:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        info = zipfile.ZipInfo(CONFIG)
+        info.create_system, info.external_attr = 3, 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(InvalidRequest, match="link, a device"):
+        await receive(target.getvalue(), folder)
+
+
+@pytest.mark.parametrize("pack", [zipped, PACKERS["tar.gz"]])
+async def test_refuses_what_expands_too_far(folder: Path, files: Files, pack: Callable[[Files], bytes]) -> None:
+    bomb = pack({**files, "zeros": bytes(20 << 20)})
+    assert len(bomb) < MAX_BYTES
+    with pytest.raises(TooLarge, match="expands to more than"):
+        await receive(bomb, folder)
+    assert os.listdir(folder) == [".archive"]
+
+
+async def test_refuses_a_bomb_of_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says that no file follows, and so none is counted."""
+    header = bytearray(tarred({"x": b""})[:512])
+    header[156:157] = b"x"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    monkeypatch.setattr("punica_serve.store.archive._MAX_TAR_HEADERS_BYTES", 1 << 16)
+    bomb = gzip.compress(bytes(header) * (4 << 11))
+    assert len(bomb) < MAX_BYTES
+    with pytest.raises(TooLarge, match="expands"):
+        await receive(bomb, folder)
+
+
+async def test_refuses_a_tar_of_very_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("punica_serve.store.archive._MAX_MEMBERS", 100)
+    with pytest.raises(TooLarge, match="more than 100 files"):
+        await receive(gzip.compress(tarred({"x": b""}, format=tarfile.USTAR_FORMAT)[:512] * 101), folder)
+
+
+@pytest.mark.parametrize("size", [b"-0000001000\x00", b"+0000001000\x00", b"1_000      \x00"])
+async def test_refuses_sizes_in_tars_that_are_no_octal_numbers(folder: Path, size: bytes) -> None:
+    """By a negative one a reader would come back to the same header for ever."""
+    header = bytearray(tarfile.TarInfo("x").tobuf())
+    header[124:136], header[156:157] = size, b"x"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\x00 " % sum(header)
+    with pytest.raises(InvalidRequest, match="not octal"):
+        await receive(bytes(header) + bytes(1024), folder)
+
+
+async def test_refuses_a_zip_of_a_version_to_come(folder: Path, files: Files) -> None:
+    body = bytearray(zipped(files))
+    body[body.index(b"PK\x01\x02") + 6] = 99
+    with pytest.raises(InvalidRequest, match="unusual kind"):
+        await receive(bytes(body), folder)
+
+
+async def test_refuses_a_zip_whose_directory_is_very_large(folder: Path, files: Files) -> None:
+    body = bytearray(zipped(files))
+    body[-10:-6] = (100 << 20).to_bytes(4, "little")
+    with pytest.raises(TooLarge, match="too many files"):
+        await receive(bytes(body), folder)
+
+
+async def test_refuses_a_file_of_the_form_that_is_too_large(folder: Path, files: Files) -> None:
+    with pytest.raises(TooLarge, match=r"adapter_config\.json"):
+        await receive(form({CONFIG: bytes(MAX_BYTES + 1)}), folder, FORM)
+
+
+async def test_refuses_a_body_that_is_too_large(folder: Path) -> None:
+    with pytest.raises(TooLarge, match="the upload has more"):
+        await receive(bytes(3 * MAX_BYTES), folder)
+
+
+@pytest.mark.parametrize("pack", [*PACKERS.values(), None], ids=[*PACKERS, "form"])
+async def test_refuses_pickles_with_a_hint(folder: Path, files: Files, pack: Callable[[Files], bytes] | None) -> None:
+    pickled = {CONFIG: files[CONFIG], "adapter_model.bin": b"\x80\x04."}
+    body = form(pickled) if pack is None else pack(pickled)
+    with pytest.raises(AdapterRejected, match="pickles are never read"):
+        await receive(body, folder, FORM if pack is None else "")
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+async def test_refuses_archives_that_lack_a_file(folder: Path, files: Files, pack: Callable[[Files], bytes]) -> None:
+    with pytest.raises(InvalidRequest, match=r"no adapter_config\.json"):
+        await receive(pack({WEIGHTS: b"x"}), folder)
+    (folder / ".archive").unlink()
+    with pytest.raises(InvalidRequest, match=r"no adapter_model\.safetensors"):
+        await receive(pack({CONFIG: b"x", "other/" + WEIGHTS: b"x"}), folder)
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+async def test_refuses_broken_archives(tmp_path: Path, files: Files, pack: Callable[[Files], bytes]) -> None:
+    body = pack(files)
+    for number, broken in enumerate((body[: len(body) // 2], body[:700], body[:3], b"", bytes(range(256)) * 9)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(InvalidRequest):
+            await receive(broken, folder)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "message"),
+    [
+        (b"", "multipart/form-data", "boundary"),
+        (b"", "multipart/form-data; boundary=" + "x" * 1000, "can't be read"),
+        (b"nonsense", FORM, "can't be read"),
+        (form({CONFIG: b"{}"})[:-10], FORM, "truncated"),
+        (form({}), FORM, "no files"),
+        (form({CONFIG: b"{}"}), FORM, r"lacks adapter_model\.safetensors"),
+        (form({WEIGHTS: b"x"}), FORM, r"lacks adapter_config\.json"),
+        (form({CONFIG: b"{}", "x.zip": b""}), FORM, "beside other files"),
+        (form({"x.zip": b"", CONFIG: b"{}"}), FORM, "beside other files"),
+        (form({"x.zip": b"no archive"}), FORM, "no zip, tar"),
+    ],
+)
+async def test_refuses_broken_forms(folder: Path, body: bytes, content_type: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await receive(body, folder, content_type)
+
+
+async def test_a_full_disk_is_the_operators(folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(sink: FileSink, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSink, "write", fail)
+    with pytest.raises(StoreUnavailable, match="is full"):
+        await receive(form(files), folder, FORM)
+
+
+async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
+    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is closed tries once more to write what it could not."""
+
+    def fail(sink: FileSink, *data: bytes) -> None:
+        sink._file.close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSink, "write", fail)
+    monkeypatch.setattr(FileSink, "close", fail)
+    with pytest.raises(StoreUnavailable, match="is full"):
+        await receive(form(files), folder, FORM)
+
+
+async def test_a_disk_that_is_stuck_is_the_operators(
+    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(sink: FileSink, data: bytes) -> None:
+        free.wait(60.0)
+        raise OSError(errno.EIO, "Input/output error")
+
+    free = threading.Event()
+    monkeypatch.setattr(FileSink, "write", hang)
+    receiving = Uploads(MAX_BYTES, timeout_s=0.2).receive(pieces(form(files)), FORM, folder)
+    with pytest.raises(StoreUnavailable, match=r"longer than 0\.2 s"):
+        await receiving
+    free.set()

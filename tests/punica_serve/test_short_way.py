@@ -1,0 +1,85 @@
+"""Frames arrive whole and in order however the stream is split, by the short way or by the parser."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.frames import Frame, Opcode
+
+from punica_serve.short_way import ShortWayClient, ShortWayServer
+
+DEADLINE_S = 60.0
+PAYLOADS = [bytes([size % 251]) * size for size in (0, 1, 125, 126, 127, 65_535, 65_536, 100_000)]
+
+
+@asynccontextmanager
+async def connected() -> Any:
+    """Both ends of a link."""
+    accepted: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+
+    async def handle(connection: ServerConnection) -> None:
+        accepted.set_result(connection)
+        await connection.wait_closed()
+
+    async with serve(handle, "127.0.0.1", 0, create_connection=ShortWayServer, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with connect(
+            f"ws://127.0.0.1:{port}", create_connection=ShortWayClient, compression=None, proxy=None
+        ) as client:
+            yield client, await accepted
+
+
+async def test_frames_of_all_lengths_go_both_ways() -> None:
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        for one, other in ((client, server), (server, client)):
+            for payload in PAYLOADS:
+                await one.send(payload)
+                assert await other.recv(decode=False) == payload
+            for payload in PAYLOADS:
+                await one.send(payload)
+            assert [await other.recv(decode=False) for _ in PAYLOADS] == PAYLOADS
+
+
+def stream() -> Iterator[tuple[Opcode, bytes, bool]]:
+    """A text, a message in two fragments, a ping between them, and whole binary frames around."""
+    yield Opcode.BINARY, b"first", True
+    yield Opcode.TEXT, b"text", True
+    yield Opcode.BINARY, b"half ", False
+    yield Opcode.PING, b"ping", True
+    yield Opcode.CONT, b"and half", True
+    yield Opcode.BINARY, b"last", True
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 7, 11, 1000])
+@pytest.mark.parametrize("is_masked", [True, False])
+async def test_any_split_of_the_stream_gives_the_same_messages(chunk_bytes: int, is_masked: bool) -> None:
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        receiver: ClientConnection | ServerConnection = server if is_masked else client
+        frames = [Frame(opcode, data, fin).serialize(mask=is_masked) for opcode, data, fin in stream()]
+        for data in frames if chunk_bytes == 11 else [b"".join(frames)]:
+            for start in range(0, len(data), chunk_bytes):
+                receiver.data_received(data[start : start + chunk_bytes])
+        messages = [await receiver.recv(decode=False) for _ in range(4)]
+        assert messages == [b"first", b"text", b"half and half", b"last"]
+
+
+async def test_a_frame_with_the_wrong_masking_ends_the_link() -> None:
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        server.data_received(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False))
+        await client.wait_closed()
+        assert client.close_code == 1002
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * 126])
+async def test_a_frame_that_ends_within_its_header_or_mask_waits_for_the_rest(payload: bytes) -> None:
+    async with connected() as (_, server), asyncio.timeout(DEADLINE_S):
+        frame = Frame(Opcode.BINARY, payload).serialize(mask=True)
+        for cut in range(1, len(frame)):
+            server.data_received(frame + frame[:cut])
+            server.data_received(frame[cut:])
+        for _ in range(2 * (len(frame) - 1)):
+            assert await server.recv(decode=False) == payload

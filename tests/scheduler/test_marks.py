@@ -1,0 +1,57 @@
+"""What charts mark."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from punica_scheduler.marks import MAX_MARKS, Marks
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def cluster(new_cluster: Callable[..., Any]) -> Any:
+    return new_cluster()
+
+
+def kinds(cluster: Any) -> list[str]:
+    return [mark.kind for mark in cluster.scheduler.snapshot(cluster.now_ns).marks]
+
+
+def test_gpus_that_come_and_go(cluster: Any) -> None:
+    cluster.gpu_joins("gpu")
+    cluster.is_drained("gpu")
+    cluster.is_drained("gpu", drain=False)
+    cluster.gpu_is_lost("gpu")
+    assert kinds(cluster) == ["gpu_joined", "gpu_drained", "gpu_lost"]
+
+
+def test_an_eviction_and_where_the_request_went(cluster: Any) -> None:
+    cluster.gpu_joins("gpu-1", pages=4)
+    cluster.arrives("a", prompt=6)
+    cluster.arrives("b", prompt=6)
+    cluster.gpu_joins("gpu-0", pages=4)
+    while not cluster.counter("evictions"):
+        cluster.steps("gpu-1", "a b")
+    marks = cluster.scheduler.snapshot(cluster.now_ns).marks
+    assert [(mark.kind, mark.gpu_uuid) for mark in marks[-2:]] == [("evicted", "gpu-1"), ("migrated", "gpu-0")]
+
+
+def test_what_happens_again_within_a_second_is_one_mark() -> None:
+    marks = Marks()
+    marks.add("evicted", "gpu", 5 * S)
+    marks.add("evicted", "gpu", 6 * S - 1)
+    (mark,) = marks.snapshot()
+    assert (mark.number, mark.at_ns, mark.gpu_uuid, mark.count) == (1, 5 * S, "gpu", 2)
+    marks.add("evicted", "another", 6 * S - 1)
+    assert [(mark.gpu_uuid, mark.count) for mark in marks.snapshot()] == [(None, 3)]
+    marks.add("evicted", "gpu", 6 * S)
+    assert [mark.number for mark in marks.snapshot()] == [1, 2]
+
+
+def test_the_oldest_are_forgotten_and_numbers_go_on() -> None:
+    marks = Marks()
+    for second in range(MAX_MARKS + 3):
+        marks.add("migrated", "gpu", second * S)
+    assert [mark.number for mark in marks.snapshot()] == list(range(4, MAX_MARKS + 4))

@@ -1,0 +1,65 @@
+"""An adapter loader without an engine round it, driven by hand as the step loop drives it."""
+
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+
+from punica_serve.adapters.adapter import Adapter
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.engine import adapter_reader
+from punica_serve.engine.adapter_entry import AdapterFailure
+from punica_serve.engine.adapter_loader import AdapterLoader
+from punica_serve.engine.host_cache import HostCache
+from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.pinned_memory import open_host_memory
+from punica_serve.model_config import ModelConfig
+from punica_serve.protocol import AdapterRef
+
+CPU = torch.device("cpu")
+DEADLINE_S = 60.0
+
+
+class LoaderHarness:
+    """A loader over the real threads; a test plays the step loop."""
+
+    def __init__(
+        self, model: ModelConfig, num_pages: int, host_bytes: int = 1 << 24, device: torch.device = CPU
+    ) -> None:
+        self.progress = Event()
+        self.newest_end: Any = None
+        self.pool = LoraPool(model, num_pages=num_pages, dtype=torch.float32, device=device)
+        self.host_cache = HostCache(open_host_memory(host_bytes, device))
+        self.loader = AdapterLoader(
+            self.pool, self.host_cache, model, torch.float32, self.progress.set, lambda: self.newest_end
+        )
+
+    def until(self, condition: Callable[[], bool]) -> list[AdapterFailure]:
+        failures, deadline = self.loader.poll(), time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.progress.wait(deadline - time.monotonic()), "the loader makes no progress"
+            self.progress.clear()
+            failures += self.loader.poll()
+            self.loader.check_invariants()
+        return failures
+
+    def bring(self, *refs: AdapterRef) -> None:
+        for ref in refs:
+            self.loader.acquire(ref)
+        self.until(lambda: all(self.loader.is_ready(ref.digest) for ref in refs))
+
+
+def gate_reads(monkeypatch: pytest.MonkeyPatch, gate: Event) -> list[str]:
+    """Lets no adapter's files be read before the gate opens. The digests whose reads have begun, as they begin."""
+    reads: list[str] = []
+
+    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+        reads.append(ref.digest)
+        assert gate.wait(DEADLINE_S)
+        return load_adapter(ref, model, buffer)
+
+    monkeypatch.setattr(adapter_reader, "load_adapter", load)
+    return reads

@@ -1,0 +1,31 @@
+"""Schemathesis as a process: requests made from a frontend's own OpenAPI page, and answers held against it."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+TIMEOUT_S = 540.0
+
+
+async def schemathesis(url: str, folder: Path, *options: str) -> tuple[int | None, str]:
+    """Exit code and output of the tool against a running frontend. The same requests in every run."""
+    command = (sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run")
+    fixed = ("--generation-deterministic", "--no-color", "--warnings", "off")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        f"{url}/openapi.json",
+        *fixed,
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=folder,  # it leaves a folder behind
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    return process.returncode, output.decode()

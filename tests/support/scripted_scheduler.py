@@ -1,0 +1,46 @@
+"""The scheduler's end of a frontend's link, on which a test says what is said."""
+
+from typing import Any
+
+from punica_serve.channel import Channel
+from punica_serve.protocol import FrontendHello, Message
+from punica_serve.wire import accept
+
+
+class ScriptedScheduler:
+    """The other end of the link, on which the test says what is said."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.incarnation = 1
+        #: All that frontends sent, on all links so far, their hellos left out.
+        self.received: list[Any] = []
+        self.num_links = 0
+        #: Of all links so far.
+        self.frontend_ids: list[str] = []
+        self._channel: Channel | None = None
+
+    async def session(self, channel: Channel) -> None:
+        hello = await accept(channel, token="secret", incarnation=self.incarnation)
+        assert isinstance(hello, FrontendHello)
+        self.frontend_ids.append(hello.frontend_id)
+        self._channel = channel
+        self.num_links += 1
+        try:
+            async for message in channel:
+                self.received.append(message)
+        finally:
+            self.num_links -= 1
+
+    @property
+    def is_linked(self) -> bool:
+        return self._channel is not None
+
+    def send(self, message: Message) -> None:
+        assert self._channel is not None
+        self._channel.send(message)
+
+    async def cut(self) -> None:
+        """Ends the link; the frontend dials again."""
+        assert self._channel is not None
+        await self._channel.close("cut by the test")

@@ -1,0 +1,73 @@
+"""A cluster of 64 GPUs in memory, busy with nothing but changing."""
+
+from msgspec.structs import replace
+
+from echo_cluster import EchoCluster
+from punica_serve.protocol import (
+    ClusterHistory,
+    ClusterSnapshot,
+    GpuHistory,
+    GpuSnapshot,
+    Mark,
+    Percentiles,
+    RecentFigures,
+)
+
+S = 1_000_000_000
+
+
+class WideCluster(EchoCluster):
+    """Each look at it is a fifth of a second after the one before; all batches change, and adapters come and go."""
+
+    num_gpus, num_adapters, num_samples = 64, 40, 600
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 1_800_000_000 * S
+        self.num_looks = 0
+
+    def batch_size(self, gpu: int) -> int:
+        return (7 * gpu + self.num_looks) % 33
+
+    async def cluster(self) -> ClusterSnapshot:
+        self.num_looks += 1
+        self.now_ns += S // 5
+        self.marks = [*self.marks, Mark(self.num_looks, self.now_ns, "migrated", None, 3)][-256:]
+        cluster = await super().cluster()
+        times = Percentiles(0.1, 0.2, 0.3)
+        return replace(
+            cluster,
+            gpus=tuple(self._gpu(cluster, gpu) for gpu in range(self.num_gpus)),
+            counters={"arrived": 10 * self.num_looks, "tokens": 400 * self.num_looks},
+            recent=RecentFigures(30.0, 50.0, 2000.0, times, times),
+        )
+
+    def _gpu(self, cluster: ClusterSnapshot, index: int) -> GpuSnapshot:
+        first = index + self.num_looks // 10
+        adapters = tuple(f"{first + offset:064x}" for offset in range(self.num_adapters))
+        used_ns = tuple(self.now_ns - offset * S for offset in range(self.num_adapters))
+        gpu = cluster.gpus[0]
+        return replace(
+            gpu,
+            gpu=replace(gpu.gpu, uuid=f"GPU-{index:08}"),
+            batch_size=self.batch_size(index),
+            resident_adapters=adapters,
+            adapters_used_ns=used_ns,
+        )
+
+    async def history(self) -> ClusterHistory:
+        count = self.num_samples
+        counters = tuple(range(count))
+        times = (Percentiles(0.1, 0.2, 0.3),) * count
+        return ClusterHistory(
+            at_ns=tuple(self.now_ns - (count - index) * S for index in range(count)),
+            arrived=counters,
+            tokens=counters,
+            queue_length=counters,
+            first_token_s=times,
+            inter_token_s=times,
+            gpus={
+                f"GPU-{gpu:08}": GpuHistory(tuple((gpu + at) % 33 for at in counters), counters)
+                for gpu in range(self.num_gpus)
+            },
+        )
