@@ -96,7 +96,7 @@ async def _run(
         try:
             await usage.flush()
         except RegistryUnavailable as error:
-            log.error("the usage of the last moments is lost: %s", error.message)
+            log.error("the usage of the last moments is lost: %s", error)
 
 
 def _server(parts: Parts, max_connections: int) -> EmbeddedServer:

@@ -38,7 +38,7 @@ async def registry_once_there(
 ) -> AsyncIterator[Registry | None]:
     """The registry, however long its database is away; None when the process is to end before.
 
-    Raises ConfigError for a database of a newer version.
+    Raises ConfigError for a database of a newer version, and for a file that can't be written.
     """
     opening = asyncio.create_task(_open(url, shared))
     leaving = asyncio.create_task(drain.wanted())
@@ -63,9 +63,9 @@ async def _open(url: str, shared: SharedAdapters) -> Registry:
         try:
             registry = await Registry.open(url, shared=shared)
         except RegistryUnavailable as error:
-            if error.message != told:
-                log.warning("requests are refused until the registry can be read: %s", error.message)
-                told = error.message
+            if str(error) != told:
+                log.warning("requests are refused until the registry can be read: %s", error)
+                told = str(error)
         else:
             if told:
                 log.info("the registry is there")

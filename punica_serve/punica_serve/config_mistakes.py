@@ -16,6 +16,28 @@ _MAX_SHOWN_CHARS = 100
 _SECRETIVE = frozenset({"options", "credentials"})
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]*@")
 
+#: What pydantic calls a wrong value -> what it must be, in the words of a file's reader; of others, pydantic's own.
+_MUST_BE = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "{le:g} or less",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "a mapping",
+    "path_type": "a path",
+    "string_too_short": "a text that is not empty",
+    "string_type": "a text",
+    "too_short": "a list that is not empty",
+    "tuple_type": "a list",
+}
+
 
 def mistakes_in(model: type[BaseModel], error: ValidationError) -> list[tuple[str, str]]:
     """Of each mistake the key and what to say of it.
@@ -33,11 +55,19 @@ def _key(loc: Sequence[int | str]) -> str:
 
 
 def _message(model: type[BaseModel], error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "is missing"
     if error["type"] != UNKNOWN:
-        return f"{error['msg'].removeprefix('Value error, ')}{_got(error)}"
+        return f"{_wrong(error)}{_got(error)}"
     *above, unknown = error["loc"]
     near = get_close_matches(str(unknown), _keys_at(model, above), n=1)
     return "there is no such setting" + (f"; did you mean `{_key([*above, near[0]])}`?" if near else "")
+
+
+def _wrong(error: Mapping[str, Any]) -> str:
+    if error["type"] in _MUST_BE:
+        return f"must be {_MUST_BE[error['type']].format(**error.get('ctx', {}))}"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
@@ -57,8 +87,7 @@ def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _got(error: Mapping[str, Any]) -> str:
     """The wrong value, where there is one that may be shown."""
-    # What is missing has no value: pydantic gives the mapping around it.
-    if error["type"] == "missing" or not _SECRETIVE.isdisjoint(error["loc"]):
+    if not _SECRETIVE.isdisjoint(error["loc"]):
         return ""
     return f", got {_shown(error['input'])}"
 

@@ -112,9 +112,20 @@ class ClusterUnavailable(PunicaError):
 
 
 class RegistryUnavailable(ClusterUnavailable):
-    """The database of adapters, tenants and keys can't be reached: what changes it fails, and nothing else."""
+    """The database of adapters, tenants and keys can't be reached: what changes it fails, and nothing else.
+
+    The message is for clients; as a string, for logs and terminals, it has the ``detail`` too.
+    """
 
     code = "registry_unavailable"
+
+    def __init__(self, message: str, *, detail: str = "", retry_after_s: float | None = None) -> None:
+        """``detail`` says which database it is, and why."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.detail})" if self.detail else self.message
 
 
 class StoreUnavailable(ClusterUnavailable):

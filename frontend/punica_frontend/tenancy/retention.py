@@ -36,7 +36,7 @@ class Retention:
             try:
                 await self.remove_old()
             except RegistryUnavailable as error:
-                log.warning("old usage and entries of the audit log stay for now: %s", error.message)
+                log.warning("old usage and entries of the audit log stay for now: %s", error)
             await asyncio.sleep(INTERVAL_S)
 
     async def remove_old(self) -> None:

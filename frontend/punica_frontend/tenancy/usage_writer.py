@@ -41,7 +41,7 @@ class UsageWriter:
                 await self.flush()
             except RegistryUnavailable as error:
                 if not is_down:
-                    log.warning("usage waits to be written: %s", error.message)
+                    log.warning("usage waits to be written: %s", error)
                 is_down = True
             else:
                 is_down = False

@@ -20,8 +20,29 @@ from punica_serve.cli import (
     top,
     up,
 )
-from punica_serve.errors import PunicaError
+from punica_serve.errors import (
+    AdapterNotFound,
+    AdapterRejected,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    OutOfCapacity,
+    PunicaError,
+    RequestFailed,
+)
 from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
+
+#: What was asked for came to whoever decides, and was refused or failed.
+EXIT_REFUSED = 1
+_REFUSALS = (
+    AdapterNotFound,
+    AdapterRejected,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    OutOfCapacity,
+    RequestFailed,
+)
 
 app = typer.Typer(
     name="punica-serve",
@@ -49,12 +70,16 @@ app.add_typer(bench.app)
 
 
 def main() -> None:
-    """Runs a command. A user's mistake is a line on stderr, of a config file each is, and exit code 2."""
+    """Runs a command. What goes wrong is a line on stderr; of a config file's mistakes, each is.
+
+    Exit code 1: it was asked for, and refused or failed. 2: it came to nothing, since the command, the config or the
+    key is wrong, or nobody answers.
+    """
     try:
         app()
     except PunicaError as error:
         print(f"punica-serve: {error}", file=sys.stderr)
-        sys.exit(EXIT_USER_MISTAKE)
+        sys.exit(EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_USER_MISTAKE)
     except ModuleNotFoundError as error:
         message = missing_extra(error)
         if message is None:

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from punica_serve.cli.dialling import dial
 from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption
+from punica_serve.errors import RequestFailed
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
 async def _stream_answer(url: str, key: str | None, request: dict[str, Any]) -> None:
     """Prints the answer as it comes. Leaving early, by Ctrl-C too, closes the socket, which cancels the request.
 
-    Raises typer.Exit(1), its message printed, when the server refuses the request or breaks off.
+    Raises RequestFailed when the server refuses the request or breaks off.
     """
     from websockets.exceptions import ConnectionClosedError
 
@@ -51,20 +51,15 @@ async def _stream_answer(url: str, key: str | None, request: dict[str, Any]) -> 
             async for frame in socket:
                 if _print_frame(json.loads(frame)):
                     return
-    raise _failed("the server closed the connection before the answer's end")
+    raise RequestFailed("the server closed the connection before the answer's end")
 
 
 def _print_frame(frame: dict[str, Any]) -> bool:
     """Whether it is the request's last frame."""
     if frame.get("error"):
-        raise _failed(frame["error"]["message"])
+        raise RequestFailed(frame["error"]["message"])
     print(frame["text"], end="", flush=True)
     if frame["finish_reason"] is None:
         return False
     print()
     return True
-
-
-def _failed(message: str) -> typer.Exit:
-    print(f"punica-serve: {message}", file=sys.stderr)
-    return typer.Exit(1)

@@ -1,6 +1,7 @@
 """A database with deadlines: whatever keeps it from answering in time is a RegistryUnavailable."""
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,7 +13,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from punica_serve.errors import RegistryUnavailable
+from punica_serve.errors import ConfigError, RegistryUnavailable
 
 #: Within it every call ends, one way or the other.
 DEADLINE_S = 5.0
@@ -23,17 +24,19 @@ _WAIT_SHARE = 0.5
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _WRITES = "punica_writes"
+#: Other failures of a file may pass, as when its folder is not mounted yet.
+_MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class Database:
     """Transactions on one database. ``close`` must be called."""
 
     def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
-        """``url`` as in the config. Connects to nothing yet."""
+        """``url`` as in the config. Connects to nothing yet. Raises RegistryUnavailable and ConfigError for a file."""
         parsed = make_url(url)
         self.deadline_s = deadline_s
-        #: For messages; without the password.
-        self.shown_url = parsed.render_as_string(hide_password=True)
+        #: For operators; without the password, and without parameters, one of which may be a password.
+        self.shown_url = parsed.set(query={}).render_as_string(hide_password=True)
         self._engine = _engine(parsed, wait_s=deadline_s * _WAIT_SHARE)
         isolation: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**isolation)
@@ -82,8 +85,9 @@ class Database:
 
     def _unavailable(self, reason: str) -> RegistryUnavailable:
         return RegistryUnavailable(
-            f"the registry's database {self.shown_url} is not available: {reason}; nothing can be changed until"
-            " it is back, and what was read before is served on",
+            "the registry's database is not available; nothing can be changed until it is back, and what was read"
+            " before is served on",
+            detail=f"{self.shown_url}: {reason}",
             retry_after_s=self.deadline_s,
         )
 
@@ -117,12 +121,22 @@ def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
 
 
 def _make_file(file: Path) -> None:
-    """Nobody else may read it: it says who may use what."""
+    """Nobody else may read it: it says who may use what.
+
+    Raises RegistryUnavailable, and ConfigError where waiting would not help.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        # SQLite keeps its log in files of its own beside it.
+        if not os.access(file.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise RegistryUnavailable(f"the registry's file {file} can't be opened: {error.strerror}") from error
+        if error.errno in _MAY_NOT_WRITE:
+            message = f"the registry's file {file} can't be written: {error.strerror}; see that its folder may be"
+            raise ConfigError(f"{message}, or set `data_folder` or `registry.url`", param="data_folder") from error
+        detail = f"{file}: {error.strerror}"
+        raise RegistryUnavailable("the registry's file can't be opened", detail=detail) from error
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

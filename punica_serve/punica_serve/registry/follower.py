@@ -47,7 +47,8 @@ class Follower:
         except TimeoutError as error:
             raise RegistryUnavailable(f"the registry was not read within {self._database.deadline_s:g} s") from error
         if self._failure:
-            raise RegistryUnavailable(self._failure.message, retry_after_s=self._failure.retry_after_s)
+            failure = self._failure
+            raise RegistryUnavailable(failure.message, detail=failure.detail, retry_after_s=failure.retry_after_s)
         return self.snapshot
 
     async def follow(self) -> None:
@@ -73,5 +74,5 @@ class Follower:
         except RegistryUnavailable as error:
             self._failure = error
             if not was_away:
-                logger.warning("%s", error.message)
+                logger.warning("%s", error)
         self._num_readings += 1

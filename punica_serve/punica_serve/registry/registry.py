@@ -50,7 +50,7 @@ class Registry:
         """Makes or alters the tables if need be, and reads them. ``shared`` are the config file's adapters.
         Every call ends within the deadline.
 
-        Raises RegistryUnavailable, and ConfigError for a database of a newer version.
+        Raises RegistryUnavailable, and ConfigError for a database of a newer version or a file that can't be written.
         """
         database = Database(url, deadline_s)
         try:

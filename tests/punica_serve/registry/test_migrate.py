@@ -1,6 +1,8 @@
 """Opening: new databases, old ones, and those of a newer version."""
 
 import asyncio
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -76,8 +78,26 @@ async def test_a_file_is_nobody_elses_to_read(tmp_path: Path) -> None:
 
 async def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RegistryUnavailable, match=r"/file/registry\.db can't be opened: "):
+    with pytest.raises(RegistryUnavailable, match=r"can't be opened \(.*/file/registry\.db: "):
         await Registry.open(f"sqlite:///{tmp_path}/file/registry.db")
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS])
+async def test_a_file_that_may_not_be_written_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr("punica_serve.registry.database.os.open", refuse)
+    with pytest.raises(ConfigError, match=r"registry\.db can't be written: .* set `data_folder`"):
+        await Registry.open(f"sqlite:///{tmp_path}/registry.db")
+
+
+async def test_nor_is_a_folder_in_which_no_log_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("punica_serve.registry.database.os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"registry\.db can't be written: Permission denied"):
+        await Registry.open(f"sqlite:///{tmp_path}/registry.db")
 
 
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
@@ -86,11 +106,12 @@ async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
         await Registry.open(f"sqlite:///{tmp_path}/registry.db")
 
 
-async def test_messages_show_no_password() -> None:
-    database = Database("postgresql://punica:hunter2@127.0.0.1:1/registry")
+async def test_operators_are_told_of_no_password_and_clients_of_no_address() -> None:
+    database = Database("postgresql://punica:hunter2@127.0.0.1:1/registry?password=hunter2")
     with pytest.raises(RegistryUnavailable) as error:
         async with database.reading():
             pytest.fail("nobody listens there")
-    assert "hunter2" not in error.value.message
-    assert "punica:***@127.0.0.1:1/registry" in error.value.message
+    assert "hunter2" not in str(error.value)
+    assert "punica:***@127.0.0.1:1/registry: " in str(error.value)
+    assert "127.0.0.1" not in error.value.message and "punica" not in error.value.message
     await database.close()

@@ -1,16 +1,14 @@
-"""The adapters' API of a cluster. A refusal is one line on stderr and exit code 1."""
+"""The adapters' API of a cluster."""
 
-import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import typer
 
 from punica_serve.cli.options import wants_key
 from punica_serve.cli.refusals import message_of
-from punica_serve.errors import ClusterUnavailable, ConfigError
+from punica_serve.errors import ClusterUnavailable, ConfigError, InvalidRequest
 
 CONNECT_TIMEOUT_S = 10.0
 #: Registering waits for the cluster to fetch, check and keep the files.
@@ -59,7 +57,7 @@ class AdapterClient:
         """The JSON of the answer.
 
         Raises ConfigError for a URL that is none, Unauthorized, ClusterUnavailable where no frontend answers, and
-        typer.Exit(1), its message printed, when the frontend refuses.
+        InvalidRequest with what a frontend says that refuses.
         """
         try:
             answer = self._http.request(method, self._url.rstrip("/") + path, **request)
@@ -75,7 +73,4 @@ class AdapterClient:
             return answer.json()
         if answer.status_code == 401:
             raise wants_key(self._url)
-        print(
-            f"punica-serve: {message_of(str(answer.request.url), answer.status_code, answer.content)}", file=sys.stderr
-        )
-        raise typer.Exit(1)
+        raise InvalidRequest(message_of(str(answer.request.url), answer.status_code, answer.content))

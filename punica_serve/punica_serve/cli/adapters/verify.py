@@ -1,6 +1,5 @@
 """`punica-serve adapters verify`: what registering a folder would say, on this machine, and what PEFT says of it."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,6 @@ from punica_serve.errors import AdapterRejected
 if TYPE_CHECKING:
     from punica_serve.config import EngineConfig
     from punica_serve.protocol import AdapterRef
-
-_EXIT_REFUSED = 1
 
 
 def verify(
@@ -35,11 +32,7 @@ def verify(
     configure_logging("adapters verify", LogLevel.WARNING)
     cluster = load_config(config)
     model = read_model_config(cluster.engine.model)
-    try:
-        ref = read_adapter(folder, model, strict_base=cluster.strict_base).ref
-    except AdapterRejected as error:
-        print(f"punica-serve: {error.message}", file=sys.stderr)
-        raise typer.Exit(_EXIT_REFUSED) from None
+    ref = read_adapter(folder, model, strict_base=cluster.strict_base).ref
     ranks = ", ".join(f"{module} {rank}" for module, rank in ref.ranks.items())
     print(f"{folder} can be served on {cluster.engine.served_name}\nranks: {ranks}\ndigest: {ref.digest}")
     if parity:
@@ -55,6 +48,5 @@ def _check_parity(engine: "EngineConfig", ref: "AdapterRef") -> None:
     Console(highlight=False).print(parity_table(rows))
     if beyond := [row.difference for row in rows if not row.difference <= TOLERANCE]:  # as NaN is
         message = f"the engine and PEFT differ by {max(beyond):.1e}, and {TOLERANCE:.0e} is allowed: do not serve it"
-        print(f"punica-serve: {message}, and report it with its adapter_config.json", file=sys.stderr)
-        raise typer.Exit(_EXIT_REFUSED)
+        raise AdapterRejected(f"{message}, and report it with its adapter_config.json")
     print(f"the engine and PEFT agree within {TOLERANCE:.0e}")

@@ -186,7 +186,7 @@ def suspended(connection: ServerConnection, request: Request) -> Response:
 async def test_what_a_frontend_that_refuses_says_is_told() -> None:
     async with serve(tell, "127.0.0.1", 0, process_request=suspended) as server:
         code, _, stderr = await top_once("--once", "--url", f"http://127.0.0.1:{port_of(server)}")
-    assert (code, stderr) == (2, "punica-serve: tenant 'acme' is suspended\n")
+    assert (code, stderr) == (1, "punica-serve: tenant 'acme' is suspended\n")
 
 
 async def test_a_refusal_ends_what_had_a_link_before() -> None:
@@ -198,5 +198,5 @@ async def test_a_refusal_ends_what_had_a_link_before() -> None:
             await server.wait_closed()
             async with serve(tell, "127.0.0.1", port, process_request=suspended):
                 async with asyncio.timeout(60):
-                    assert await terminal.process.wait() == 2
+                    assert await terminal.process.wait() == 1
             await until(lambda: b"is suspended" in terminal.written)
