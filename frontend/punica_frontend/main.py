@@ -23,6 +23,7 @@ from punica_frontend.tenancy.retention import Retention
 from punica_frontend.tenancy.sessions import Sessions
 from punica_frontend.tenancy.usage_writer import UsageWriter
 from punica_frontend.waiting_room import registry_once_there
+from punica_serve.collector import leave_alone_what_is_there
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.model_config import ModelConfig, read_model_config
@@ -79,19 +80,21 @@ async def serve(
                 door=Door(registry, sessions, lock),
                 sink=sink,
             )
+            server = _server(parts, max_connections)
+            leave_alone_what_is_there()
             log.info("listening on http://%s:%d", host, listener.getsockname()[1])
             notify(READY)
-            await _run(parts, client, listener, drain, max_connections)
+            await _run(parts, client, server, listener, drain)
 
 
 async def _run(
-    parts: Parts, client: WireSchedulerClient, listener: socket.socket, drain: Drain, max_connections: int
+    parts: Parts, client: WireSchedulerClient, server: EmbeddedServer, listener: socket.socket, drain: Drain
 ) -> None:
     usage = UsageWriter(parts.meter, parts.registry)
     retention = Retention(parts.registry, parts.config.registry)
     background = (parts.registry.follow(), usage.run(), retention.run(), parts.adapters.run())
     try:
-        await run_server(_server(parts, max_connections), listener, client, parts.admission, drain, background)
+        await run_server(server, listener, client, parts.admission, drain, background)
     finally:
         try:
             await usage.flush()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 from punica_runner.device_names import host_uuid
 from punica_runner.link import Link
 from punica_runner.step_loop import StepLoop
+from punica_serve.collector import leave_alone_what_is_there
 from punica_serve.config import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.process import missing_extra
@@ -25,6 +26,7 @@ def run(
     engine = _make_engine(config, device, link)
     gpu_uuid = _gpu_uuid(engine, runner_id, index)
     link.wake = engine.wake
+    leave_alone_what_is_there()
     link.send([WorkerReady(_describe(engine, config, gpu_uuid, device))])
     loop = StepLoop(engine, gpu_uuid, span_sink("worker", otlp_endpoint))
     while True:

@@ -173,6 +173,8 @@ async def _measure(
             httpx.AsyncClient(base_url=settings.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client,
             _connected(settings.url, headers) as socket,
         ):
+            # A client's first request imports a lot, for which whoever reads the streams here would pause.
+            _check(await client.get("/health"))
             watching = asyncio.create_task(_keep_streaming(socket, settings.num_streams, gaps))
             try:
                 await asyncio.sleep(_WARM_UP_S)

@@ -31,7 +31,7 @@ def scheduler(
 ) -> None:
     """Run the scheduler, which places every request of the cluster."""
     from punica_scheduler import server
-    from punica_scheduler.memory import calm_collector
+    from punica_serve.collector import calm_collector
     from punica_serve.config import load_config
 
     cluster = load_config(config).with_log_format(log_format)

@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from punica_scheduler.memory import calm_collector
+from punica_serve.collector import calm_collector
 
 
 @contextmanager
