@@ -235,8 +235,7 @@ class WireSchedulerClient:
             if not live.is_finished:
                 channel.send(AddRequest(live.handle, live.resumed(), live.quota, is_new=False))
         try:
-            async for message in channel:
-                self._receive(message)
+            await channel.serve(self._receive)
         finally:
             self._channel = self._limits = None
             self._connected.clear()

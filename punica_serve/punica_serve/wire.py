@@ -9,7 +9,7 @@ This and ``channel`` are the places that know websockets outside the public HTTP
     dial  ◀────────────────────────────  Welcome, or Refused and closed
     session(channel, welcome)            session(channel)
 
-A session returns when it has iterated to the end of its channel; whatever ends a session closes its link.
+A session has its channel ``serve`` what arrives to the end; whatever ends a session closes its link.
 """
 
 import asyncio
@@ -24,13 +24,14 @@ from typing import Any, Never
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import connect
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import serve
 from websockets.exceptions import InvalidURI, WebSocketException
 
 from punica_serve.backoff import Backoff
 from punica_serve.channel import CLOSE_TIMEOUT_S, Channel
 from punica_serve.config import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
+from punica_serve.frame_socket import AcceptedSocket, DialledSocket
 from punica_serve.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -41,7 +42,6 @@ from punica_serve.protocol import (
     WireError,
 )
 from punica_serve.scheduler_url import current_url
-from punica_serve.short_way import ShortWayClient, ShortWayServer
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def dial(
         if urlsplit(url).scheme != scheme:
             raise ValueError("with `tls` in the config it is wss://, and else ws://")
         # proxy=None: the peers of a cluster reach each other directly, whatever the environment says of proxies.
-        socket = await connect(url, proxy=None, ssl=tls, create_connection=ShortWayClient, **_SOCKET_OPTIONS)
+        socket: Any = await connect(url, proxy=None, ssl=tls, create_connection=DialledSocket, **_SOCKET_OPTIONS)
     except (OSError, WebSocketException, ValueError) as error:
         # A certificate that can't be trusted is a ValueError too, but no mistake in the URL.
         if isinstance(error, InvalidURI) or not isinstance(error, OSError | WebSocketException):
@@ -158,7 +158,7 @@ async def listen(
     closes all links and waits for their sessions. Raises ConfigError where the address can't be listened on.
     """
 
-    async def handle(socket: ServerConnection) -> None:
+    async def handle(socket: Any) -> None:
         async with Channel(socket, union, links) as channel:
             try:
                 await session(channel)
@@ -170,7 +170,7 @@ async def listen(
                 raise
 
     try:
-        server = await serve(handle, host, port, ssl=tls, create_connection=ShortWayServer, **_SOCKET_OPTIONS)
+        server = await serve(handle, host, port, ssl=tls, create_connection=AcceptedSocket, **_SOCKET_OPTIONS)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {_reason(error)}; choose another address or port") from error
     async with server:

@@ -156,8 +156,7 @@ class Supervisor:
             for worker in self._workers.values():
                 channel.send(GpuJoined(worker.gpu))
             channel.send(self._disk.holdings())
-            async for message in channel:
-                self._dispatch(message)
+            await channel.serve(self._dispatch)
         finally:
             self._channel = None
             self._reset_workers()

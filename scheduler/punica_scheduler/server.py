@@ -191,10 +191,7 @@ class Server:
         self._links[peer] = channel
         self.apply(joined)
         try:
-            async for message in channel:
-                if self._links.get(peer) is not channel:
-                    return
-                said(message)
+            await channel.serve(said)
         finally:
             if self._links.get(peer) is channel:
                 self._log_leaving(peer, channel)

@@ -1,12 +1,11 @@
 """A channel over a socket that the test holds: what leaves in which frames, and what ends it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosedOK
 from websockets.frames import CloseCode
 
 from punica_serve import channel as channel_module
@@ -26,8 +25,13 @@ from punica_serve.protocol import (
     encode,
     join,
 )
+from waits import until
 
 DEADLINE_S = 60.0
+
+
+def _nobody() -> None:
+    pass
 
 
 class Transport:
@@ -39,39 +43,42 @@ class Transport:
 
 
 class FakeSocket:
-    """As much of a websocket as a channel uses. The peer is the test."""
+    """As much of a socket as a channel uses. The peer is the test."""
 
     def __init__(self) -> None:
         self.transport = Transport(self)
         self.close_code: int | None = None
         self.close_reason = ""
-        #: Frames that have left; None is the end of what there is to receive.
+        #: Frames that have left.
         self.sent: list[list[Any]] = []
-        self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
-        #: While it is clear, nothing that is sent gets out.
-        self.takes = asyncio.Event()
-        self.takes.set()
+        #: While it is set, nothing that is written gets out.
+        self.paused = False
+        self.has_ended = False
+        self.on_frames: Callable[[], None] = _nobody
+        self.on_writable: Callable[[], None] = _nobody
+        self.on_end: Callable[[], None] = _nobody
+        self._incoming: list[bytes] = []
         self._ended = asyncio.Event()
         self._decode = Decoder(FrontendToScheduler)
 
-    async def send(self, frame: bytes) -> None:
-        ended = asyncio.create_task(self._ended.wait())
-        takes = asyncio.create_task(self.takes.wait())
-        try:
-            await asyncio.wait([ended, takes], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-            takes.cancel()
-        if self._ended.is_set():
-            raise ConnectionClosedOK(None, None)
-        self.sent.append(self._decode.joined(frame))
+    def arrive(self, *frames: bytes) -> None:
+        self._incoming += frames
+        self.on_frames()
 
-    async def recv(self, *, decode: bool) -> bytes:
-        assert not decode
-        if (frame := await self.incoming.get()) is None:
-            self.incoming.put_nowait(None)
-            raise ConnectionClosedOK(None, None)
-        return frame
+    def take(self) -> bytes | None:
+        return self._incoming.pop(0) if self._incoming else None
+
+    def write(self, frame: bytes) -> None:
+        assert not self.paused, "nobody may write to a socket that takes nothing"
+        if not self.has_ended:
+            self.sent.append(self._decode.joined(frame))
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.on_writable()
 
     async def close(self, code: int, reason: str) -> None:
         self.end(code, reason)
@@ -82,8 +89,12 @@ class FakeSocket:
     def end(self, code: int, reason: str) -> None:
         if self.close_code is None:
             self.close_code, self.close_reason = code, reason
+            asyncio.get_running_loop().call_soon(self._lose)
+
+    def _lose(self) -> None:
+        self.has_ended = True
         self._ended.set()
-        self.incoming.put_nowait(None)
+        self.on_end()
 
     @property
     def messages(self) -> list[Any]:
@@ -101,10 +112,15 @@ async def channel(socket: FakeSocket) -> AsyncIterator[Channel]:
         yield await stack.enter_async_context(Channel(socket, SchedulerToFrontend, LinksConfig()))  # type: ignore[arg-type]
 
 
+async def rest_of(channel: Channel) -> list[Any]:
+    """All messages to the end of the link."""
+    messages: list[Any] = []
+    await channel.serve(messages.append)
+    return messages
+
+
 async def until_sent(socket: FakeSocket, num_messages: int) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while len(socket.messages) < num_messages:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: len(socket.messages) >= num_messages)
 
 
 async def test_what_is_sent_in_one_turn_leaves_in_one_frame(channel: Channel, socket: FakeSocket) -> None:
@@ -150,12 +166,12 @@ async def test_what_waits_for_a_busy_socket_leaves_together_up_to_a_length(
 ) -> None:
     first, *rest = [CancelRequest(letter * 30) for letter in "abcdefg"]
     monkeypatch.setattr(channel_module, "MAX_JOINED_BYTES", 3 * len(encode(first)))
-    socket.takes.clear()
+    socket.pause()
     channel.send(first)
     await asyncio.sleep(0)
     for message in rest:
         channel.send(message)
-    socket.takes.set()
+    socket.resume()
     await until_sent(socket, 7)
     assert socket.messages == [first, *rest]
     assert max(map(len, socket.sent)) == 3
@@ -172,11 +188,9 @@ async def test_a_message_longer_than_what_is_joined_goes_alone(
     assert socket.sent == [[message] for message in messages]
 
 
-async def test_a_frame_is_iterated_message_by_message(channel: Channel, socket: FakeSocket) -> None:
+async def test_a_frame_is_received_message_by_message(channel: Channel, socket: FakeSocket) -> None:
     messages = [Limits(1), Heartbeat(), Limits(2)]
-    socket.incoming.put_nowait(join([encode(message) for message in messages]))
-    socket.incoming.put_nowait(join([]))
-    socket.incoming.put_nowait(join([encode(Limits(3))]))
+    socket.arrive(join([encode(message) for message in messages]), join([]), join([encode(Limits(3))]))
     assert [await channel.receive(DEADLINE_S) for _ in range(3)] == [Limits(1), Limits(2), Limits(3)]
 
 
@@ -192,18 +206,21 @@ async def test_a_flood_of_frames_leaves_others_their_turns(
             await asyncio.sleep(0)
             turns += 1
 
-    frame = join([encode(CallReply(1, WireError("code", "x" * length)))])
-    for _ in range(20):
-        socket.incoming.put_nowait(frame)
-    task = asyncio.create_task(other())
-    for _ in range(20):
-        await anext(channel)
+    message = CallReply(1, WireError("code", "x" * length))
+    messages: list[Any] = []
+    socket.arrive(*[join([encode(message)])] * 20)
+    task, serving = asyncio.create_task(other()), asyncio.create_task(channel.serve(messages.append))
+    await until(lambda: len(messages) == 20)
     assert turns >= num_turns
+    socket.arrive(join([encode(Limits(1))]))  # what comes next is not forgotten
+    await until(lambda: messages == [message] * 20 + [Limits(1)])
     task.cancel()
+    serving.cancel()
+    await asyncio.wait([task, serving])
 
 
 async def test_a_broken_frame_is_a_protocol_error(channel: Channel, socket: FakeSocket) -> None:
-    socket.incoming.put_nowait(encode(Limits(1)))  # not in an array
+    socket.arrive(encode(Limits(1)))  # not in an array
     with pytest.raises(ProtocolError, match="no message of this direction"):
         await channel.receive(DEADLINE_S)
 
@@ -225,14 +242,14 @@ async def test_a_peer_that_does_not_read_is_cut(
 ) -> None:
     message = CancelRequest("x" * 100)
     monkeypatch.setattr(channel_module, "MAX_QUEUED_BYTES", 3 * len(encode(message)))
-    socket.takes.clear()
+    socket.pause()
     for _ in range(3):
         channel.send(message)
         await asyncio.sleep(0)
     assert channel.end_reason == "it has not ended"
     channel.send(message)
     async with asyncio.timeout(DEADLINE_S):
-        assert [message async for message in channel] == []
+        assert await rest_of(channel) == []
         assert "reads too slowly" in channel.end_reason
         await channel.close()
 
@@ -253,7 +270,7 @@ async def test_an_end_lets_out_what_is_queued_and_nothing_more(channel: Channel,
     channel.end("replaced")
     channel.send(GetCluster(2))
     async with asyncio.timeout(DEADLINE_S):
-        assert [message async for message in channel] == []
+        assert await rest_of(channel) == []
     assert socket.messages == [GetCluster(1)]
     assert channel.end_reason == "closed with code 1000 replaced"
 
@@ -262,11 +279,11 @@ async def test_an_end_does_not_wait_for_a_peer_that_does_not_read(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT_S", 0.05)
-    socket.takes.clear()
+    socket.pause()
     channel.send(GetCluster(1))
     channel.end("replaced")
     async with asyncio.timeout(DEADLINE_S):
-        assert [message async for message in channel] == []
+        assert await rest_of(channel) == []
     assert socket.messages == []
     assert channel.end_reason == "the connection broke"
 
@@ -275,7 +292,7 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT_S", 0.05)
-    socket.takes.clear()
+    socket.pause()
     channel.send(GetCluster(1))
     async with asyncio.timeout(DEADLINE_S):
         await channel.close()
@@ -299,7 +316,7 @@ def opened(socket: FakeSocket, *, heartbeat_s: float, silence_s: float) -> Chann
 async def test_a_silent_peer_is_cut_off_though_it_was_told_that_we_live(socket: FakeSocket) -> None:
     async with opened(socket, heartbeat_s=0.01, silence_s=0.05) as channel:
         async with asyncio.timeout(DEADLINE_S):
-            assert [message async for message in channel] == []
+            assert await rest_of(channel) == []
         assert channel.end_reason == "the peer has said nothing for 0.05 s"
     assert socket.messages and set(map(type, socket.messages)) == {Heartbeat}
 
@@ -317,11 +334,9 @@ async def test_whatever_arrives_is_a_sign_of_life(
 
     monkeypatch.setattr("punica_serve.channel.asyncio.sleep", sleep_a_turn)
     async with opened(socket, heartbeat_s=1.0, silence_s=2.0) as channel:
-        reading = asyncio.create_task(anext(channel))
+        reading = asyncio.create_task(channel.serve(lambda _: None))
         for _ in range(20):
-            if reading.done():
-                reading = asyncio.create_task(anext(channel))
-            socket.incoming.put_nowait(join([encode(message) for message in frame]))
+            socket.arrive(join([encode(message) for message in frame]))
             await sleep(0.001)
             turns.put_nowait(None)
             await sleep(0.001)
@@ -332,8 +347,7 @@ async def test_whatever_arrives_is_a_sign_of_life(
             while channel.end_reason == "it has not ended":
                 await sleep(0.001)
         assert channel.end_reason == "the peer has said nothing for 2 s"
-        reading.cancel()
-        await asyncio.wait([reading])
+        await reading
 
 
 async def test_an_end_that_has_something_to_say_sends_no_heartbeats(socket: FakeSocket) -> None:
@@ -341,7 +355,7 @@ async def test_an_end_that_has_something_to_say_sends_no_heartbeats(socket: Fake
         for i in range(20):
             channel.send(GetCluster(i))
             await asyncio.sleep(0.005)
-            socket.incoming.put_nowait(join([]))
+            socket.arrive(join([]))
         talking = len(socket.messages)
         await until_sent(socket, talking + 1)
     assert socket.messages[-1] == Heartbeat()
@@ -349,10 +363,10 @@ async def test_an_end_that_has_something_to_say_sends_no_heartbeats(socket: Fake
 
 
 async def test_heartbeats_do_not_pile_up_before_a_peer_that_does_not_read(socket: FakeSocket) -> None:
-    socket.takes.clear()
+    socket.pause()
     async with opened(socket, heartbeat_s=0.01, silence_s=3600.0) as channel:
         channel.send(GetCluster(1))
         await asyncio.sleep(0.1)
-        socket.takes.set()
+        socket.resume()
         await until_sent(socket, 2)
     assert socket.messages[:2] == [GetCluster(1), Heartbeat()]

@@ -64,8 +64,7 @@ async def scheduler(tls: TlsConfig) -> AsyncIterator[str]:
 
     async def session(channel: Channel) -> None:
         await wire.accept(channel, token="token", incarnation=7)
-        async for message in channel:
-            channel.send(Limits(message.call_id))
+        await channel.serve(lambda message: channel.send(Limits(message.call_id)))
 
     async with wire.listen("127.0.0.1", 0, ToScheduler, session, tls=server_context(tls)) as port:
         yield f"wss://127.0.0.1:{port}"

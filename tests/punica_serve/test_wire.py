@@ -2,6 +2,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -44,12 +45,19 @@ def hello(version: tuple[int, int] = PROTOCOL_VERSION, token: str = TOKEN) -> Fr
     return FrontendHello(version, token, "frontend")
 
 
+def unexpected(message: Any) -> None:
+    raise AssertionError(message)
+
+
 async def echo_limits(channel: Channel) -> None:
     """A scheduler that answers each GetCluster with Limits of as many GPUs."""
     await wire.accept(channel, token=TOKEN, incarnation=7)
-    async for message in channel:
+
+    def answer(message: Any) -> None:
         if isinstance(message, GetCluster):
             channel.send(Limits(message.call_id))
+
+    await channel.serve(answer)
 
 
 @asynccontextmanager
@@ -67,11 +75,11 @@ async def test_messages_go_both_ways_in_order() -> None:
 
 
 async def test_what_was_sent_before_a_close_still_arrives() -> None:
-    got = []
+    got: list[Any] = []
 
     async def collect(channel: Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
-        got.extend([message async for message in channel])
+        await channel.serve(got.append)
 
     async with scheduler(collect) as url:
         async with wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
@@ -87,7 +95,7 @@ async def test_the_end_of_a_link_ends_the_iteration_with_a_reason() -> None:
         await channel.close("enough")
 
     async with scheduler(leave) as url, wire.dial(url, hello(), SchedulerToFrontend) as (channel, _):
-        assert [message async for message in channel] == []
+        await channel.serve(unexpected)
         assert channel.end_reason == "closed with code 1000 enough"
 
 
@@ -167,8 +175,7 @@ async def dialler(url: str, token: str = TOKEN, welcomes: list[Welcome] | None =
 
     async def session(channel: Channel, welcome: Welcome) -> None:
         welcomes.append(welcome)
-        async for _ in channel:
-            pass
+        await channel.serve(lambda _: None)
 
     task = asyncio.create_task(wire.keep_dialling(url, lambda: hello(token=token), SchedulerToFrontend, session))
     try:
@@ -236,8 +243,7 @@ async def test_keep_dialling_survives_a_scheduler_of_broken_frames() -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
         await until(lambda: len(greeted) > num_before)
         channel.send(CancelRequest("not for frontends"))
-        async for _ in channel:
-            pass
+        await channel.serve(lambda _: None)
 
     async with scheduler(garbage) as url, dialler(url, welcomes=greeted):
         await until(lambda: len(greeted) >= 3)

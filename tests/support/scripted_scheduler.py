@@ -27,8 +27,7 @@ class ScriptedScheduler:
         self._channel = channel
         self.num_links += 1
         try:
-            async for message in channel:
-                self.received.append(message)
+            await channel.serve(self.received.append)
         finally:
             self.num_links -= 1
 

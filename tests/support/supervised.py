@@ -32,8 +32,7 @@ class FakeScheduler:
     async def session(self, channel: Channel) -> None:
         self.hellos.append(await wire.accept(channel, token=TOKEN, incarnation=1))
         self.channel = channel
-        async for message in channel:
-            self.heard.append(message)
+        await channel.serve(self.heard.append)
         self.num_ended += 1
 
     def tell(self, *messages: Any) -> None:

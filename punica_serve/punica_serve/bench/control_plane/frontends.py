@@ -110,15 +110,19 @@ async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> Non
 async def _run_frontend(load: Load, frontend: Frontend, num_requests: int, filled: asyncio.Barrier) -> None:
     hello = FrontendHello(PROTOCOL_VERSION, load.token, frontend.name)
     async with dial(load.scheduler_url, hello, SchedulerToFrontend) as (channel, _), asyncio.TaskGroup() as tasks:
-        for _ in range(num_requests):
-            frontend.add(channel)
         is_filled = False
-        async for message in channel:
+
+        def take(message: Any) -> None:
+            nonlocal is_filled
             if isinstance(message, Deliveries):
                 frontend.take(message, channel)
             if not is_filled and not frontend.new:
                 is_filled = True
                 tasks.create_task(_pass(filled))
+
+        for _ in range(num_requests):
+            frontend.add(channel)
+        await channel.serve(take)
         raise ClusterUnavailable(f"{frontend.name} lost its link to the scheduler: {channel.end_reason}")
 
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from punica_serve.bench.control_plane.settings import GPUS_PER_RUNNER, NUM_KV_PAGES, PAGE_SIZE, Load, stamp
@@ -140,12 +141,15 @@ async def _run_host(load: Load, host: int, uuids: list[str], joined: asyncio.Bar
                 # Irrational, so that no two GPUs step at the same time for long.
                 phase = (host * GPUS_PER_RUNNER + index) * 0.6180339887 % 1.0
                 tasks.create_task(_keep_stepping(channel, gpu, pace, phase))
-            async for command in channel:
-                if isinstance(command, StartRequest):
-                    gpus[command.gpu_uuid].start(command)
-                elif isinstance(command, StopRequest):
-                    gpus[command.gpu_uuid].stop(command)
+            await channel.serve(partial(_obey, gpus))
             raise ClusterUnavailable(f"host {host} lost its link to the scheduler: {channel.end_reason}")
+
+
+def _obey(gpus: dict[str, Gpu], command: Any) -> None:
+    if isinstance(command, StartRequest):
+        gpus[command.gpu_uuid].start(command)
+    elif isinstance(command, StopRequest):
+        gpus[command.gpu_uuid].stop(command)
 
 
 async def _keep_stepping(channel: Channel, gpu: Gpu, pace: Pace, phase: float) -> None:

@@ -1,7 +1,7 @@
 """The scheduler's end of a frontend's link: every request gets a token whenever its GPU has made a step."""
 
 import asyncio
-from typing import Never
+from typing import Any, Never
 
 from punica_serve.channel import Channel
 from punica_serve.protocol import AddRequest, Deliveries, Limits
@@ -29,9 +29,11 @@ class PlayedScheduler:
         await accept(channel, token=self._token, incarnation=1)
         channel.send(Limits(len(self._positions), None))
         self._channel = channel
-        async for message in channel:
-            if isinstance(message, AddRequest):
-                self._positions[message.handle % len(self._positions)][message.handle] = 0
+        await channel.serve(self._take)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, AddRequest):
+            self._positions[message.handle % len(self._positions)][message.handle] = 0
 
     async def keep_stepping(self, step_s: float) -> Never:
         """One step of every GPU in ``step_s``, evenly spread, until cancelled. A late step is not left out."""

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import serve
 from websockets.frames import Frame, Opcode
 
-from punica_serve.short_way import ShortWayClient, ShortWayServer
+from punica_serve.frame_socket import AcceptedSocket, DialledSocket, FrameSocket
 
 DEADLINE_S = 60.0
 PAYLOADS = [bytes([size % 251]) * size for size in (0, 1, 125, 126, 127, 65_535, 65_536, 100_000)]
@@ -19,29 +19,43 @@ PAYLOADS = [bytes([size % 251]) * size for size in (0, 1, 125, 126, 127, 65_535,
 @asynccontextmanager
 async def connected() -> Any:
     """Both ends of a link."""
-    accepted: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+    accepted: asyncio.Future[AcceptedSocket] = asyncio.get_running_loop().create_future()
 
-    async def handle(connection: ServerConnection) -> None:
+    async def handle(connection: Any) -> None:
         accepted.set_result(connection)
         await connection.wait_closed()
 
-    async with serve(handle, "127.0.0.1", 0, create_connection=ShortWayServer, compression=None) as server:
+    async with serve(handle, "127.0.0.1", 0, create_connection=AcceptedSocket, compression=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         async with connect(
-            f"ws://127.0.0.1:{port}", create_connection=ShortWayClient, compression=None, proxy=None
+            f"ws://127.0.0.1:{port}", create_connection=DialledSocket, compression=None, proxy=None
         ) as client:
             yield client, await accepted
+
+
+async def taken(socket: FrameSocket, num_messages: int) -> list[bytes]:
+    """The next messages, as they come."""
+    has_come = asyncio.Event()
+    socket.on_frames = socket.on_end = has_come.set
+    messages: list[bytes] = []
+    while len(messages) < num_messages:
+        if (message := socket.take()) is not None:
+            messages.append(message)
+        else:
+            await has_come.wait()
+            has_come.clear()
+    return messages
 
 
 async def test_frames_of_all_lengths_go_both_ways() -> None:
     async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
         for one, other in ((client, server), (server, client)):
             for payload in PAYLOADS:
-                await one.send(payload)
-                assert await other.recv(decode=False) == payload
+                one.write(payload)
+                assert await taken(other, 1) == [payload]
             for payload in PAYLOADS:
-                await one.send(payload)
-            assert [await other.recv(decode=False) for _ in PAYLOADS] == PAYLOADS
+                one.write(payload)
+            assert await taken(other, len(PAYLOADS)) == PAYLOADS
 
 
 def stream() -> Iterator[tuple[Opcode, bytes, bool]]:
@@ -58,13 +72,12 @@ def stream() -> Iterator[tuple[Opcode, bytes, bool]]:
 @pytest.mark.parametrize("is_masked", [True, False])
 async def test_any_split_of_the_stream_gives_the_same_messages(chunk_bytes: int, is_masked: bool) -> None:
     async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
-        receiver: ClientConnection | ServerConnection = server if is_masked else client
+        receiver: FrameSocket = server if is_masked else client
         frames = [Frame(opcode, data, fin).serialize(mask=is_masked) for opcode, data, fin in stream()]
         for data in frames if chunk_bytes == 11 else [b"".join(frames)]:
             for start in range(0, len(data), chunk_bytes):
                 receiver.data_received(data[start : start + chunk_bytes])
-        messages = [await receiver.recv(decode=False) for _ in range(4)]
-        assert messages == [b"first", b"text", b"half and half", b"last"]
+        assert await taken(receiver, 4) == [b"first", b"text", b"half and half", b"last"]
 
 
 async def test_a_frame_with_the_wrong_masking_ends_the_link() -> None:
@@ -81,5 +94,5 @@ async def test_a_frame_that_ends_within_its_header_or_mask_waits_for_the_rest(pa
         for cut in range(1, len(frame)):
             server.data_received(frame + frame[:cut])
             server.data_received(frame[cut:])
-        for _ in range(2 * (len(frame) - 1)):
-            assert await server.recv(decode=False) == payload
+        num_frames = 2 * (len(frame) - 1)
+        assert await taken(server, num_frames) == [payload] * num_frames
