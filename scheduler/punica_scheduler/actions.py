@@ -1,12 +1,11 @@
 """What the scheduler wants done: orders, in the imperative, each with its address."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from punica_serve.protocol import AdapterRef, AssignmentId, Deliveries, Limits, Request, ScaleAdvice, WireError
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Run the request on this GPU, from where it is. ``seq`` counts the commands to the GPU since it joined."""
 
     gpu_uuid: str
@@ -15,8 +14,7 @@ class Start:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Drop this assignment and free its pages."""
 
     gpu_uuid: str
@@ -24,31 +22,27 @@ class Stop:
     assignment: AssignmentId
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """Hand a frontend what an event has for its requests: tokens, and ends. Once for each frontend, before all else."""
 
     frontend_id: str
     deliveries: Deliveries
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceLimits:
+class AnnounceLimits(Struct, frozen=True):
     """Tell a frontend what the cluster can hold now."""
 
     frontend_id: str
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerDrained:
+class RunnerDrained(Struct, frozen=True):
     """Tell a runner that asked for it that nothing is left on its GPUs."""
 
     runner_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswered:
+class CallAnswered(Struct, frozen=True):
     """Tell a frontend that what it called for was done, or has begun, or why not."""
 
     frontend_id: str
@@ -56,8 +50,7 @@ class CallAnswered:
     error: WireError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
+class Warm(Struct, frozen=True):
     """Bring an adapter to a GPU and its worker's host memory."""
 
     gpu_uuid: str
@@ -65,16 +58,14 @@ class Warm:
     pin: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Have a runner and its workers drop an adapter that no request uses."""
 
     runner_id: str
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advise:
+class Advise(Struct, frozen=True):
     """Tell whoever runs the cluster what it should become. Only what differs from before is said."""
 
     advice: ScaleAdvice

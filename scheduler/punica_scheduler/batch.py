@@ -6,13 +6,14 @@ goes on with its batch: it is checked and taken as a whole, and a token costs no
 its request: the lists of sixteen thousand are spread over more memory than a core's cache holds.
 """
 
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from punica_scheduler.capacity import STEPS_AHEAD
-from punica_scheduler.request import RequestRecord
+from punica_scheduler.request import TOKEN_TYPE, RequestRecord
 from punica_serve.protocol import StepReport
 
 _Column = tuple[Any, ...]
@@ -29,43 +30,39 @@ class Share(NamedTuple):
     pick: Callable[[_Column], _Column]
 
 
-def shares_of(rows: Iterable[tuple[int, int, RequestRecord]], num_rows: int) -> list[Share]:
-    """Who gets which rows of a report of so many; ``rows`` are those that someone gets: index, position, request."""
-    by_frontend: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for index, position, record in rows:
-        by_frontend[record.frontend_id].append((index, record.handle, position))
+def shares_of(rows: Sequence[int], records: Sequence[RequestRecord], positions: _Column) -> list[Share]:
+    """Who gets which rows of a report: these, of these requests at these positions."""
+    by_frontend: defaultdict[str, list[int]] = defaultdict(list)
+    for index, record in enumerate(records):
+        by_frontend[record.frontend_id].append(index)
+    handles = tuple([record.handle for record in records])
     shares = []
-    for frontend_id, own in by_frontend.items():
-        indices, handles, positions = zip(*own, strict=True)
-        shares.append(Share(frontend_id, handles, positions, _picker(indices, num_rows)))
+    for frontend_id, indices in by_frontend.items():
+        own = _picker(indices)
+        shares.append(Share(frontend_id, own(handles), own(positions), _picker([rows[index] for index in indices])))
     return shares
 
 
-def _picker(indices: Sequence[int], num_rows: int) -> Callable[[_Column], _Column]:
-    if len(indices) == num_rows:
-        return _all
+def _picker(indices: Sequence[int]) -> Callable[[_Column], _Column]:
     if len(indices) == 1:
         return lambda column: (column[indices[0]],)
     return itemgetter(*indices)
 
 
-def _all(column: _Column) -> _Column:
-    return column
-
-
 class Batch:
     """The requests that each step of a GPU gives a token, a row each, while all of them are in its working set.
 
-    It holds the tokens of its time, a column for each step, and gives them to the requests when it ends.
+    It holds the tokens of its time, step after step, and gives them to the requests when it ends.
     """
 
     __slots__ = (
-        "_columns",
         "_next_repeat",
         "_page_size",
+        "_token_ids",
         "_turns",
         "gpu_s",
         "max_steps",
+        "newcomers",
         "num_steps",
         "records",
         "shares",
@@ -76,22 +73,28 @@ class Batch:
     ) -> None:
         """Rows must be of different requests, at their next positions; ``num_repeats`` is of the first report."""
         self.records = records
-        self.shares = shares_of(zip(range(len(records)), positions, records, strict=True), len(records))
         self._next_repeat = num_repeats + 1
         #: Taken so far.
         self.num_steps = 0
         #: GPU time of each row.
         self.gpu_s = 0.0
-        self._columns: list[tuple[int, ...]] = []
-        #: Until a request has all its tokens: what comes then is looked at row by row.
-        self.max_steps = min([record.max_tokens - at for record, at in zip(records, positions, strict=True)])
+        self._token_ids = array(TOKEN_TYPE)
         self._page_size = page_size
         #: A request needs a page more ahead every ``page_size`` steps: the step from which on it no longer does, by its
         #: turn among them.
         self._turns: defaultdict[int, list[int]] = defaultdict(list)
+        #: Those that get their first tokens here.
+        self.newcomers: list[RequestRecord] = []
+        num_left = []
         for record, at in zip(records, positions, strict=True):
-            ahead = at + STEPS_AHEAD
-            self._turns[-(record.num_prompt + ahead) % page_size].append(record.max_tokens - ahead)
+            left = record.max_tokens - at
+            num_left.append(left)
+            self._turns[-(record.num_prompt + at + STEPS_AHEAD) % page_size].append(left - STEPS_AHEAD)
+            if at == record.num_generated_at_start:
+                self.newcomers.append(record)
+        #: Until a request has all its tokens: what comes then is looked at row by row.
+        self.max_steps = min(num_left)
+        self.shares = shares_of(range(len(records)), records, positions)
 
     def begin(self) -> None:
         """From now on what it takes are the requests' tokens, until it ends."""
@@ -110,15 +113,16 @@ class Batch:
         """The tokens of a report that continues the batch; returns how many pages more its requests need ahead."""
         step = self.num_steps
         num_pages = sum(map(step.__lt__, self._turns.get(step % self._page_size, ())))
-        self._columns.append(report.token_ids)
-        self.num_steps += 1
+        self._token_ids.extend(report.token_ids)
+        self.num_steps = step + 1
         self._next_repeat = report.num_repeats + 1
         self.gpu_s += report.duration_s / len(self.records)
         return num_pages
 
     def end(self) -> None:
         """Gives each request what is its own."""
-        for record, token_ids in zip(self.records, zip(*self._columns, strict=True), strict=True):
-            record.generated_ids += token_ids
-            record.gpu_s += self.gpu_s
+        token_ids, num_rows, gpu_s = self._token_ids, len(self.records), self.gpu_s
+        for row, record in enumerate(self.records):
+            record.generated_ids += token_ids[row::num_rows]
+            record.gpu_s += gpu_s
             record.batch = None

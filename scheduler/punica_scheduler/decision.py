@@ -1,7 +1,6 @@
 """What one event leads to, and the log of it."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from msgspec import Struct, field
 
 from punica_scheduler.actions import Action, Deliver
 from punica_scheduler.delivery import DeliveryColumns
@@ -11,8 +10,7 @@ from punica_scheduler.request import RequestRecord
 from punica_serve.protocol import Ending, FinishReason, WireError
 
 
-@dataclass(slots=True)
-class Decision:
+class Decision(Struct):
     """One event's outcome while it is being worked out."""
 
     now_ns: int
@@ -55,7 +53,7 @@ class Decision:
         return self.actions
 
 
-class StoryEntry(NamedTuple):
+class StoryEntry(Struct, frozen=True):
     """One call of the scheduler. Handled again in order from its start on, events give the same actions again."""
 
     now_ns: int

@@ -1,12 +1,11 @@
 """What one event has for each frontend: tokens in columns, and the requests that have ended."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from punica_serve.protocol import Deliveries, Ending, TokenLogprobs
 
 
-@dataclass(slots=True)
-class DeliveryColumns:
+class DeliveryColumns(Struct):
     """A Deliveries while it is being gathered. An event brings one report at most, so tokens come all at once."""
 
     handles: tuple[int, ...] = ()

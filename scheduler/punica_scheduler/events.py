@@ -1,26 +1,23 @@
 """What the scheduler is told: facts, in the past tense."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from punica_serve import protocol
 
 
-@dataclass(frozen=True, slots=True)
-class FrontendJoined:
+class FrontendJoined(Struct, frozen=True):
     """A frontend's link is up. One of the same id counts as lost."""
 
     frontend_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FrontendLost:
+class FrontendLost(Struct, frozen=True):
     """A frontend's link is down: nobody hears its requests any more."""
 
     frontend_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(Struct, frozen=True):
     """A frontend added a request: a new one, or again one that it owns, with the tokens it holds."""
 
     frontend_id: str
@@ -33,35 +30,30 @@ class RequestArrived:
     is_new: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(Struct, frozen=True):
     frontend_id: str
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerJoined:
+class RunnerJoined(Struct, frozen=True):
     """A runner's link is up. One of the same id counts as lost."""
 
     runner_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerLost:
+class RunnerLost(Struct, frozen=True):
     """A runner's link is down: all its GPUs are lost at once."""
 
     runner_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerDrainRequested:
+class RunnerDrainRequested(Struct, frozen=True):
     """A runner is about to stop, and waits for its GPUs to be empty."""
 
     runner_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDrainRequested:
+class GpuDrainRequested(Struct, frozen=True):
     """Someone wants a GPU drained, or used again."""
 
     frontend_id: str
@@ -71,57 +63,49 @@ class GpuDrainRequested:
     drain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GpuJoined:
+class GpuJoined(Struct, frozen=True):
     """A worker is ready, with an empty working set. One of the same UUID counts as lost."""
 
     runner_id: str
     gpu: protocol.GpuInfo
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLost:
+class GpuLost(Struct, frozen=True):
     """A worker has died or was given up, says its runner."""
 
     gpu_uuid: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(Struct, frozen=True):
     report: protocol.StepReport
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentsFailed:
+class AssignmentsFailed(Struct, frozen=True):
     failure: protocol.AssignmentsFailed
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptersCached:
+class AdaptersCached(Struct, frozen=True):
     """What a worker's host memory, or a runner's disk, has now that it had not, and the other way round."""
 
     runner_id: str
     change: protocol.AdaptersCached
 
 
-@dataclass(frozen=True, slots=True)
-class WarmingRequested:
+class WarmingRequested(Struct, frozen=True):
     """Someone wants an adapter on GPUs before a request does."""
 
     frontend_id: str
     call: protocol.WarmAdapter
 
 
-@dataclass(frozen=True, slots=True)
-class ForgettingRequested:
+class ForgettingRequested(Struct, frozen=True):
     """Someone wants an adapter gone from everywhere."""
 
     frontend_id: str
     call: protocol.ForgetAdapter
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed; nothing else."""
 
 

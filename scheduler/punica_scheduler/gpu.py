@@ -172,7 +172,7 @@ class GpuRecord:
         """
         self.end_batch()
         counters = report.counters
-        records = [record for counter in counters if (record := self.working_set.get(counter)) is not None]
+        records = [record for record in map(self.working_set.get, counters) if record is not None]
         positions = tuple([len(record.generated_ids) for record in records])
         if len(records) == len(set(counters)) and positions == report.positions:
             batch = Batch(positions, records, num_repeats, self.info.page_size)

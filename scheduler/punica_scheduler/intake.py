@@ -29,7 +29,9 @@ def take_tokens(report: StepReport, gpu: GpuRecord, recent: Recent, decision: De
         batch = gpu.begin_batch(named, report.num_repeats)
         if batch is None:
             return _take_row_by_row(named, gpu, recent, decision)
-        num_begun = sum([_note_begin(record, recent, decision) for record in batch.records])
+        num_begun = len(batch.newcomers)
+        for record in batch.newcomers:
+            _note_begin(record, recent, decision)
     offset = batch.num_steps
     gpu.num_pages_ahead += batch.take(report)
     num_rows = len(report.token_ids)
@@ -41,7 +43,8 @@ def take_tokens(report: StepReport, gpu: GpuRecord, recent: Recent, decision: De
 def _take_row_by_row(report: StepReport, gpu: GpuRecord, recent: Recent, decision: Decision) -> dict[int, str]:
     """A report with rows of requests that have been stopped, or that are not at their next positions."""
     broken: dict[int, str] = {}
-    taken: list[tuple[int, int, RequestRecord]] = []
+    taken: list[int] = []
+    records: list[RequestRecord] = []
     num_begun = 0
     row_s = report.duration_s / len(report.counters)
     rows = zip(report.counters, report.positions, report.token_ids, strict=True)
@@ -52,23 +55,25 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, recent: Recent, decisio
         if position != record.num_generated or position >= record.max_tokens:
             broken.setdefault(counter, f"token {position}")
             continue
-        num_begun += _note_begin(record, recent, decision)
+        if position == record.num_generated_at_start:
+            num_begun += 1
+            _note_begin(record, recent, decision)
         gpu.num_pages_ahead -= gpu.pages_ahead_of(record)
         record.generated_ids.append(token_id)
         gpu.num_pages_ahead += gpu.pages_ahead_of(record)
         record.gpu_s += row_s
-        taken.append((row, position, record))
+        taken.append(row)
+        records.append(record)
     _note_gap(len(taken), len(taken) - num_begun, gpu, recent, decision)
-    _deliver(report, shares_of(taken, len(report.counters)), 0, decision)
+    positions = tuple([report.positions[row] for row in taken])
+    _deliver(report, shares_of(taken, records, positions), 0, decision)
     return broken
 
 
-def _note_begin(record: RequestRecord, recent: Recent, decision: Decision) -> bool:
-    """Whether the next token of a request in no batch is its first here."""
-    num_generated = len(record.generated_ids)
-    if not num_generated:
+def _note_begin(record: RequestRecord, recent: Recent, decision: Decision) -> None:
+    """A request in no batch is about to get its first token here."""
+    if not record.num_generated_at_start:
         recent.first_token.observe(decision.now_ns - record.admitted_ns)
-    return num_generated == record.num_generated_at_start
 
 
 def _note_gap(num_taken: int, num_continued: int, gpu: GpuRecord, recent: Recent, decision: Decision) -> None:

@@ -7,6 +7,7 @@ queued ──▶ placed ──▶ finished
   └──────────┘        evicted, its GPU lost, failed there but perhaps not elsewhere
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +22,8 @@ from punica_serve.protocol import AssignmentId, LoraGroup, Request
 if TYPE_CHECKING:
     from punica_scheduler.batch import Batch
 
+#: Of arrays of token ids, which take a ninth of what a list takes.
+TOKEN_TYPE = "I"
 #: GPUs lost with a request running on them that make it a suspect; see ``trials``.
 NUM_SUSPICIOUS_LOSSES = 2
 
@@ -75,7 +78,7 @@ class RequestRecord:
     #: As it arrived.
     request: Request
     #: All tokens generated, those that it arrived with too. What its ``batch`` has of them is yet to come.
-    generated_ids: list[int]
+    generated_ids: "array[int]"
     #: Pages of the LoRA pool that its adapter takes, in each group.
     lora_pages: LoraPages
     state: RequestState = RequestState.QUEUED
@@ -126,7 +129,7 @@ class RequestRecord:
     @classmethod
     def of(cls, frontend_id: str, handle: int, request: Request) -> "RequestRecord":
         lora_pages = _lora_pages(tuple(request.adapter.ranks.items())) if request.adapter else {}
-        return cls(frontend_id, handle, request, list(request.generated_ids), lora_pages)
+        return cls(frontend_id, handle, request, array(TOKEN_TYPE, request.generated_ids), lora_pages)
 
     @property
     def request_id(self) -> str:

@@ -112,6 +112,10 @@ async def channel(socket: FakeSocket) -> AsyncIterator[Channel]:
         yield await stack.enter_async_context(Channel(socket, SchedulerToFrontend, LinksConfig()))  # type: ignore[arg-type]
 
 
+def joined(*messages: Any) -> bytes:
+    return join([encode(message) for message in messages])
+
+
 async def rest_of(channel: Channel) -> list[Any]:
     """All messages to the end of the link."""
     messages: list[Any] = []
@@ -217,6 +221,94 @@ async def test_a_flood_of_frames_leaves_others_their_turns(
     task.cancel()
     serving.cancel()
     await asyncio.wait([task, serving])
+
+
+async def test_what_comes_before_anyone_serves_waits_in_order(channel: Channel, socket: FakeSocket) -> None:
+    messages: list[Any] = []
+    socket.arrive(joined(Limits(1), Limits(2), Limits(3)))
+    socket.arrive(joined(Limits(4)))
+    assert await channel.receive(DEADLINE_S) == Limits(1)
+    serving = asyncio.create_task(channel.serve(messages.append))
+    await until(lambda: len(messages) == 3)
+    socket.arrive(joined(Limits(5)))
+    assert messages == [Limits(2), Limits(3), Limits(4), Limits(5)], "the last one without a turn of the event loop"
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert serving.cancelled()
+
+
+async def test_what_comes_while_a_flood_waits_for_its_turn_stays_behind_it(
+    channel: Channel, socket: FakeSocket
+) -> None:
+    long = CallReply(1, WireError("code", "x" * 2 * channel_module.MAX_TURN_BYTES))
+    messages: list[Any] = []
+    serving = asyncio.create_task(channel.serve(messages.append))
+    await asyncio.sleep(0)
+    socket.arrive(joined(long), joined(Limits(1)))
+    assert messages == [long]
+    socket.arrive(joined(Limits(2)))
+    assert messages == [long], "not before its turn"
+    await until(lambda: messages == [long, Limits(1), Limits(2)])
+    socket.arrive(joined(long), joined(Limits(3)))
+    socket.end(CloseCode.NORMAL_CLOSURE, "")
+    async with asyncio.timeout(DEADLINE_S):
+        await serving
+    assert messages[3:] == [long, Limits(3)], "what had come before the end"
+
+
+async def test_an_error_of_the_handler_is_raised_and_nothing_more_is_handed_over(
+    channel: Channel, socket: FakeSocket
+) -> None:
+    messages: list[Any] = []
+
+    def handle(message: Any) -> None:
+        messages.append(message)
+        if message == Limits(2):
+            raise RuntimeError("our bug")
+
+    serving = asyncio.create_task(channel.serve(handle))
+    await asyncio.sleep(0)
+    socket.arrive(joined(Limits(1), Limits(2), Limits(3)), joined(Limits(4)))
+    socket.arrive(joined(Limits(5)))
+    with pytest.raises(RuntimeError, match="our bug"):
+        await serving
+    assert messages == [Limits(1), Limits(2)]
+
+
+async def test_a_broken_frame_comes_after_the_messages_before_it(channel: Channel, socket: FakeSocket) -> None:
+    messages: list[Any] = []
+    serving = asyncio.create_task(channel.serve(messages.append))
+    await asyncio.sleep(0)
+    socket.arrive(joined(Limits(1)), b"garbage", joined(Limits(2)))
+    with pytest.raises(ProtocolError, match="no message of this direction"):
+        await serving
+    assert messages == [Limits(1)]
+
+
+async def test_an_end_from_the_handler_is_the_last_that_it_hears(channel: Channel, socket: FakeSocket) -> None:
+    messages: list[Any] = []
+
+    def handle(message: Any) -> None:
+        messages.append(message)
+        channel.end("enough")
+
+    serving = asyncio.create_task(channel.serve(handle))
+    await asyncio.sleep(0)
+    socket.arrive(joined(Limits(1), Limits(2)), joined(Limits(3)), b"garbage")
+    async with asyncio.timeout(DEADLINE_S):
+        await serving
+    assert messages == [Limits(1)]
+    assert channel.end_reason == "closed with code 1000 enough"
+
+
+async def test_a_link_that_ended_before_it_was_served_ends_at_once(socket: FakeSocket) -> None:
+    socket.arrive(joined(Limits(1)))
+    socket.end(CloseCode.NORMAL_CLOSURE, "")
+    await socket.wait_closed()
+    async with asyncio.timeout(DEADLINE_S), opened(socket, heartbeat_s=1.0, silence_s=3600.0) as channel:
+        assert await rest_of(channel) == [Limits(1)]
+        with pytest.raises(ProtocolError, match="the link ended too early: closed with code 1000"):
+            await channel.receive(DEADLINE_S)
 
 
 async def test_a_broken_frame_is_a_protocol_error(channel: Channel, socket: FakeSocket) -> None:

@@ -96,3 +96,42 @@ async def test_a_frame_that_ends_within_its_header_or_mask_waits_for_the_rest(pa
             server.data_received(frame[cut:])
         num_frames = 2 * (len(frame) - 1)
         assert await taken(server, num_frames) == [payload] * num_frames
+
+
+async def test_a_flood_that_nobody_takes_is_not_read_any_further_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("punica_serve.frame_socket.MAX_WAITING_FRAMES", 2)
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        payload = b"x" * 100_000
+        num_sent = 0
+        while not client.paused:
+            client.write(payload)
+            num_sent += 1
+            await asyncio.sleep(0)
+        assert not server.transport.is_reading()
+        assert await taken(server, num_sent) == [payload] * num_sent
+        assert server.take() is None
+        assert server.transport.is_reading()
+
+
+async def test_whoever_waits_to_write_is_told_when_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("punica_serve.frame_socket.MAX_WAITING_FRAMES", 2)
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        is_writable = asyncio.Event()
+        client.on_writable = is_writable.set
+        num_sent = 0
+        while not client.paused:
+            client.write(b"x" * 100_000)
+            num_sent += 1
+            await asyncio.sleep(0)
+        await taken(server, num_sent)
+        await is_writable.wait()
+
+
+async def test_what_was_written_before_an_end_still_arrives_and_nothing_is_written_after_it() -> None:
+    async with connected() as (client, server), asyncio.timeout(DEADLINE_S):
+        client.write(b"last words")
+        await client.close()
+        client.write(b"never")
+        assert await taken(server, 1) == [b"last words"]
+        await server.wait_closed()
+        assert server.has_ended and server.take() is None

@@ -38,7 +38,7 @@ def acknowledge_the_future(books: Books) -> None:
 
 
 def grow_unseen(books: Books) -> None:
-    books.requests["runs"].generated_ids += [1] * 15
+    books.requests["runs"].generated_ids.extend([1] * 15)
 
 
 def miscount_pages(books: Books) -> None:

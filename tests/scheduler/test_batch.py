@@ -71,7 +71,7 @@ def test_a_report_without_names_that_does_not_go_on_breaks_all_its_streams(
     cluster.arrives("r2")
     for _ in range(3):
         cluster.steps("B", "r1 r2")
-    (*_, (_, event, _)) = cluster.scheduler.story
+    event = cluster.scheduler.story[-1].event
     assert isinstance(event, events.StepFinished) and event.report.num_repeats == 2
     words = cluster.tell(events.StepFinished(replace(event.report, **changes)))
     assert words == ["B: stop r1", "B: stop r2", "A: start r1 after 3", "A: start r2 after 3"]

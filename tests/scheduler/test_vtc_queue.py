@@ -17,7 +17,7 @@ def serve_next(queue: VtcQueue, *, num_tokens: int = 0) -> str:
     assert record is not None
     queue.remove(record)
     queue.charge([record])
-    record.generated_ids += [1] * num_tokens
+    record.generated_ids.extend([1] * num_tokens)
     queue.charge([record])
     queue.check_invariants()
     return record.request_id
@@ -52,7 +52,7 @@ def test_service_is_charged_while_it_is_given() -> None:
     queue = filled(*(request(f"a{i}", "a", at=i) for i in range(2)), request("b0", "b"), request("b1", "b"))
     runs = request("runs", "a")
     runs.num_charged = 10
-    runs.generated_ids += [1] * 100
+    runs.generated_ids.extend([1] * 100)
     queue.charge([runs])
     queue.charge([runs])
     assert [serve_next(queue) for _ in range(4)] == ["b0", "b1", "a0", "a1"]

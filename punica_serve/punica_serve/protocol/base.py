@@ -1,13 +1,14 @@
 """What all messages share: their base, the limits of frames, and columns."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
 PROTOCOL_VERSION = (4, 0)
 
-#: A token id on the wire.
+#: A token id fits 32 bits: MAX_TOKEN_BYTES on the wire, 4 in memory.
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 MAX_TOKEN_BYTES = 5
 #: The longest frame: a request of three million tokens.
 MAX_FRAME_BYTES = 16 << 20

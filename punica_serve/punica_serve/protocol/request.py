@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from punica_serve.errors import PunicaError
-from punica_serve.protocol.base import Struct
+from punica_serve.protocol.base import Struct, TokenId
 
 
 class AdapterRef(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Request(Struct, frozen=True):
     sampling: SamplingParams
     adapter: AdapterRef | None = None
     #: Tokens generated so far, by earlier assignments.
-    generated_ids: tuple[int, ...] = ()
+    generated_ids: tuple[TokenId, ...] = ()
     #: Whose request it is, set by the frontend: the key of a fair queue.
     tenant: str | None = None
     #: W3C's, of the span that what its receiver does belongs to; None: it is not traced.

@@ -1,6 +1,6 @@
 """Between the scheduler, a runner and its workers."""
 
-from punica_serve.protocol.base import EndReason, LoraGroup, Message, Struct
+from punica_serve.protocol.base import EndReason, LoraGroup, Message, Struct, TokenId
 from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, TokenLogprobs, WireError, check_columns
 
 # ------------------------------------------------------------------ runner -> scheduler
@@ -50,7 +50,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     incarnation: int = 0
     counters: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[TokenId, ...] = ()
     #: Empty when no row has any.
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     #: Assignments that ended by themselves after these tokens, and why.
