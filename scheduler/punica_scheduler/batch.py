@@ -57,6 +57,7 @@ class Batch:
 
     __slots__ = (
         "_next_repeat",
+        "_num_left",
         "_page_size",
         "_token_ids",
         "_turns",
@@ -80,20 +81,15 @@ class Batch:
         self.gpu_s = 0.0
         self._token_ids = array(TOKEN_TYPE)
         self._page_size = page_size
-        #: A request needs a page more ahead every ``page_size`` steps: the step from which on it no longer does, by its
-        #: turn among them.
-        self._turns: defaultdict[int, list[int]] = defaultdict(list)
-        #: Those that get their first tokens here.
-        self.newcomers: list[RequestRecord] = []
-        num_left = []
-        for record, at in zip(records, positions, strict=True):
-            left = record.max_tokens - at
-            num_left.append(left)
-            self._turns[-(record.num_prompt + at + STEPS_AHEAD) % page_size].append(left - STEPS_AHEAD)
-            if at == record.num_generated_at_start:
-                self.newcomers.append(record)
+        rows = list(zip(records, positions, strict=True))
+        #: A row needs a page more ahead every ``page_size`` steps: its turn among them.
+        self._turns = [-(record.num_prompt + at + STEPS_AHEAD) % page_size for record, at in rows]
+        #: Steps until it has all its tokens. Those that are ahead need no page.
+        self._num_left = [record.max_tokens - at for record, at in rows]
         #: Until a request has all its tokens: what comes then is looked at row by row.
-        self.max_steps = min(num_left)
+        self.max_steps = min(self._num_left)
+        #: Those that get their first tokens here.
+        self.newcomers = [record for record, at in rows if at == record.num_generated_at_start]
         self.shares = shares_of(range(len(records)), records, positions)
 
     def begin(self) -> None:
@@ -112,12 +108,19 @@ class Batch:
     def take(self, report: StepReport) -> int:
         """The tokens of a report that continues the batch; returns how many pages more its requests need ahead."""
         step = self.num_steps
-        num_pages = sum(map(step.__lt__, self._turns.get(step % self._page_size, ())))
+        num_pages = self._num_pages_at(step)
         self._token_ids.extend(report.token_ids)
         self.num_steps = step + 1
         self._next_repeat = report.num_repeats + 1
         self.gpu_s += report.duration_s / len(self.records)
         return num_pages
+
+    def _num_pages_at(self, step: int) -> int:
+        turn = step % self._page_size
+        if step + STEPS_AHEAD < self.max_steps:
+            return self._turns.count(turn)
+        rows = zip(self._turns, self._num_left, strict=True)
+        return sum(own == turn and step + STEPS_AHEAD < left for own, left in rows)
 
     def end(self) -> None:
         """Gives each request what is its own."""

@@ -66,6 +66,13 @@ def test_a_frame_holds_any_number_of_messages(count: int) -> None:
         Decoder(protocol.SchedulerToRunner).joined(frame + b"\x00")
 
 
+@pytest.mark.parametrize("token_id", [-1, 1 << 32])
+def test_a_token_id_that_does_not_fit_32_bits_is_a_protocol_error(token_id: int) -> None:
+    """The scheduler keeps them so."""
+    with pytest.raises(ProtocolError, match="no message of this direction"):
+        Decoder(protocol.RunnerToScheduler)(encode(report((1,), (0,), (token_id,))))
+
+
 @pytest.mark.parametrize("columns", [((2,), (0, 9), (7, 8)), ((2, 3), (0, 9), (7,)), ((2, 3), (0, 9), (7, 8), (None,))])
 def test_columns_of_different_lengths_are_a_protocol_error(columns: Any) -> None:
     names = ("counters", "positions", "token_ids", "logprobs")
