@@ -49,6 +49,11 @@ _OFF_ONLY_WHEN_NULL = frozenset({"arrow_config", "kasa_config", "monteclora_conf
 _PLAIN_INITIALISATIONS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
+#: Regular expressions of one adapter: a rank and an alpha for every linear module of a model of 126 layers. Each is
+#: compiled, and tried on each module, which for more of them takes minutes.
+MAX_PATTERNS = 2_000
+
+
 class PeftConfig(msgspec.Struct, frozen=True):
     """What of an adapter_config.json decides how the adapter is applied. Names and defaults are PEFT's."""
 
@@ -161,7 +166,9 @@ def _check_selection(config: PeftConfig) -> None:
 def _check_patterns(config: PeftConfig) -> None:
     """Every regular expression compiles and is soon matched, so that whoever matches with it later need not care."""
     ways = 0
-    for name, regex in _regexes(config):
+    for number, (name, regex) in enumerate(_regexes(config), 1):
+        if number > MAX_PATTERNS:
+            raise _refuse(name, f"and the like hold more than {MAX_PATTERNS} patterns together; use fewer")
         try:
             ways += num_ways(regex)
             if ways <= MAX_WAYS:

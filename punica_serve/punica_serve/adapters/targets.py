@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from punica_serve.adapters.peft_config import PeftConfig, as_tuple, layers_regex, pattern_regex
+from punica_serve.adapters.peft_config import MAX_PATTERNS, PeftConfig, as_tuple, layers_regex, pattern_regex
 from punica_serve.errors import AdapterRejected
 from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.model_config import ModelConfig
@@ -29,8 +29,8 @@ _BLOCKS = {
     "down_proj": "mlp",
 }
 
-#: Of one adapter that has a rank and an alpha for each module of a large model. re's own cache holds far fewer.
-_MAX_COMPILED = 4096
+#: All of an adapter's, and of another that is read meanwhile. re's own cache holds far fewer.
+_MAX_COMPILED = 2 * MAX_PATTERNS
 
 #: PEFT's target_modules for Llama when a configuration has none.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")

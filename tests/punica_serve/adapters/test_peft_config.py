@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from peft import LoraConfig
 
-from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
+from punica_serve.adapters.peft_config import MAX_PATTERNS, PeftConfig, parse_peft_config
 from punica_serve.errors import AdapterRejected
 
 
@@ -231,3 +231,12 @@ def test_refuses_expressions_that_would_stop_the_process(field: str, value: obje
     refused = refusal(**{field: value})
     assert refused.param == field
     assert "too long to match" in refused.message
+
+
+def test_refuses_more_patterns_than_any_model_has_modules() -> None:
+    """Each is soon matched; but thousands of them, on each of hundreds of modules, hold up a process for minutes."""
+    modules = [f"model.layers.{layer}.mlp.up_proj" for layer in range(MAX_PATTERNS // 2)]
+    every = {"rank_pattern": dict.fromkeys(modules, 4), "alpha_pattern": dict.fromkeys(modules, 4.0)}
+    assert parse(**every).rank_pattern == every["rank_pattern"]
+    refused = refusal(**every, exclude_modules="model.norm")
+    assert (refused.param, "more than 2000 patterns" in refused.message) == ("exclude_modules", True)
