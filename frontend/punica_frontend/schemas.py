@@ -26,6 +26,8 @@ MAX_STOP_TOKENS = 256
 MAX_ID_CHARS = 128
 #: Lists in a list; the longest are the prompts of a completion.
 MAX_LISTS = 128
+#: Of a body, and of an object in it. Tens of thousands would cost a tenth of a second of the event loop.
+MAX_FIELDS = 256
 
 
 def _as_list(value: Any) -> Any:
@@ -57,14 +59,14 @@ StopList = Annotated[
 ]
 
 
-def _whole_numbers(value: Any) -> Any:
+def _whole_numbers(value: Any, *, depth: int = 2) -> Any:
     """JSON has one kind of numbers: 5.0 is the integer 5, also in a list, and in one of a few lists."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
-    if type(value) is list:
+    if type(value) is list and depth:
         types = set(map(type, value))
         if float in types or (list in types and len(value) <= MAX_LISTS):
-            return [_whole_numbers(item) for item in value]
+            return [_whole_numbers(item, depth=depth - 1) for item in value]
     return value
 
 
@@ -78,6 +80,8 @@ class Body(BaseModel):
     def _see_whole_numbers(cls, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
+        if len(document) > MAX_FIELDS:
+            raise PydanticCustomError("too_many_fields", f"Input should have at most {MAX_FIELDS} fields")
         return {name: _whole_numbers(value) for name, value in document.items()}
 
 

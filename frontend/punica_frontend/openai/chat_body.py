@@ -21,6 +21,10 @@ def _as_text(value: Any) -> Any:
     return "\n".join(part["text"] for part in value)
 
 
+#: More than a context of real messages holds; each costs the event loop some ten microseconds.
+MAX_MESSAGES = 4_096
+
+
 class Message(LenientBody):
     #: OpenAI's, but for those of tools. A template may drop in silence what it does not know.
     role: Literal["system", "developer", "user", "assistant"] = Field(examples=["user"])
@@ -36,7 +40,7 @@ class Message(LenientBody):
 
 
 class ChatBody(SamplingBody):
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool | None = Field(None, description="Whether an answer follows, as in vLLM; it does.")
     max_completion_tokens: int | None = Field(
         None, **in_range("max_tokens"), description="Default: as many as the context has room for."

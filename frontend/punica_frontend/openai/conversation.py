@@ -9,6 +9,9 @@ from punica_frontend.templates import TemplateRenderer
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.text.tokenizer import Tokenizer
 
+#: What a template takes for a message, as characters to encode.
+_MESSAGE_CHARS = 32
+
 
 class Conversations:
     """The base model's template is the operator's, and is rendered here; an adapter's is rendered elsewhere."""
@@ -39,5 +42,5 @@ class Conversations:
                 prompt = self._tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt)
             return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
-        num_chars = len(text or "") + sum(len(message.content) for message in messages)
+        num_chars = len(text or "") + sum(_MESSAGE_CHARS + len(message.content) for message in messages)
         return ids() if num_chars <= MAX_INLINE_CHARS else await asyncio.to_thread(ids)

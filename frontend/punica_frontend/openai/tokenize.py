@@ -9,7 +9,7 @@ from punica_frontend.answers import json_of
 from punica_frontend.caller import caller_of
 from punica_frontend.errors import error_of_body
 from punica_frontend.generation import MAX_INLINE_CHARS, Generator, check_vocabulary
-from punica_frontend.openai.chat_body import Message
+from punica_frontend.openai.chat_body import MAX_MESSAGES, Message
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.model_cards import CardMaker
 from punica_frontend.openai.sampling_body import LenientBody
@@ -30,7 +30,7 @@ class TokenizeBody(LenientBody):
 
     model: Text | None = Field(None, description="As in /v1/completions. An adapter may have its own chat template.")
     prompt: Text | None = Field(None, description="Either this or messages.", examples=["42"])
-    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_special_tokens: bool | None = Field(None, description="Default: of a prompt yes, of messages no.")
     add_generation_prompt: bool | None = Field(None, description="Whether an answer follows the messages; it does.")
     return_token_strs: bool | None = None
@@ -58,7 +58,7 @@ def tokenize_router(
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("give exactly one of `prompt` and `messages`", param="prompt")
         ids = await _ids(body, adapter)
-        strings = list(map(texts.text, ids)) if body.return_token_strs else None
+        strings = await _strings(ids) if body.return_token_strs else None
         return json_of(Tokens(len(ids), cards.max_context, ids, strings))
 
     @router.post("/detokenize", summary="Tokens to text", response_class=Response, responses=_DETOKENIZE)
@@ -74,6 +74,11 @@ def tokenize_router(
     async def _adapter(name: str | None, request: Request) -> AdapterVersion | None:
         with openai_terms(name, {}):
             return await generator.adapter(lora_id_of(name, cards.base_name), caller_of(request))
+
+    async def _strings(ids: list[int]) -> list[str]:
+        if len(ids) <= MAX_INLINE_CHARS:
+            return list(map(texts.text, ids))
+        return await asyncio.to_thread(lambda: list(map(texts.text, ids)))
 
     async def _ids(body: TokenizeBody, adapter: AdapterVersion | None) -> list[int]:
         if body.messages is not None:

@@ -115,6 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"n": 200}, "n"),
+    ({"messages": HELLO * 4097}, "messages"),
 ]
 
 

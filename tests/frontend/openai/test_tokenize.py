@@ -37,6 +37,8 @@ async def test_long_texts(client: httpx.AsyncClient) -> None:
     answer = await post(client, "/tokenize", prompt="4" * 10_000)
     assert answer["count"] == 10_000
     assert await post(client, "/detokenize", tokens=answer["tokens"]) == {"prompt": "4" * 10_000}
+    answer = await post(client, "/tokenize", prompt="4" * 10_000, return_token_strs=True)
+    assert answer["token_strs"] == ["4"] * 10_000
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [

@@ -146,6 +146,24 @@ async def test_bad_input_names_the_field(
     assert cluster.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "status"),
+    [("/v1/generate", "stop", 422), ("/v1/generate", "unknown", 422), ("/v1/completions", "unknown", 200)],
+)
+async def test_deep_nesting_is_no_bug(client: httpx.AsyncClient, path: str, field: str, status: int) -> None:
+    depth = 900  # the parser itself refuses a little more
+    content = f'{{"prompt": "4", "{field}": {"[" * depth}{"]" * depth}}}'
+    response = await client.post(path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/generate", 422), ("/v1/completions", 400)])
+async def test_a_flood_of_fields_is_refused(client: httpx.AsyncClient, path: str, status: int) -> None:
+    response = await client.post(path, json={"prompt": "4", **{f"a{number}": 1 for number in range(300)}})
+    assert response.status_code == status
+    assert "at most 256 fields" in response.json()["error"]["message"]
+
+
 async def test_a_request_that_no_kvcache_holds(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     cluster.limits = Limits(1, 32)
     assert "KvCache" in (await generate(client, prompt="4" * 40)).json()["error"]["message"]

@@ -1,4 +1,6 @@
 import json
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,28 @@ def test_a_folder_needs_no_more_than_tokenizer_json(folder: Path) -> None:
     assert tokenizer.decode([1], skip_special_tokens=False) == "<s>"
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.render_chat([])
+
+
+@pytest.mark.parametrize("family", ["sentencepiece", "byte_level"])
+@pytest.mark.parametrize("text", ["hi é🦙", "", "hi é🦙 " * 2000])
+def test_one_text_is_encoded_and_decoded_as_the_library_does(family: str, text: str, request: Any) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(family)
+    for special in (True, False):
+        ids = tokenizer.encode(text, add_special_tokens=special)
+        assert ids == tokenizer._backend.encode(text, add_special_tokens=special).ids
+        assert tokenizer.decode(ids) == tokenizer._backend.decode(ids)
+
+
+@pytest.mark.parametrize("what", ["encode", "decode"])
+def test_a_long_text_stops_no_other_thread(byte_level: Tokenizer, what: str) -> None:
+    text = "hi " * 200_000
+    work = partial(byte_level.encode, text) if what == "encode" else partial(byte_level.decode, byte_level.encode(text))
+    thread = threading.Thread(target=work)
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        num_turns += 1
+    assert num_turns > 1_000, "one or two, were the interpreter held"
 
 
 def test_a_truncating_file_does_not_truncate_prompts(folder: Path, sentencepiece: Tokenizer) -> None:
