@@ -45,7 +45,7 @@ class ChatTemplate:
             return prompt
         # A template may trip over anything, such as a message that lacks what it reads.
         except Exception as error:
-            message = f"the chat template refuses these messages: {error or type(error).__name__}"
+            message = f"the chat template refuses these messages: {str(error) or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error
 
 

@@ -49,7 +49,8 @@ def answer_of(job: TemplateJob) -> TemplateAnswer:
         return TemplateAnswer(error=error.message)
     # Jinja's compiler runs what is constant in a template, which may fail in any way.
     except Exception as error:
-        return TemplateAnswer(error=f"the chat template of the adapter fails: {error or type(error).__name__}"[:1000])
+        reason = str(error) or type(error).__name__
+        return TemplateAnswer(error=f"the chat template of the adapter fails: {reason}"[:1000])
     if len(text) > MAX_TEXT_CHARS:
         return TemplateAnswer(error=f"the chat template makes a prompt of {len(text)} characters of these messages")
     return TemplateAnswer(text)

@@ -1,8 +1,8 @@
 """A model folder's tokenizer and chat template, without transformers.
 
 Encoding, and decoding of long texts, release the GIL and share no mutable state, so a Tokenizer may be used by any
-number of tasks and threads at once. Encoding costs some tenths of a millisecond per thousand tokens: callers on an event
-loop move long texts to a thread.
+number of tasks and threads at once. Encoding costs some tenths of a millisecond per thousand tokens: callers on an
+event loop move long texts to a thread.
 """
 
 from collections.abc import Mapping, Sequence

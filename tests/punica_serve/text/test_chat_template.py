@@ -38,6 +38,7 @@ def test_knows_the_date() -> None:
         ("{{ messages[0].content + 1 }}", "concatenate"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ raise_exception('') }}", "these messages: TemplateError"),
     ],
 )
 def test_a_template_that_refuses_is_an_invalid_request(source: str, reason: str) -> None:
