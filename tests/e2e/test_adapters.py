@@ -44,7 +44,7 @@ async def delete(http: httpx.AsyncClient, name: str) -> httpx.Response:
 
 
 def shown(cluster: Any, name: str) -> Any:
-    return httpx.get(f"{cluster.url}/v1/adapters/{name}", trust_env=False).json()
+    return cluster.get(f"/v1/adapters/{name}").json()
 
 
 async def test_from_an_upload_to_the_last_byte(

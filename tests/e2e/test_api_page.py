@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -28,15 +28,13 @@ def test_an_example(cluster: Any, language: str, block: str) -> None:
     for code, expected in steps(language, block):
         code = code.replace("127.0.0.1:8000", cluster.url.removeprefix("http://"))
         command = ["bash", "-c", code] if language == "sh" else [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         assert expected in re.sub(r'(?<=[:,]) (?=["\[{\d])', "", done.stdout), code
 
 
 def test_every_route_is_on_the_page(cluster: Any) -> None:
-    import httpx
-
-    paths = httpx.get(f"{cluster.url}/openapi.json", trust_env=False).json()["paths"]
+    paths = cluster.get("/openapi.json").json()["paths"]
     groups = {"/v1/tenants", "/v1/keys"}
     for path in paths:
         stem = next((group for group in groups if path.startswith(group)), path)

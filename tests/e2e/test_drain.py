@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from process_tree import alive, command_line
@@ -35,8 +34,7 @@ async def keep_streaming(cluster: Any, request: dict[str, Any], stop: asyncio.Ev
 
 def busy_runner(cluster: Any) -> int | None:
     """The process id of the runner that has all requests, if one does."""
-    gpus = httpx.get(f"{cluster.url}/v1/cluster", trust_env=False).json()["gpus"]
-    for gpu in gpus:
+    for gpu in cluster.snapshot()["gpus"]:
         if gpu["working_set"] == len(REQUESTS):
             runners: list[int] = cluster.processes("punica_serve.cli runner")
             return next(pid for pid in runners if f"--runner-id {gpu['runner_id']} " in command_line(pid))

@@ -76,7 +76,7 @@ async def test_ctrl_c_ends_every_process(own_cluster: Any) -> None:
     processes = own_cluster.processes()
     assert len(processes) == 5  # scheduler, runner, frontend, two workers
     own_cluster.up.send_signal(signal.SIGINT)
-    assert await asyncio.to_thread(own_cluster.up.wait, 30) == 0
+    assert await asyncio.to_thread(own_cluster.up.wait, 100) == 0
     assert not alive(processes)
 
 

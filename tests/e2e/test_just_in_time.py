@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_trains_uploads_and_streams(cluster: Any) -> None:
     command = [sys.executable, str(ROOT / "examples" / "just_in_time.py"), "--url", cluster.url, "--prompt", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "first token" in done.stdout and done.stdout.splitlines()[-1] == "sieben"
 
 
 def test_the_example_looks_for_the_cluster_before_it_trains() -> None:
     command = [sys.executable, str(ROOT / "examples" / "just_in_time.py"), "--url", "http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("no cluster answers at http://127.0.0.1:9") and "--url" in done.stderr
 
@@ -31,7 +31,7 @@ def test_the_benchmark_uploads_beside_other_streams(cluster: Any, tmp_path: Path
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "bench", "just-in-time", "--url", cluster.url]
     command += ["--config", str(ROOT / "configs" / "demo.yaml"), "--out", str(tmp_path)]
     command += ["--uploads", "3", "--streams", "2", "--rest", "0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     tables = json.loads((tmp_path / "just-in-time.json").read_text())["tables"]
     assert tables["uploads"][0]["uploads"] == 3

@@ -11,7 +11,7 @@ RunDemo = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.mark.slow
-def test_one_id_is_followed_through_all_processes(run_demo: RunDemo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_id_is_followed_through_all_processes(run_demo: RunDemo, wait_until: Any) -> None:
     with run_demo(log={"format": "json"}, log_level="debug") as cluster:
         answer = httpx.post(
             f"{cluster.url}/v1/generate",
@@ -21,6 +21,8 @@ def test_one_id_is_followed_through_all_processes(run_demo: RunDemo, monkeypatch
             trust_env=False,
         )
         assert answer.headers["x-request-id"] == "follow-me"
+        # Each process writes when it comes to it; this one comes last.
+        wait_until(lambda: any(line["message"] == "request ended" for line in _lines_about(cluster.log, "follow-me")))
         lines = _lines_about(cluster.log, "follow-me")
         gpu = next(line["gpu"] for line in lines if line["message"] == "request placed")
         assert {(line["process"].split()[0], line["message"]) for line in lines} >= {

@@ -12,7 +12,7 @@ import yaml
 pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TIMEOUT_S = 50.0
+TIMEOUT_S = 100.0
 
 
 @pytest.mark.parametrize("role", ["scheduler", "runner", "frontend"])

@@ -14,6 +14,7 @@ import pytest
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.registry import Registry
+from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,17 +68,14 @@ async def used(registry: Registry, tenant: str) -> tuple[int, int]:
 
 
 async def until_written(registry: Registry, tenant: str, expected: tuple[int, int]) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while (now := await used(registry, tenant)) != expected:
-        assert time.monotonic() < deadline_s, (tenant, now, expected)
-        await asyncio.sleep(0.2)
+    async def is_written() -> bool:
+        return await used(registry, tenant) == expected
+
+    await until(is_written, f"{expected} of {tenant} are written")
 
 
 async def until_answered(num_answers: int, counted: Counter[str]) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while counted["t0 answers"] < num_answers:
-        assert time.monotonic() < deadline_s, counted
-        await asyncio.sleep(0.01)
+    await until(lambda: counted["t0 answers"] >= num_answers, describe=lambda: counted)
 
 
 def client_of(url: str, key: str) -> httpx.AsyncClient:

@@ -41,13 +41,24 @@ async def num_websockets(client: httpx.AsyncClient) -> int:
     return int(float(next(line.split()[1] for line in lines if line.startswith("punica_websockets "))))
 
 
+async def until_held(client: httpx.AsyncClient, num_sockets: int) -> None:
+    async def are_held() -> bool:
+        return await num_websockets(client) == num_sockets
+
+    await until(are_held, f"{num_sockets} websockets are open", deadline_s=TIMEOUT_S)
+
+
 async def answer(stream_url: str, scheduler: ScriptedScheduler) -> dict[str, Any]:
     """The only frame of a request, which the scheduler answers with one token."""
     num_before = len(scheduler.received)
+
+    def added() -> list[AddRequest]:
+        return [message for message in scheduler.received[num_before:] if isinstance(message, AddRequest)]
+
     async with connect(stream_url, proxy=None) as websocket:
         await websocket.send(json.dumps({"op": "generate", "request_id": "r", "prompt": "42"}))
-        await until(lambda: any(isinstance(message, AddRequest) for message in scheduler.received[num_before:]))
-        handle = scheduler.received[-1].handle
+        await until(added)
+        handle = added()[0].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         frame: dict[str, Any] = json.loads(await asyncio.wait_for(websocket.recv(), TIMEOUT_S))
     return frame
@@ -70,7 +81,7 @@ async def test_ten_thousand_idle_websockets_are_held_and_disturb_nobody(
         try:
             assert holder.stdout is not None
             assert await asyncio.wait_for(holder.stdout.readline(), TIMEOUT_S) == b"holding\n"
-            assert await num_websockets(client) == NUM_SOCKETS
+            await until_held(client, NUM_SOCKETS)
             bytes_per_socket = (frontend.resident_bytes - before) / NUM_SOCKETS
             log.info("%.1f KiB of memory for each idle websocket", bytes_per_socket / 1024)
             assert bytes_per_socket < MAX_BYTES_PER_SOCKET
@@ -78,7 +89,5 @@ async def test_ten_thousand_idle_websockets_are_held_and_disturb_nobody(
         finally:
             holder.kill()
             await holder.wait()
-        async with asyncio.timeout(TIMEOUT_S):
-            while await num_websockets(client):
-                pass
+        await until_held(client, 0)
         assert (await answer(frontend.stream_url, scheduler))["finish_reason"] == "length"

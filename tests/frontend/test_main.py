@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ports import free_port
 from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.listener import bind
 from punica_frontend.main import serve
@@ -21,7 +22,7 @@ from punica_serve.process import Drain
 from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
 from scripted_scheduler import ScriptedScheduler
-from waits import until
+from waits import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -53,14 +54,20 @@ def start(
     return serve(config, "secret", scheduler_url=scheduler_url, host=host, port=port, drain=drain or Drain(5.0))
 
 
+def client_of(url: str) -> httpx.AsyncClient:
+    """It knocks until somebody opens: ten tries take longer than any start."""
+    return httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, transport=httpx.AsyncHTTPTransport(retries=9))
+
+
 async def until_ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(30):
-        while (await client.get("/ready")).status_code != 200:
-            pass
+    async def is_ready() -> bool:
+        return (await client.get("/ready")).status_code == 200
+
+    await until(is_ready, "the frontend is ready")
 
 
 async def get(url: str) -> httpx.Response | None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         try:
             return await client.get(url)
         except httpx.ConnectError:
@@ -68,12 +75,11 @@ async def get(url: str) -> httpx.Response | None:
 
 
 async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
     serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port))
-    async with httpx.AsyncClient(base_url=url, transport=httpx.AsyncHTTPTransport(retries=5)) as client:
+    async with client_of(url) as client:
         response = await client.get("/ready")
         assert response.status_code == 503
         await until(lambda: scheduler.is_linked)
@@ -90,22 +96,21 @@ async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Scrip
         scheduler.send(Deliveries((added.handle,), (0,), (token_id,), endings=(Ending(added.handle, 1, "length"),)))
         assert (await asking).json()["text"] == "4"
     serving.cancel()
-    await asyncio.wait([serving], timeout=5)
+    await asyncio.wait([serving], timeout=DEADLINE_S)
     assert serving.cancelled()
     assert await get(url) is None
 
 
 async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
     serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port))
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
-        await client.get(f"http://127.0.0.1:{port}/health")
-        asking = asyncio.create_task(client.post(f"http://127.0.0.1:{port}/v1/generate", json={"prompt": "4"}))
+    async with client_of(f"http://127.0.0.1:{port}") as client:
+        await client.get("/health")
+        asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
         await until(lambda: scheduler.received)
         serving.cancel()
-        await asyncio.wait([serving], timeout=5)
+        await asyncio.wait([serving], timeout=DEADLINE_S)
         assert serving.cancelled()
         assert "shutting down" in (await asking).json()["error"]["message"]
 
@@ -113,13 +118,11 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
 async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
     config: ClusterConfig, scheduler: ScriptedScheduler
 ) -> None:
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    drain = Drain(30.0)
+    port = free_port()
+    drain = Drain(600.0)
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
     serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port, drain=drain))
-    transport = httpx.AsyncHTTPTransport(retries=5)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", transport=transport) as client:
+    async with client_of(f"http://127.0.0.1:{port}") as client:
         await client.get("/health")
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
         await until(lambda: scheduler.received)
@@ -134,16 +137,16 @@ async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
         handle = scheduler.received[0].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         assert (await asking).json()["finish_reason"] == "length"
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, DEADLINE_S)
     assert await get(f"http://127.0.0.1:{port}") is None
 
 
 async def test_a_drain_without_requests_ends_at_once(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:
-    drain = Drain(30.0)
+    drain = Drain(600.0)
     serving = asyncio.create_task(start(config, scheduler_url=f"ws://127.0.0.1:{scheduler.port}", drain=drain))
     await until(lambda: scheduler.is_linked)
     drain.begin()
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, DEADLINE_S)
 
 
 async def test_an_end_does_not_wait_until_all_adapters_are_read(
@@ -165,7 +168,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
     serving = asyncio.create_task(start(many, scheduler_url="ws://127.0.0.1:1", port=0))
     await until(lambda: reads)
     serving.cancel()
-    await asyncio.wait([serving], timeout=5)
+    await asyncio.wait([serving], timeout=DEADLINE_S)
     assert serving.cancelled()
     await until(lambda: not is_reading())
     assert len(reads) < len(adapters)
@@ -174,7 +177,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
 async def test_headers_without_end_are_refused(listener: socket.socket, server: EmbeddedServer) -> None:
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-More: more\r\n" * 80_000)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")
     writer.transport.abort()
 

@@ -122,7 +122,7 @@ async def test_a_head_has_a_deadline_and_a_request_under_way_has_none(http: Guar
 async def test_a_head_that_trickles_is_cut(
     parts: Parts, server: EmbeddedServer, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocols, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(protocols, "HEAD_TIMEOUT_S", 0.5)  # which the first request must not take
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     # A first request that is served does not buy time for the second one's head.
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -246,7 +246,7 @@ async def test_a_client_beyond_the_limit_is_told_so(server: EmbeddedServer, addr
     host, port = address.split(":")
     held = [await asyncio.open_connection(host, int(port)) for _ in range(limit)]
     await until(lambda: len(server.server_state.connections) == limit)
-    async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0) as client:
         response = await client.get("/health")
         assert (response.status_code, response.headers["retry-after"]) == (503, "2")
         assert "as many connections as it can" in response.json()["error"]["message"]

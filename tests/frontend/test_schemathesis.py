@@ -7,6 +7,7 @@ import pytest
 from schemathesis_run import schemathesis
 
 
+@pytest.mark.timeout(600)  # the tool's run has a deadline of its own, and says more
 @pytest.mark.usefixtures("server")
 async def test_no_answer_contradicts_the_page(address: str, tmp_path: Path) -> None:
     options = ("--phases", "examples,fuzzing", "--mode", "positive", "--max-examples", "5")

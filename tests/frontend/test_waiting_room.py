@@ -26,7 +26,7 @@ from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 from scripted_scheduler import ScriptedScheduler
-from waits import until
+from waits import DEADLINE_S, until
 
 
 @asynccontextmanager
@@ -55,15 +55,18 @@ def away(tmp_path: Path) -> Path:
 
 
 def put_registry(file: Path, away: Path) -> None:
+    """Whole: whoever looks for it all the time finds no half of it, and no folder to make one in."""
+    folder = away.with_name("there")
+    folder.mkdir()
+    shutil.copy(file, folder / "registry.db")
     away.unlink()
-    away.mkdir()
-    shutil.copy(file, away / "registry.db")
+    folder.rename(away)
 
 
 @pytest.fixture
 async def http(listener: socket.socket) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False) as client:
         yield client
 
 
@@ -93,7 +96,7 @@ async def test_it_comes_up_when_the_registry_does(
     async with waiting(away, listener, Drain(5.0)) as task:
         assert (await http.get("/ready")).status_code == 503
         put_registry(empty_registry, away)
-        assert await asyncio.wait_for(task, 30.0) is not None
+        assert await asyncio.wait_for(task, DEADLINE_S) is not None
         # The next one answers on the same listener.
         socket.create_connection(listener.getsockname(), timeout=5.0).close()
 
@@ -108,7 +111,7 @@ async def test_a_locked_file_is_waited_for(
         async with waiting(away, listener, Drain(5.0)) as task:
             assert (await http.get("/ready")).status_code == 503
             other.close()
-            assert await asyncio.wait_for(task, 30.0) is not None
+            assert await asyncio.wait_for(task, DEADLINE_S) is not None
 
 
 async def test_it_ends_when_it_is_told_to(away: Path, listener: socket.socket, http: httpx.AsyncClient) -> None:
@@ -116,7 +119,7 @@ async def test_it_ends_when_it_is_told_to(away: Path, listener: socket.socket, h
     async with waiting(away, listener, drain) as task:
         await http.get("/ready")
         drain.begin()
-        assert await asyncio.wait_for(task, 30.0) is None
+        assert await asyncio.wait_for(task, DEADLINE_S) is None
 
 
 async def test_a_registry_without_keys_opens_no_door_to_others(
@@ -133,7 +136,7 @@ async def test_a_registry_without_keys_opens_no_door_to_others(
     assert not serving.done()
     put_registry(empty_registry, away)
     with pytest.raises(ConfigError, match="there is no API key"):
-        await asyncio.wait_for(serving, 60.0)
+        await asyncio.wait_for(serving, DEADLINE_S)
     assert not scheduler.is_linked
 
 

@@ -13,7 +13,7 @@ import pytest
 from punica_serve import process
 from punica_serve.errors import ConfigError
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 
 PRELUDE = """
 import asyncio, logging, os, sys, time
@@ -90,7 +90,7 @@ async def serve():
     print("draining", flush=True)
     {then}
     print("drained", flush=True)
-process.run("test", serve(), stop_timeout_s=0.5, drain=drain)
+process.run("test", serve(), stop_timeout_s=60, drain=drain)
 """
 
 

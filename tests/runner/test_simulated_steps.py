@@ -14,6 +14,7 @@ from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRe
 from punica_serve.shapes import shape_folder, shape_of
 from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.tokens import token_at
+from waits import DEADLINE_S
 
 
 def config(**engine: int) -> ClusterConfig:
@@ -33,7 +34,10 @@ async def test_a_simulated_worker_runs_requests_in_a_process_of_its_own() -> Non
     cluster = config(num_kv_pages=100)
     tokens: dict[int, list[int]] = {1: [], 2: []}
     finished: dict[int, str] = {}
-    async with asyncio.timeout(30), run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker,
+    ):
         assert worker.gpu.uuid.startswith("SIM-") and worker.gpu.num_kv_pages == 100
         worker.send(start(1, seed=7, max_tokens=5))
         worker.send(start(2, seed=8, max_tokens=20))
@@ -55,7 +59,10 @@ async def test_a_simulated_worker_runs_requests_in_a_process_of_its_own() -> Non
 
 async def test_after_a_reset_reports_name_the_new_incarnation() -> None:
     cluster = config(num_kv_pages=100)
-    async with asyncio.timeout(30), run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker,
+    ):
         worker.send(start(1, seed=7, max_tokens=1000))
         while not (report := await worker.receive()).counters:  # type: ignore[union-attr]
             pass

@@ -23,10 +23,10 @@ from punica_serve.protocol import (
     StepReport,
     StopRequest,
 )
-from waits import until
+from waits import DEADLINE_S, until
 
 STUB = Path(__file__).with_name("stub_engine_worker.py")
-LIMITS = RunnerConfig(ready_timeout_s=60.0, silence_timeout_s=60.0, stop_timeout_s=60.0)
+LIMITS = RunnerConfig(ready_timeout_s=DEADLINE_S, silence_timeout_s=DEADLINE_S, stop_timeout_s=600.0)
 
 
 def command(model: Path, *, index: int = 0) -> Sequence[str]:
@@ -51,7 +51,7 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(make_llama: C
     model = make_llama(max_position_embeddings=8_192)
     tokens: dict[int, list[int]] = {counter: [] for counter in (1, 2, 3, 4)}
     finished: dict[int, str] = {}
-    async with asyncio.timeout(90), running(command(model, index=1)) as worker:
+    async with asyncio.timeout(DEADLINE_S), running(command(model, index=1)) as worker:
         assert (worker.gpu.device, worker.gpu.num_kv_pages, worker.gpu.page_size) == ("cpu", 2_048, 4)
         assert worker.gpu.uuid.startswith("CPU-") and set(worker.gpu.num_lora_pages) == {"qkv", "o", "gate_up", "down"}
         for seq in (1, 2):
@@ -110,7 +110,7 @@ async def test_a_cpu_has_a_name_of_its_own_that_outlives_the_process() -> None:
 async def test_an_error_in_a_step_is_told_at_once_with_its_traceback_on_stderr(
     behaviour: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with asyncio.timeout(30):  # less than it takes to kill what does not end by itself
+    async with asyncio.timeout(DEADLINE_S):  # less than it takes to kill what does not end by itself
         with pytest.raises(WorkerDied, match=r"^ZeroDivisionError: a bad step$"):
             async with running(stub(behaviour)) as worker:
                 await worker.receive()
@@ -163,7 +163,7 @@ class Pipes:
     def end(self) -> tuple[int, bytes]:
         """Its exit code and what it wrote to stderr."""
         try:
-            _, stderr = self.process.communicate(timeout=20)
+            _, stderr = self.process.communicate(timeout=DEADLINE_S)
         finally:
             self.process.kill()
             self.process.wait()
@@ -219,6 +219,6 @@ asyncio.run(main())
 """
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, "-P", str(script), stdout=subprocess.PIPE)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         stdout, _ = await parent.communicate()
     await until(lambda: not is_alive(int(stdout)))

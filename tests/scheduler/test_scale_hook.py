@@ -14,9 +14,7 @@ import pytest
 from punica_scheduler.scale_hook import ScaleHook
 from punica_serve.process import TOKEN_ENV
 from punica_serve.protocol import ScaleAdvice
-from waits import until
-
-DEADLINE_S = 30.0
+from waits import DEADLINE_S, until
 
 #: Notes its standard input, then waits while there is no file `go`.
 NOTE_AND_WAIT = """

@@ -47,7 +47,6 @@ from punica_serve.protocol import (
 )
 from punica_serve.wire import HandshakeRefused
 from scheduler_peers import (
-    DEADLINE_S,
     TOKEN,
     Peers,
     add,
@@ -62,6 +61,7 @@ from scheduler_peers import (
     request,
     serving,
 )
+from waits import DEADLINE_S
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
 
 
 async def test_time_ends_the_settling_and_the_waiting() -> None:
-    async with serving(config(settle_s=0.1, queue_timeout_s=1.0)) as peers:
+    async with serving(config(settle_s=0.1, queue_timeout_s=3.0)) as peers:
         frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
         frontend.send(add(request("first", prompt=100), handle=1))
         frontend.send(add(request("second", prompt=100), handle=2))

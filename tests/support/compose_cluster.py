@@ -4,15 +4,16 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 from websockets.asyncio.client import connect
+
+from ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker/compose.yaml"
@@ -46,7 +47,7 @@ class ComposeCluster:
 
     def __init__(self, overrides: Sequence[str] = ()) -> None:
         """``overrides`` are names of further compose files in docker/. Starts nothing yet."""
-        port, tls_port = _free_ports(2)
+        port, tls_port = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
         self.tls_url = f"https://127.0.0.1:{tls_port}"
         self._files = [COMPOSE_FILE, *(COMPOSE_FILE.parent / name for name in overrides)]
@@ -121,12 +122,6 @@ def docker(*arguments: str) -> str:
 
 def size_bytes(image: str) -> int:
     return int(docker("image", "inspect", "--format", "{{.Size}}", image))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @contextmanager

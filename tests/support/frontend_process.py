@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from punica_frontend.listener import bind
+from ports import free_port
 from punica_serve.process import TOKEN_ENV
 
 
@@ -42,8 +42,7 @@ def launch(
     folder: Path, scheduler_port: int, settings: dict[str, Any], *, registry_url: str | None = None
 ) -> FrontendProcess:
     """Starts one that dials this scheduler, with these settings of `frontend` in its config file."""
-    with bind("127.0.0.1", 0) as free:
-        port: int = free.getsockname()[1]
+    port = free_port()
     config = folder / f"{port}.yaml"
     document = {
         "engine": {"model": "demo:model"},

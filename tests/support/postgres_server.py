@@ -3,13 +3,14 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ports import free_port
 
 #: The server refuses to run as root; whoever may change users takes this one.
 _USER = "postgres"
@@ -23,8 +24,7 @@ class PostgresServer:
         self._folder = folder
         self._user = user
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._port = listener.getsockname()[1]
+        self._port = free_port()
 
     def url(self, database: str) -> str:
         return f"postgresql://punica@127.0.0.1:{self._port}/{database}"

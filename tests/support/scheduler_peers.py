@@ -29,9 +29,9 @@ from punica_serve.protocol import (
     StepReport,
 )
 from punica_serve.wire import dial
+from waits import DEADLINE_S
 
 TOKEN = "cluster token"
-DEADLINE_S = 5.0
 
 
 def config(**scheduler: Any) -> ClusterConfig:

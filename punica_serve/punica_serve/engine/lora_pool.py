@@ -92,7 +92,7 @@ class LoraPool:
                     target.copy_(source, non_blocking=True)
             finally:  # whatever went wrong, nobody may reuse the source of a copy that is queued
                 written.record()
-        written.synchronize()
+                written.synchronize()
 
     def synchronize(self) -> None:
         """Waits for the copies under way."""

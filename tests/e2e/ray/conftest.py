@@ -24,7 +24,7 @@ from waits import until
 
 #: Marks all processes of a test, wherever Ray moves them in the tree.
 MARK_ENV = "PUNICA_TEST_MARK"
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 100.0
 #: Two CPUs serve all streams and Ray beside them.
 MAX_TOKENS = 64
 #: Of the head, where `up` is: the frontend is there, for a frontend's death is its clients' affair.
@@ -63,7 +63,7 @@ class RayUp:
     async def gpus(self) -> list[Any]:
         """As /v1/cluster has them; none while it does not answer."""
         (url,) = self.frontends.values()
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             try:
                 answer = await client.get(f"{url.replace('ws', 'http', 1).removesuffix('/generate/stream')}/cluster")
                 gpus: list[Any] = answer.raise_for_status().json()["gpus"]

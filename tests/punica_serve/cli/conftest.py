@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import yaml
 
+from ports import free_port, free_ports
 from punica_serve.cli import main
 
 LLAMA = {
@@ -72,11 +73,12 @@ def write_config(tmp_path: Path, model_folder: Path) -> WriteConfig:
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
+    """The one before it is free."""
+    _, port = free_ports(2)
+    with socket.create_server(("127.0.0.1", port)):
+        yield port
 
 
 @pytest.fixture
 def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return free_port()

@@ -58,5 +58,5 @@ def test_port_0_can_be_listened_on_but_not_dialled() -> None:
 
 async def test_it_waits_until_a_server_listens() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    async with server, asyncio.timeout(10):
+    async with server, asyncio.timeout(60):
         await until_listening(*server.sockets[0].getsockname())

@@ -13,7 +13,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 
 Cli = Callable[..., tuple[int, str, str]]
 Answer = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]

@@ -49,7 +49,7 @@ async def _send(connection: ServerConnection, request_id: str, **fields: Any) ->
 async def _serve(handler: Any, client: Any) -> None:
     async with serve(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(10), websocket(f"http://127.0.0.1:{port}") as ask:
+        async with asyncio.timeout(60), websocket(f"http://127.0.0.1:{port}") as ask:
             await client(ask)
 
 

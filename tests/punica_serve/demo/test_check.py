@@ -82,7 +82,7 @@ async def test_the_cluster_is_polled_while_questions_are_asked() -> None:
 
     peaks = Peaks()
     client = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(handle))
-    async with client, watched(client, peaks), asyncio.timeout(5):
+    async with client, watched(client, peaks), asyncio.timeout(60):
         await first_taken.wait()
     assert polls[0].url.path == "/v1/cluster"
     assert peaks.num_adapters == 5

@@ -28,7 +28,7 @@ from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 NUM_REQUESTS, MAX_TOKENS = 16, 10
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 #: What a request may ask for beside its tokens: each a case of its own where the newest token comes late.
 WISHES: tuple[dict[str, Any], ...] = (

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pinned import can_be_pinned, is_read_in_place
 from punica_serve.engine.pinned_memory import HostMemory, PinnedMemory, open_host_memory
 from punica_serve.errors import ConfigError
 
@@ -25,12 +26,12 @@ def test_more_than_there_can_be_names_the_setting() -> None:
 @pytest.mark.gpu
 def test_a_gpus_memory_is_pinned_as_long_as_it_is_open() -> None:
     memory = open_host_memory((64 << 20) + 12345, torch.device("cuda", 0))
-    assert isinstance(memory, PinnedMemory) and memory.bytes.is_pinned()
+    assert isinstance(memory, PinnedMemory) and is_read_in_place(memory.bytes)
     memory.bytes.fill_(7)
     copy = torch.empty(len(memory.bytes), dtype=torch.uint8, device="cuda")
     copy.copy_(memory.bytes, non_blocking=True)
     assert copy.eq(7).all()
     memory.close()
-    assert not memory.bytes.is_pinned() and memory.bytes.eq(7).all()
+    assert can_be_pinned(memory.bytes) and memory.bytes.eq(7).all()
     memory.close()
     assert not len(open_host_memory(0, torch.device("cuda", 0)).bytes)

@@ -17,8 +17,9 @@ import pytest
 from punica_serve.engine import device_runner
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
-from punica_serve.engine.step_runner import CpuRunner, DrawnStep
+from punica_serve.engine.step_runner import CpuRunner
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 DEADLINE_S = 60.0
@@ -95,20 +96,16 @@ def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
 def test_an_adapter_that_is_copied_within_a_step_costs_none(
     make_engine: MakeEngine, make_adapter: MakeAdapter, ahead: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is busy for 100 ms a step: what has arrived by its end is in the next one."""
+    """The device is busy with a step longer than the copy takes: what has arrived by its end is in the next one."""
     engine = make_engine(num_lora_pages=1)
     cold, other = make_adapter(seed=3), make_adapter(seed=4)
-    draws, write = DrawnStep.draws, LoraPool.write
-
-    def draw_slowly(step: DrawnStep) -> Any:
-        time.sleep(0.1)
-        return draws(step)
+    write = LoraPool.write
 
     def write_slowly(*arguments: Any, **more: Any) -> None:
         time.sleep(0.02)
         write(*arguments, **more)
 
-    monkeypatch.setattr(DrawnStep, "draws", draw_slowly)
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: DEADLINE_S)
     monkeypatch.setattr(LoraPool, "write", write_slowly)
     for adapter in (cold, other):  # the second takes the first one's page: that is in host memory now
         _Told().run(engine, _request("first", adapter=adapter, max_tokens=1))

@@ -6,7 +6,6 @@ frontend-0, frontend-1  ──proxies──▶  scheduler  ◀──proxies─�
 import asyncio
 import contextlib
 import secrets
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from ports import free_ports
 from punica_faults.procs import KeptProcess
 from punica_faults.proxy import Link
 from punica_serve.cli.children import lifeline
@@ -118,7 +118,7 @@ class Cluster:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Cluster]:
     """A cluster whose processes are all kept running, whatever kills them, until the context ends."""
-    ports = dict(zip(("scheduler", *FRONTENDS), _free_ports(1 + len(FRONTENDS)), strict=True))
+    ports = dict(zip(("scheduler", *FRONTENDS), free_ports(1 + len(FRONTENDS)), strict=True))
     document = cluster_document(ports["scheduler"]) | {"data_folder": str(folder / "data")}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     async with AsyncExitStack() as stack:
@@ -166,9 +166,3 @@ def _command(name: str, config: Path, links: dict[str, Link], ports: dict[str, i
     if name in RUNNERS:
         return [*python, "punica_faults.runner", *common, *dialling, "--runner-id", name]
     return [*python, "punica_serve.cli", "frontend", *common, *dialling, "--port", str(ports[name])]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [taken.getsockname()[1] for taken in sockets]

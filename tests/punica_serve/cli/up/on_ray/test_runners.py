@@ -66,7 +66,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> NotingRay:
 
 @asynccontextmanager
 async def following() -> AsyncIterator[Runners]:
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         follower = Runners(PLAN, tasks)
         yield follower
         await follower.stop()
