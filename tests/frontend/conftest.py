@@ -40,6 +40,7 @@ from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.text.tokenizer import Tokenizer
 from punica_serve.wire import listen
 from scripted_scheduler import ScriptedScheduler
+from tiny_config import tiny_config
 from waits import until
 
 CONTEXT = 64
@@ -84,20 +85,9 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def model(tokenizer: Tokenizer) -> ModelConfig:
-    return ModelConfig(
+    return tiny_config(
         vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
         max_position_embeddings=CONTEXT,
-        rms_norm_eps=1e-6,
-        rope_theta=1e4,
-        rope_scaling=None,
-        rope_linear_factor=1.0,
-        tie_word_embeddings=False,
         name="numbers",
         generation=GenerationDefaults(eos_token_ids=(EOS,), temperature=0.7, top_p=0.9),
     )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
+from backoff_spy import note_lives
+from ports import free_port
 from punica_serve import wire
-from punica_serve.backoff import Backoff
 from punica_serve.channel import Channel
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.protocol import (
@@ -24,7 +25,7 @@ from punica_serve.protocol import (
     encode,
     join,
 )
-from waits import until
+from waits import DEADLINE_S, until
 
 TOKEN = "cluster token"
 
@@ -71,7 +72,7 @@ async def test_messages_go_both_ways_in_order() -> None:
         assert welcome == Welcome(PROTOCOL_VERSION, 7)
         for i in range(500):
             channel.send(GetCluster(i))
-        assert [await channel.receive(5) for _ in range(500)] == [Limits(i) for i in range(500)]
+        assert [await channel.receive(DEADLINE_S) for _ in range(500)] == [Limits(i) for i in range(500)]
 
 
 async def test_what_was_sent_before_a_close_still_arrives() -> None:
@@ -106,7 +107,7 @@ async def test_a_broken_frame_ends_its_own_link_only(caplog: pytest.LogCaptureFi
             await broken.wait_closed()
             assert "no message of this direction" in (broken.close_reason or "")
         channel.send(GetCluster(3))
-        assert await channel.receive(5) == Limits(3)
+        assert await channel.receive(DEADLINE_S) == Limits(3)
     assert "cut the link from" in caplog.text
 
 
@@ -192,8 +193,8 @@ async def test_keep_dialling_comes_back_after_every_loss_and_logs_each_once(capl
     def logged(level: int) -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelno == level]
 
-    async with scheduler() as url:
-        port = int(url.rpartition(":")[2])
+    port = free_port()
+    url = f"ws://127.0.0.1:{port}"
     async with dialler(url) as welcomes:
         for i in range(3):
             await until(lambda num=2 * i + 1: len(logged(logging.WARNING)) == num)  # type: ignore[misc]
@@ -210,25 +211,20 @@ async def test_keep_dialling_comes_back_after_every_loss_and_logs_each_once(capl
 async def test_the_wait_after_a_link_counts_how_long_it_was_up_and_of_an_attempt_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lives: list[float] = []
-    after = Backoff.after
-
-    def spy(self: Backoff, lived_s: float) -> float:
-        lives.append(lived_s)
-        return after(self, lived_s)
-
-    monkeypatch.setattr(Backoff, "after", spy)
+    lives = note_lives(monkeypatch)
+    greeted: list[Welcome] = []
 
     async def leave(channel: Channel) -> None:
         await wire.accept(channel, token=TOKEN, incarnation=7)
+        await until(lambda: greeted)
         await asyncio.sleep(0.1)
 
     async def hang(channel: Channel) -> None:
         await asyncio.sleep(0.1)
 
-    async with scheduler(leave) as url, dialler(url):
+    async with scheduler(leave) as url, dialler(url, welcomes=greeted):
         await until(lambda: lives)
-    assert lives[0] > 0.05  # this end may count from a little later
+    assert lives[0] > 0.05
     lives.clear()
     async with scheduler(hang) as url, dialler(url):
         await until(lambda: lives)

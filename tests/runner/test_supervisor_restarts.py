@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.backoff import Backoff
+from backoff_spy import note_lives
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import GpuJoined, GpuLost, StepReport
 from supervised import FakeScheduler, running, start
@@ -88,14 +88,7 @@ async def test_a_permanent_failure_after_one_has_been_ready_is_tried_again(
 async def test_waits_grow_for_a_worker_that_takes_long_to_fail(
     scheduler: FakeScheduler, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lives: list[float] = []
-    after = Backoff.after
-
-    def spy(self: Backoff, lived_s: float) -> float:
-        lives.append(lived_s)
-        return after(self, lived_s)
-
-    monkeypatch.setattr(Backoff, "after", spy)
+    lives = note_lives(monkeypatch)
     async with running(scheduler, fake_worker("CPU-a", "hang"), ready_timeout_s=0.2):
         await until(lambda: len(lives) >= 2)
     assert set(lives) == {0.0}

@@ -11,27 +11,12 @@ from safetensors.numpy import load_file, save_file
 
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.model_config import ModelConfig
+from tiny_config import tiny_config
 
 
 @pytest.fixture(scope="session")
 def model() -> ModelConfig:
-    """Two layers, grouped-query attention, all linear shapes different where they may be."""
-    return ModelConfig(
-        vocab_size=64,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        rope_scaling=None,
-        rope_linear_factor=1.0,
-        tie_word_embeddings=False,
-        name="tiny",
-    )
+    return tiny_config()
 
 
 @pytest.fixture

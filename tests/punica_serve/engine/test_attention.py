@@ -9,29 +9,20 @@ from punica_serve.engine.batch import build_batch
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.planner import PrefillChunk, StepPlan
 from punica_serve.engine.sequence import Sequence
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
+from tiny_config import tiny_config
 
 CPU = torch.device("cpu")
 HEAD_DIM, LAYERS = 8, 2
 
 
 def _cache(heads: int, kv_heads: int) -> KvCache:
-    model = ModelConfig(
-        vocab_size=8,
+    model = tiny_config(
         hidden_size=heads * HEAD_DIM,
-        intermediate_size=8,
         num_hidden_layers=LAYERS,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=HEAD_DIM,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        rope_scaling=None,
-        rope_linear_factor=1.0,
-        tie_word_embeddings=True,
-        name="tiny",
     )
     cache = KvCache(model, num_pages=32, page_size=4, dtype=torch.float32, device=CPU)
     cache.pool.fill_(torch.nan)  # what an earlier owner of the pages may have left

@@ -18,6 +18,7 @@ from punica_serve.engine.step_program import PlannedAttention
 from punica_serve.engine.step_shape import StepShape
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
+from tiny_config import tiny_config
 
 LAYERS, HEADS, PAGE_SIZE, NUM_PAGES = 2, 8, 16, 2500
 
@@ -39,21 +40,13 @@ Kind = tuple[str, torch.dtype, int]
 
 
 def _model(kv_heads: int, head_dim: int) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=8,
+    return tiny_config(
         hidden_size=HEADS * head_dim,
-        intermediate_size=8,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=1024,
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        rope_scaling=None,
-        rope_linear_factor=1.0,
-        tie_word_embeddings=True,
-        name="tiny",
     )
 
 

@@ -7,26 +7,11 @@ import torch
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.planner import Planner
 from punica_serve.engine.sequence import Sequence
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from tiny_config import tiny_config
 
 PAGE_SIZE = 4
-_MODEL = ModelConfig(
-    vocab_size=8,
-    hidden_size=2,
-    intermediate_size=2,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    head_dim=2,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    rope_linear_factor=1.0,
-    tie_word_embeddings=True,
-    name="tiny",
-)
+_MODEL = tiny_config()
 
 
 def _planner(num_pages: int = 16, max_batch_size: int = 4, budget: int = 8) -> tuple[Planner, KvCache]:
