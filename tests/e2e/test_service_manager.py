@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from waits import DEADLINE_S
+
 pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TIMEOUT_S = 100.0
 
 
 @pytest.mark.parametrize("role", ["scheduler", "runner", "frontend"])
@@ -27,7 +28,7 @@ def test_a_process_says_that_it_is_ready_that_it_lives_and_that_it_stops(role: s
     told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000", "PUNICA_CLUSTER_TOKEN": "secret"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(told["NOTIFY_SOCKET"])
-        listener.settimeout(TIMEOUT_S)
+        listener.settimeout(DEADLINE_S)
         process = subprocess.Popen(command, env={**os.environ, **told})
         try:
             heard: set[bytes] = set()
@@ -36,7 +37,7 @@ def test_a_process_says_that_it_is_ready_that_it_lives_and_that_it_stops(role: s
             process.terminate()
             while b"STOPPING=1" not in heard:
                 heard.add(listener.recv(100))
-            assert process.wait(TIMEOUT_S) == 0
+            assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()
             process.wait()

@@ -9,7 +9,7 @@ import pytest
 from punica_faults.load import Load, Stream, _Client
 from punica_faults.proxy import Link
 from punica_faults.references import Reference
-from waits import until
+from waits import DEADLINE_S, until
 
 ANSWER = (5, 6, 7, 8)
 
@@ -84,7 +84,7 @@ class Echo:
         self._reader = reader
 
     async def receive(self) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             return await self._reader.read(100)
 
 

@@ -4,11 +4,12 @@ import pytest
 
 from punica_frontend.admission import Admission
 from punica_serve.errors import ClusterUnavailable
+from waits import DEADLINE_S
 
 
 async def test_it_is_empty_once_the_last_has_left() -> None:
     admission = Admission()
-    await asyncio.wait_for(admission.empty(), 30)
+    await asyncio.wait_for(admission.empty(), DEADLINE_S)
     admission.enter()
     admission.enter()
     waiting = asyncio.create_task(admission.empty())
@@ -16,7 +17,7 @@ async def test_it_is_empty_once_the_last_has_left() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     admission.leave()
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, DEADLINE_S)
 
 
 def test_closed_it_lets_nobody_in() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from punica_frontend.answers import Frame
 from punica_frontend.event_stream import EventStream
+from waits import DEADLINE_S
 
 
 class Frames:
@@ -55,6 +56,6 @@ async def test_a_client_that_left_ends_the_stream() -> None:
         await asyncio.sleep(0)
 
     frames = Frames()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await EventStream(frames.stream(), no_error)({}, leave, send)
     assert frames.is_closed or frames.num_taken == 0

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from punica_frontend.http_server import EmbeddedServer
+from waits import DEADLINE_S
 
 GET = b"GET /v1/generate/stream HTTP/1.1\r\n"
 UPGRADE = b"Host: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -18,7 +19,7 @@ async def answer(listener: socket.socket, head: bytes) -> tuple[bytes, bytes]:
     """The head and the body of all that comes until the connection is closed."""
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(head + b"\r\n")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return head, body

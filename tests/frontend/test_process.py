@@ -12,12 +12,11 @@ from websockets.asyncio.client import connect
 from frontend_process import StartFrontend
 from punica_serve.protocol import AddRequest, CancelRequest, Deliveries, Ending, Limits
 from scripted_scheduler import ScriptedScheduler
-from waits import until
+from waits import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 
 
-TIMEOUT_S = 100.0
 GENERATE = json.dumps({"op": "generate", "request_id": "r", "prompt": "42"})
 
 
@@ -33,7 +32,7 @@ async def until_draining(client: httpx.AsyncClient) -> None:
 
 
 async def frame(websocket: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(await asyncio.wait_for(websocket.recv(), TIMEOUT_S))
+    answer: dict[str, Any] = json.loads(await asyncio.wait_for(websocket.recv(), DEADLINE_S))
     return answer
 
 
@@ -68,7 +67,7 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
     scheduler.send(Limits(1, 1_000))
     async with (
         connect(frontend.stream_url, proxy=None) as websocket,
-        httpx.AsyncClient(base_url=frontend.url, timeout=TIMEOUT_S, trust_env=False) as client,
+        httpx.AsyncClient(base_url=frontend.url, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
         await until(lambda: added(scheduler))
@@ -81,7 +80,7 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         last = await frame(websocket)
         assert (last["request_id"], last["finish_reason"]) == ("r", "length")
-        assert await asyncio.to_thread(frontend.process.wait, TIMEOUT_S) == 0
+        assert await asyncio.to_thread(frontend.process.wait, DEADLINE_S) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -96,7 +95,7 @@ async def test_what_still_runs_in_the_end_is_cancelled_with_a_reason(
         last = await frame(websocket)
         assert last["finish_reason"] == "error"
         assert "shutting down" in last["error"]["message"]
-        assert await asyncio.to_thread(frontend.process.wait, TIMEOUT_S) == 0
+        assert await asyncio.to_thread(frontend.process.wait, DEADLINE_S) == 0
         await until(lambda: scheduler.num_links == 0)
 
 
@@ -106,14 +105,14 @@ async def test_a_second_signal_ends_a_drain_at_once(
     frontend = await start_frontend(drain_timeout_s=600.0)
     async with (
         connect(frontend.stream_url, proxy=None) as websocket,
-        httpx.AsyncClient(base_url=frontend.url, timeout=TIMEOUT_S, trust_env=False) as client,
+        httpx.AsyncClient(base_url=frontend.url, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
         await until(lambda: added(scheduler))
         frontend.process.terminate()
         await until_draining(client)
         frontend.process.terminate()
-        assert await asyncio.to_thread(frontend.process.wait, TIMEOUT_S) == 1
+        assert await asyncio.to_thread(frontend.process.wait, DEADLINE_S) == 1
 
 
 async def test_frontends_share_a_scheduler_and_never_a_name(

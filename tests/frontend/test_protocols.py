@@ -20,7 +20,7 @@ from punica_frontend import protocols
 from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.parts import Parts
 from punica_frontend.protocols import SLICE_BYTES, Deadline, GuardedHttp, GuardedWebSocket
-from waits import until
+from waits import DEADLINE_S, until
 
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -108,7 +108,7 @@ async def test_a_deadline_that_has_started_goes_on_where_it_was() -> None:
     assert deadline._timer is timer
     deadline.cancel()
     deadline.start()
-    await asyncio.wait_for(fired.wait(), 30)
+    await asyncio.wait_for(fired.wait(), DEADLINE_S)
 
 
 async def test_a_head_has_a_deadline_and_a_request_under_way_has_none(http: GuardedHttp) -> None:
@@ -128,7 +128,7 @@ async def test_a_head_that_trickles_is_cut(
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.write(b"GET /health HT")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while not reader.at_eof():
             try:
                 await reader.read(1_000)
@@ -203,7 +203,7 @@ async def test_a_flood_of_messages_is_taken_a_slice_at_a_time(
     for _ in range(num_messages):
         highest = max(highest, websocket.queue.qsize())
         assert not transport.is_reading
-        assert await asyncio.wait_for(websocket.receive(), 30) == {"type": "websocket.receive", "text": ""}
+        assert await asyncio.wait_for(websocket.receive(), DEADLINE_S) == {"type": "websocket.receive", "text": ""}
     assert highest <= SLICE_BYTES // len(EMPTY_TEXT) + 1  # a message may begin in the slice before
     assert transport.is_reading
 
@@ -270,7 +270,7 @@ async def test_connections_far_beyond_the_limit_are_cut(
     await until(lambda: len(server.server_state.connections) == limit)
     reader, beyond = await asyncio.open_connection(host, int(port))
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(1), 30)
+        await asyncio.wait_for(reader.readexactly(1), DEADLINE_S)
     for _, writer in [*held, (reader, beyond)]:
         writer.transport.abort()
 
@@ -283,7 +283,7 @@ async def test_a_body_that_comes_after_its_refusal_is_read_for_a_while_and_then_
     # Nothing has this route, so nobody reads the body.
     writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 404")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         with contextlib.suppress(ConnectionError):
             while not reader.at_eof():
                 writer.write(b"x")
@@ -300,7 +300,7 @@ async def test_a_connection_goes_on_once_the_body_of_a_refused_request_has_come(
     writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 404")
     writer.write(b"abc" + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while b"HTTP/1.1 200" not in await reader.readline():
             pass
     writer.close()

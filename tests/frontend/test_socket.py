@@ -23,7 +23,7 @@ from punica_frontend.tenancy.meter import Meter
 from punica_serve.model_config import ModelConfig
 from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
-from waits import until
+from waits import DEADLINE_S, until
 
 
 class Peer:
@@ -102,7 +102,7 @@ async def serve(
         task.cancel()
     await asyncio.wait(tasks)
     assert not cluster.live
-    await asyncio.wait_for(admission.empty(), 30)
+    await asyncio.wait_for(admission.empty(), DEADLINE_S)
 
 
 async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serve, cluster: EchoCluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.strict_http import MAX_HEADER_BYTES
+from waits import DEADLINE_S
 
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\n"
 NEXT = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -17,7 +18,7 @@ async def ask(listener: socket.socket, sent: bytes) -> tuple[bytes, bytes]:
     """The head and the rest of all that comes until the connection is closed."""
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(sent)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return head, rest

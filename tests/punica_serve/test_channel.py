@@ -25,9 +25,7 @@ from punica_serve.protocol import (
     encode,
     join,
 )
-from waits import until
-
-DEADLINE_S = 60.0
+from waits import DEADLINE_S, until
 
 
 def _nobody() -> None:
@@ -125,6 +123,12 @@ async def rest_of(channel: Channel) -> list[Any]:
 
 async def until_sent(socket: FakeSocket, num_messages: int) -> None:
     await until(lambda: len(socket.messages) >= num_messages)
+
+
+async def until_taken(turns: "asyncio.Queue[None]") -> None:
+    """Until the loop that looks for signs of life has had its turn, and waits for the next."""
+    await until(turns.empty)
+    await asyncio.sleep(0.001)
 
 
 async def test_what_is_sent_in_one_turn_leaves_in_one_frame(channel: Channel, socket: FakeSocket) -> None:
@@ -413,11 +417,9 @@ async def test_a_silent_peer_is_cut_off_though_it_was_told_that_we_live(socket: 
     assert socket.messages and set(map(type, socket.messages)) == {Heartbeat}
 
 
-@pytest.mark.parametrize("frame", [[], [Heartbeat()], [Limits(1)]], ids=["an empty one", "a heartbeat", "a message"])
-async def test_whatever_arrives_is_a_sign_of_life(
-    socket: FakeSocket, monkeypatch: pytest.MonkeyPatch, frame: list[Any]
-) -> None:
-    """Ten times as long as a silence may last, by the loop's turns, which the test counts out."""
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[None]":
+    """Of the loop that looks for signs of life: the test counts them out, and a heartbeat's second is one of them."""
     turns: asyncio.Queue[None] = asyncio.Queue()
     sleep = asyncio.sleep
 
@@ -425,33 +427,42 @@ async def test_whatever_arrives_is_a_sign_of_life(
         await (turns.get() if delay_s == 1.0 else sleep(delay_s))
 
     monkeypatch.setattr("punica_serve.channel.asyncio.sleep", sleep_a_turn)
+    return turns
+
+
+@pytest.mark.parametrize("frame", [[], [Heartbeat()], [Limits(1)]], ids=["an empty one", "a heartbeat", "a message"])
+async def test_whatever_arrives_is_a_sign_of_life(
+    socket: FakeSocket, turns: "asyncio.Queue[None]", frame: list[Any]
+) -> None:
+    """Ten times as long as a silence may last."""
     async with opened(socket, heartbeat_s=1.0, silence_s=2.0) as channel:
         reading = asyncio.create_task(channel.serve(lambda _: None))
         for _ in range(20):
             socket.arrive(join([encode(message) for message in frame]))
-            await sleep(0.001)
+            await asyncio.sleep(0.001)
             turns.put_nowait(None)
-            await sleep(0.001)
+            await asyncio.sleep(0.001)
         assert channel.end_reason == "it has not ended"
         for _ in range(3):
             turns.put_nowait(None)
-        async with asyncio.timeout(DEADLINE_S):
-            while channel.end_reason == "it has not ended":
-                await sleep(0.001)
+        await until(lambda: channel.end_reason != "it has not ended")
         assert channel.end_reason == "the peer has said nothing for 2 s"
         await reading
 
 
-async def test_an_end_that_has_something_to_say_sends_no_heartbeats(socket: FakeSocket) -> None:
-    async with opened(socket, heartbeat_s=0.02, silence_s=3600.0) as channel:
-        for i in range(20):
-            channel.send(GetCluster(i))
-            await asyncio.sleep(0.005)
-            socket.arrive(join([]))
-        talking = len(socket.messages)
-        await until_sent(socket, talking + 1)
-    assert socket.messages[-1] == Heartbeat()
-    assert sum(isinstance(message, Heartbeat) for message in socket.messages[:talking]) <= 2
+async def test_an_end_that_has_something_to_say_sends_no_heartbeats(
+    socket: FakeSocket, turns: "asyncio.Queue[None]"
+) -> None:
+    said = [GetCluster(i) for i in range(20)]
+    async with opened(socket, heartbeat_s=1.0, silence_s=3600.0) as channel:
+        for number, message in enumerate(said, 1):
+            channel.send(message)
+            await until_sent(socket, number)
+            turns.put_nowait(None)
+            await until_taken(turns)
+        turns.put_nowait(None)
+        await until_sent(socket, len(said) + 1)
+    assert socket.messages == [*said, Heartbeat()]
 
 
 async def test_heartbeats_do_not_pile_up_before_a_peer_that_does_not_read(socket: FakeSocket) -> None:

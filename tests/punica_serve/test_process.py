@@ -12,8 +12,7 @@ import pytest
 
 from punica_serve import process
 from punica_serve.errors import ConfigError
-
-TIMEOUT_S = 100.0
+from waits import DEADLINE_S
 
 PRELUDE = """
 import asyncio, logging, os, sys, time
@@ -50,7 +49,7 @@ def started(code: str, *, wait_for: str = "running", **options: object) -> Itera
 def test_a_signal_cancels_the_coroutine_and_lets_it_clean_up(signum: signal.Signals) -> None:
     with started("process.run('test', until_cancelled()); print('returned')") as child:
         child.send_signal(signum)
-        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = child.communicate(timeout=DEADLINE_S)
     assert (stdout, stderr, child.returncode) == ("cleaned up\nreturned\n", "", 0)
 
 
@@ -63,7 +62,7 @@ async def say():
 process.run('test', say())
 """
     with started(code, wait_for=loop) as child:
-        assert child.communicate(timeout=TIMEOUT_S) == ("", "")
+        assert child.communicate(timeout=DEADLINE_S) == ("", "")
 
 
 def test_a_coroutine_that_does_not_stop_in_time_is_ended() -> None:
@@ -77,7 +76,7 @@ process.run("test", stubborn(), stop_timeout_s=0.1)
 """
     with started(code) as child:
         child.terminate()
-        _, stderr = child.communicate(timeout=TIMEOUT_S)
+        _, stderr = child.communicate(timeout=DEADLINE_S)
     assert child.returncode == 1
     assert "test ERROR did not stop within 0.1 s" in stderr
 
@@ -97,21 +96,21 @@ process.run("test", serve(), stop_timeout_s=60, drain=drain)
 def test_sigterm_lets_a_process_drain() -> None:
     with started(DRAINING.format(timeout_s=60, then="await asyncio.sleep(0.05)")) as child:
         child.terminate()
-        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = child.communicate(timeout=DEADLINE_S)
     assert (stdout, stderr, child.returncode) == ("draining\ndrained\n", "", 0)
 
 
 def test_sigint_does_not() -> None:
     with started(DRAINING.format(timeout_s=60, then="pass")) as child:
         child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = child.communicate(timeout=DEADLINE_S)
     assert (stdout, stderr, child.returncode) == ("", "", 0)
 
 
 def test_a_drain_has_an_end() -> None:
     with started(DRAINING.format(timeout_s=0.1, then="await asyncio.Event().wait()")) as child:
         child.terminate()
-        stdout, stderr = child.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = child.communicate(timeout=DEADLINE_S)
     assert (stdout, stderr, child.returncode) == ("draining\n", "", 0)
 
 
@@ -121,7 +120,7 @@ def test_a_second_signal_ends_a_drain_at_once() -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "draining\n"
         child.terminate()
-        assert child.wait(TIMEOUT_S) == 1
+        assert child.wait(DEADLINE_S) == 1
 
 
 def test_a_second_signal_ends_the_process_at_once() -> None:
@@ -138,7 +137,7 @@ process.run("test", slow(), stop_timeout_s=60)
         assert child.stdout is not None
         assert child.stdout.readline() == "cleaned up\n"
         child.terminate()
-        assert child.wait(TIMEOUT_S) == 1
+        assert child.wait(DEADLINE_S) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_a_process_stops_when_the_other_end_of_its_lifeline_closes(body: str, re
     with started(body, env=environment, pass_fds=(read_end,)) as child:
         os.close(read_end)
         os.close(write_end)
-        stdout, _ = child.communicate(timeout=TIMEOUT_S)
+        stdout, _ = child.communicate(timeout=DEADLINE_S)
     assert stdout == reaction
 
 
@@ -169,7 +168,7 @@ process.run("test", serve())
 """
     environment = {**os.environ, process.LIFELINE_ENV: str(read_end)}
     with started(code, wait_for="False", env=environment, pass_fds=(read_end,)) as child:
-        child.wait(TIMEOUT_S)
+        child.wait(DEADLINE_S)
     os.close(read_end)
     os.close(write_end)
 
@@ -183,7 +182,7 @@ async def serve():
 process.run("runner", serve(), log_level=process.LogLevel.WARNING)
 """
     with started(code) as child:
-        _, stderr = child.communicate(timeout=TIMEOUT_S)
+        _, stderr = child.communicate(timeout=DEADLINE_S)
     assert stderr.endswith(" runner WARNING shown\n")
     assert "hidden" not in stderr
 

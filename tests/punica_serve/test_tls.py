@@ -24,6 +24,7 @@ from punica_serve.protocol import (
     Welcome,
 )
 from punica_serve.tls import client_context, server_context
+from waits import DEADLINE_S
 
 ContextOf = Callable[[TlsConfig], ssl.SSLContext]
 
@@ -159,5 +160,5 @@ class TestFilesThatAreNoGood:
 
 
 async def test_a_link_in_tls_closes_in_time(authority: Authority) -> None:
-    async with scheduler(authority.files("scheduler")) as url, asyncio.timeout(30):
+    async with scheduler(authority.files("scheduler")) as url, asyncio.timeout(DEADLINE_S):
         await call(url, authority.files("runner"))

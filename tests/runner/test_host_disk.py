@@ -9,7 +9,7 @@ import pytest
 from punica_runner.host_disk import HostDisk
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, AdaptersCached, WireError
-from waits import until
+from waits import DEADLINE_S, until
 
 
 class _Cache:
@@ -58,7 +58,7 @@ async def test_a_fetch_that_hangs_delays_no_other(disk: HostDisk, cache: _Cache)
     for digest in ("hangs", "d1"):
         disk.fetch(_ref(digest), answers.put_nowait)
     cache.answer("d1").set_result(Path("/cache/d1"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         assert await answers.get() == AdapterFetched("d1", "/cache/d1")
     assert cache.calls == [("release", "d1")], "the worker needs it only while it reads"
     await disk.close()
@@ -68,7 +68,7 @@ async def test_a_fetch_that_hangs_delays_no_other(disk: HostDisk, cache: _Cache)
 async def test_nobody_waits_too_long_and_the_next_one_finds_what_was_brought(cache: _Cache) -> None:
     disk = HostDisk(cache, timeout_s=0.01)  # type: ignore[arg-type]
     answers: asyncio.Queue[AdapterFetched] = asyncio.Queue()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         disk.fetch(_ref("d1"), answers.put_nowait)
         late = await answers.get()
         assert late.error is not None and "not give the adapter in time" in late.error.message
@@ -92,7 +92,7 @@ async def test_nobody_waits_for_a_store_that_is_away_until_it_has_answered_someb
         disk.fetch(_ref(digest), answers.put_nowait)
         return await answers.get()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert (await fetched("hangs")).error
         disk._timeout_s = 600.0  # those that follow could wait, and do not
         for _ in range(3):
@@ -125,7 +125,7 @@ async def test_a_fetch_that_fails_says_how(
     answers: asyncio.Queue[AdapterFetched] = asyncio.Queue()
     cache.answer("d1").set_exception(error)
     disk.fetch(_ref("d1"), answers.put_nowait)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         assert await answers.get() == AdapterFetched("d1", None, told, is_permanent)
 
 

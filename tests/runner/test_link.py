@@ -20,6 +20,7 @@ from punica_serve.protocol import (
     WireError,
     WorkerToSupervisor,
 )
+from waits import DEADLINE_S
 
 REF = AdapterRef("d1", "s3://bucket/d1", 100, {"q_proj": 8})
 BROKEN = WireError("store_unavailable", "the store is down")
@@ -53,7 +54,7 @@ class _Supervisor:
 
     def end(self) -> None:
         os.close(self.write_fd)
-        self._reader.join(10)
+        self._reader.join(DEADLINE_S)
         self.pipe.close()
         os.close(self.read_fd)
 
@@ -69,10 +70,10 @@ def test_a_fetch_ends_with_the_folder(supervisor: _Supervisor) -> None:
     future = supervisor.link.fetch(REF)
     assert supervisor.heard() == FetchAdapter(REF)
     supervisor.tell(AdapterFetched("d1", "/cache/d1"))
-    assert future.result(10) == Path("/cache/d1")
+    assert future.result(DEADLINE_S) == Path("/cache/d1")
     again = supervisor.link.fetch(REF)
     supervisor.tell(AdapterFetched("d1", "/cache/d1"))
-    assert again.result(10) == Path("/cache/d1")
+    assert again.result(DEADLINE_S) == Path("/cache/d1")
 
 
 @pytest.mark.parametrize(("is_permanent", "kind"), [(True, AdapterRejected), (False, StoreUnavailable)])
@@ -82,10 +83,10 @@ def test_a_fetch_that_fails_says_whether_for_good(
     future = supervisor.link.fetch(REF)
     supervisor.tell(AdapterFetched("d1", error=BROKEN, is_permanent=is_permanent))
     with pytest.raises(kind, match="the store is down"):
-        future.result(10)
+        future.result(DEADLINE_S)
 
 
 def test_an_answer_that_nobody_asked_for_is_no_message(supervisor: _Supervisor) -> None:
     supervisor.tell(AdapterFetched("d2", "/cache/d2"))
-    supervisor._reader.join(10)
+    supervisor._reader.join(DEADLINE_S)
     assert isinstance(supervisor.error, ProtocolError) and "d2" in supervisor.error.message

@@ -18,6 +18,7 @@ from punica_serve.protocol import (
     WireError,
     WorkerToSupervisor,
 )
+from waits import DEADLINE_S
 
 
 def stop(counter: int) -> StopRequest:
@@ -61,7 +62,7 @@ async def test_reports_larger_than_a_pipe_arrive_whole_from_several_threads() ->
         threads = [threading.Thread(target=worker.send, args=(failed(text),)) for text in texts]
         for thread in threads:
             thread.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             got = [(await anext(supervisor)).error.message for _ in texts]
         assert sorted(got) == texts
         for thread in threads:

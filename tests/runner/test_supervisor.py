@@ -12,7 +12,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.logs import LogFormat
 from punica_serve.protocol import GpuJoined, RunnerHello, StepReport
 from supervised import FakeScheduler, config, running, start
-from waits import until
+from waits import DEADLINE_S, until
 
 FakeWorker = Callable[..., list[str]]
 
@@ -92,7 +92,7 @@ def test_workers_log_as_their_supervisor_does(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_a_device_named_twice_is_a_config_error(scheduler: FakeScheduler, fake_worker: FakeWorker) -> None:
-    async with asyncio.timeout(60), running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-a")) as task:
+    async with asyncio.timeout(DEADLINE_S), running(scheduler, fake_worker("CPU-a"), fake_worker("CPU-a")) as task:
         await asyncio.wait([task])
     with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="another worker has GPU CPU-a already")):
         task.result()

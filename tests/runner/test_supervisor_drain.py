@@ -10,7 +10,7 @@ from process_tree import is_alive
 from punica_serve.process import Drain
 from punica_serve.protocol import DrainRunner, GpuJoined, GpuLost, RunnerDrained
 from supervised import FakeScheduler, running, start
-from waits import until
+from waits import DEADLINE_S, until
 
 FakeWorker = Callable[..., list[str]]
 
@@ -29,7 +29,7 @@ async def test_a_runner_that_drains_goes_on_until_the_scheduler_has_moved_everyt
         await until(lambda: len(scheduler.pids()) == 2)
         assert not task.done() and is_alive(scheduler.pids()[0])
         scheduler.tell(RunnerDrained())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await task
     assert not any(map(is_alive, scheduler.pids())) and len(scheduler.hellos) == 1
 
@@ -42,7 +42,7 @@ async def test_a_lost_link_is_the_end_of_a_drain(scheduler: FakeScheduler, fake_
         await until(lambda: scheduler.all(DrainRunner))
         assert scheduler.channel is not None
         await scheduler.channel.close("gone")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await task
 
 
@@ -52,7 +52,7 @@ async def test_without_a_link_there_is_nothing_to_drain(fake_worker: FakeWorker)
     drain = Drain(60.0)
     async with running(nobody, fake_worker("CPU-a"), drain=drain) as task:
         drain.begin()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await task
 
 

@@ -11,7 +11,7 @@ from backoff_spy import note_lives
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import GpuJoined, GpuLost, StepReport
 from supervised import FakeScheduler, running, start
-from waits import until
+from waits import DEADLINE_S, until
 
 FakeWorker = Callable[..., list[str]]
 
@@ -62,7 +62,7 @@ async def test_a_worker_that_hangs_before_it_is_ready_is_restarted(
 async def test_a_permanent_failure_ends_the_runner_with_the_workers_words(
     scheduler: FakeScheduler, fake_worker: FakeWorker
 ) -> None:
-    async with asyncio.timeout(60), running(scheduler, fake_worker("", "permanent")) as task:
+    async with asyncio.timeout(DEADLINE_S), running(scheduler, fake_worker("", "permanent")) as task:
         await asyncio.wait([task])
     words = r"worker 0 \(cpu\) can't run: no config\.json in /models/none"
     with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=words)):

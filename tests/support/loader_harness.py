@@ -18,9 +18,9 @@ from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.engine.pinned_memory import open_host_memory
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
-DEADLINE_S = 60.0
 
 
 class LoaderHarness:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ports import free_port
+from waits import DEADLINE_S
 
 #: The server refuses to run as root; whoever may change users takes this one.
 _USER = "postgres"
-_DEADLINE_S = 60.0
 
 
 class PostgresServer:
@@ -43,7 +43,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + DEADLINE_S
         while not self._answers():
             assert self._process.poll() is None, (self._folder / "log").read_text()
             assert time.monotonic() < deadline, "PostgreSQL does not answer"
@@ -53,7 +53,7 @@ class PostgresServer:
         """At once, connections or not."""
         if self._process:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(_DEADLINE_S)
+            self._process.wait(DEADLINE_S)
             self._process = None
 
     @contextmanager
@@ -61,11 +61,11 @@ class PostgresServer:
         """Inside, connections are there and nobody answers."""
         assert self._process
         processes = [str(self._process.pid), *self._backends()]
-        subprocess.run(["kill", "-STOP", *processes], check=True, timeout=_DEADLINE_S)
+        subprocess.run(["kill", "-STOP", *processes], check=True, timeout=DEADLINE_S)
         try:
             yield
         finally:
-            subprocess.run(["kill", "-CONT", *processes], check=True, timeout=_DEADLINE_S)
+            subprocess.run(["kill", "-CONT", *processes], check=True, timeout=DEADLINE_S)
 
     def _backends(self) -> list[str]:
         assert self._process
@@ -78,7 +78,7 @@ class PostgresServer:
 
     def _answers(self) -> bool:
         command = ["pg_isready", "-h", "127.0.0.1", "-p", str(self._port), "-q"]
-        return subprocess.run([_program(command[0]), *command[1:]], check=False, timeout=_DEADLINE_S).returncode == 0
+        return subprocess.run([_program(command[0]), *command[1:]], check=False, timeout=DEADLINE_S).returncode == 0
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
@@ -86,7 +86,7 @@ class PostgresServer:
             cwd=self._folder,
             user=self._user,
             check=True,
-            timeout=_DEADLINE_S,
+            timeout=DEADLINE_S,
             stdout=subprocess.DEVNULL,
         )
 

@@ -4,12 +4,14 @@ from typing import Any
 
 from websockets.asyncio.client import connect
 
+from waits import DEADLINE_S
+
 
 async def test_a_chat_comes_in_chunks(address: str) -> None:
     messages = [{"role": "user", "content": "42"}]
     request = {"op": "generate", "request_id": "a", "format": "openai", "messages": messages, "max_tokens": 3}
     frames: list[dict[str, Any]] = [{"done": False}]
-    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(60):
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
         await socket.send(json.dumps(request))
         while not frames[-1]["done"]:
             frames.append(json.loads(await socket.recv()))
@@ -23,7 +25,7 @@ async def test_an_echo_of_ids_that_are_no_tokens_ends_one_request_alone(address:
     good = {"op": "generate", "request_id": "good", "input_ids": [21], "max_tokens": 3}
     bad = {"op": "generate", "request_id": "bad", "format": "openai", "prompt": [-1], "echo": True}
     frames: dict[str, dict[str, Any]] = {}
-    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(60):
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
         for request in (bad, good):
             await socket.send(json.dumps(request))
         while not (frames.get("bad", {}).get("done") and frames.get("good", {}).get("finish_reason")):

@@ -16,7 +16,7 @@ from punica_frontend.app import max_body_bytes
 from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.parts import Parts
 from punica_serve.protocol import WireError
-from waits import until
+from waits import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def send(socket: ClientConnection, **frame: Any) -> None:
 
 
 async def receive(socket: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         frame: dict[str, Any] = json.loads(await socket.recv())
     return frame
 

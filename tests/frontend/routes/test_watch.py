@@ -17,7 +17,7 @@ from punica_frontend.watch.view import Viewer
 from punica_frontend.watch.watcher import Watcher
 from punica_serve.protocol import Mark
 from punica_serve.registry.registry import Registry
-from waits import until
+from waits import DEADLINE_S, until
 
 
 def watching(address: str, per_s: str = "5") -> connect:
@@ -25,7 +25,7 @@ def watching(address: str, per_s: str = "5") -> connect:
 
 
 async def next_frame(socket: ClientConnection) -> Any:
-    return json.loads(await asyncio.wait_for(socket.recv(), 30))
+    return json.loads(await asyncio.wait_for(socket.recv(), DEADLINE_S))
 
 
 async def test_the_past_and_then_the_cluster_as_elsewhere(address: str, client: Any) -> None:

@@ -15,7 +15,7 @@ from punica_frontend.http_server import EmbeddedServer
 from punica_frontend.tenancy import sessions
 from punica_frontend.tenancy.sessions import Sessions
 from punica_serve.registry.registry import Registry
-from waits import until
+from waits import DEADLINE_S, until
 
 ORIGIN = {"origin": "http://frontend"}
 
@@ -190,5 +190,5 @@ async def test_a_key_that_has_ended_watches_no_longer(address: str, keys: Any, e
         await end(keys.registry, key.key_id)
         with pytest.raises(ConnectionClosedError, match="no longer valid, or its tenant is suspended") as closed:
             while True:
-                await asyncio.wait_for(socket.recv(), 30)
+                await asyncio.wait_for(socket.recv(), DEADLINE_S)
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008

@@ -4,6 +4,7 @@ import pytest
 
 from punica_serve.cli.addresses import dialled, listening_ports, scheduler_url, until_listening
 from punica_serve.errors import ConfigError
+from waits import DEADLINE_S
 
 
 def test_zero_gives_free_ports() -> None:
@@ -58,5 +59,5 @@ def test_port_0_can_be_listened_on_but_not_dialled() -> None:
 
 async def test_it_waits_until_a_server_listens() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    async with server, asyncio.timeout(60):
+    async with server, asyncio.timeout(DEADLINE_S):
         await until_listening(*server.sockets[0].getsockname())

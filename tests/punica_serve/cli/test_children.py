@@ -12,9 +12,7 @@ from process_tree import is_alive
 from punica_serve.cli import children, watchdog
 from punica_serve.cli.children import Child, lifeline
 from punica_serve.errors import ConfigError
-from waits import until
-
-TIMEOUT_S = 60.0
+from waits import DEADLINE_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +29,7 @@ def lifeline_fd() -> Iterator[int]:
 @asynccontextmanager
 async def kept_running(*codes: str, lifeline_fd: int, **environment: str) -> AsyncIterator[None]:
     testers = [Child("tester", [sys.executable, "-c", code], lifeline_fd, environment) for code in codes]
-    async with asyncio.timeout(TIMEOUT_S), children.kept_running(testers):
+    async with asyncio.timeout(DEADLINE_S), children.kept_running(testers):
         yield
 
 

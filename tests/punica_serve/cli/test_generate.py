@@ -13,7 +13,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-TIMEOUT_S = 100.0
+from waits import DEADLINE_S
 
 Cli = Callable[..., tuple[int, str, str]]
 Answer = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
@@ -44,7 +44,7 @@ async def generating(*arguments: str) -> AsyncIterator[asyncio.subprocess.Proces
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             yield process
     finally:
         if process.returncode is None:

@@ -8,6 +8,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from punica_serve.demo.asking import Ask, rest, websocket
 from punica_serve.errors import RequestFailed
+from waits import DEADLINE_S
 
 
 async def test_rest_sends_the_question_and_returns_the_text() -> None:
@@ -49,7 +50,7 @@ async def _send(connection: ServerConnection, request_id: str, **fields: Any) ->
 async def _serve(handler: Any, client: Any) -> None:
     async with serve(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(60), websocket(f"http://127.0.0.1:{port}") as ask:
+        async with asyncio.timeout(DEADLINE_S), websocket(f"http://127.0.0.1:{port}") as ask:
             await client(ask)
 
 

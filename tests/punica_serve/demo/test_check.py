@@ -12,6 +12,7 @@ from rich.progress import Progress
 from punica_serve.demo.check import Peaks, Tally, ask_all, check, describe_ranks, questions, report, watched
 from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, expected
 from punica_serve.errors import RequestFailed
+from waits import DEADLINE_S
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ async def test_the_cluster_is_polled_while_questions_are_asked() -> None:
 
     peaks = Peaks()
     client = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(handle))
-    async with client, watched(client, peaks), asyncio.timeout(60):
+    async with client, watched(client, peaks), asyncio.timeout(DEADLINE_S):
         await first_taken.wait()
     assert polls[0].url.path == "/v1/cluster"
     assert peaks.num_adapters == 5

@@ -16,6 +16,7 @@ from punica_serve.engine.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ def test_a_failed_read_leaves_no_trace(tiny_model: ModelConfig, make_adapter: Ca
     reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
     (Path(ref.uri) / "adapter_config.json").write_text("{}")
     with pytest.raises(AdapterRejected, match="changed on disk"):
-        reader.start(ref).result(10)
+        reader.start(ref).result(DEADLINE_S)
     assert cache.used_bytes == 0
     reader.close()
 
@@ -52,7 +53,7 @@ def test_a_dummy_is_made_of_its_number_and_needs_no_files(tiny_model: ModelConfi
     cache = HostCache(HostMemory(1 << 24))
     reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
     first, second = dummy_adapters(2, 12, tiny_model).values()
-    packed = [reader.start(ref).result(10).packed.groups["o"] for ref in (first, second)]
+    packed = [reader.start(ref).result(DEADLINE_S).packed.groups["o"] for ref in (first, second)]
     assert not torch.equal(packed[0].a, packed[1].a)
     assert packed[0].a.shape[0] == 2, "twelve rank rows take two pages"
     assert packed[0].a[0].abs().min() > 0 and packed[0].a.isfinite().all()

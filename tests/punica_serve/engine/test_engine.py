@@ -16,8 +16,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-
-DEADLINE_S = 60.0
+from waits import DEADLINE_S
 
 
 def _request(

@@ -26,9 +26,9 @@ from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import StoreUnavailable
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from waits import DEADLINE_S
 
 NUM_REQUESTS, MAX_TOKENS = 16, 10
-DEADLINE_S = 100.0
 
 #: What a request may ask for beside its tokens: each a case of its own where the newest token comes late.
 WISHES: tuple[dict[str, Any], ...] = (

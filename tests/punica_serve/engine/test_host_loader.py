@@ -19,9 +19,9 @@ from punica_serve.engine.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
-DEADLINE_S = 60.0
 MakeAdapter = Callable[..., AdapterRef]
 
 

@@ -21,8 +21,7 @@ from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import CpuRunner
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-
-DEADLINE_S = 60.0
+from waits import DEADLINE_S
 
 MakeEngine = Callable[..., Engine]
 MakeAdapter = Callable[..., AdapterRef]

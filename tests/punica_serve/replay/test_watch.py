@@ -7,6 +7,7 @@ import pytest
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.replay import watch
 from punica_serve.replay.watch import GpuSize, Look, cluster_client, gpu_sizes, keep_looking, timeline_of
+from waits import DEADLINE_S
 
 
 def look(time_s: float, tokens: int, queue_length: int = 0, **batch_sizes: int) -> Look:
@@ -73,7 +74,7 @@ async def test_a_look_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     looks: list[Look] = []
     async with client(httpx.Response(503), httpx.Response(200, json=CLUSTER)) as asked:
         looking = asyncio.create_task(keep_looking(asked, lambda: 1.5, looks))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while not looks:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         looking.cancel()

@@ -17,6 +17,7 @@ from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.host_cache import DiskCache
+from waits import DEADLINE_S
 
 MakeAdapter = Callable[[int], AdapterRef]
 
@@ -134,7 +135,7 @@ async def test_forgets_at_once_or_at_the_last_release(tmp_path: Path, ref: Adapt
     cache.release(ref.digest)
     assert cache.digests == {ref.digest}
     cache.release(ref.digest)
-    await asyncio.wait_for(left.wait(), 30)
+    await asyncio.wait_for(left.wait(), DEADLINE_S)
     assert cache.digests == frozenset()
     assert not (tmp_path / "cache" / ref.digest).exists()
     assert await cache.forget(ref.digest)

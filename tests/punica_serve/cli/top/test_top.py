@@ -18,7 +18,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from waits import until
+from waits import DEADLINE_S, until
 
 CLUSTER = {
     "incarnation": 1,
@@ -107,7 +107,7 @@ async def top_once(*arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "punica_serve.cli", "top", *arguments), stdout=pipe, stderr=pipe
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return process.returncode, stdout.decode(), stderr.decode()
@@ -121,7 +121,7 @@ async def test_it_shows_the_cluster_until_it_is_left(leave: str) -> None:
             terminal.press(b"q")
         else:
             terminal.process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert await terminal.process.wait() == 0
         assert b"Traceback" not in terminal.written
         await until(lambda: b"\x1b[?1049l" in terminal.written)  # the screen that was there before is back
@@ -143,7 +143,7 @@ async def test_a_frontend_that_comes_back_is_found_again() -> None:
             async with frontend(tell_more, port):
                 await until(lambda: b"queue 8" in terminal.written)
                 terminal.press(b"q")
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(DEADLINE_S):
                     assert await terminal.process.wait() == 0
 
 
@@ -197,6 +197,6 @@ async def test_a_refusal_ends_what_had_a_link_before() -> None:
             server.close()
             await server.wait_closed()
             async with serve(tell, "127.0.0.1", port, process_request=suspended):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(DEADLINE_S):
                     assert await terminal.process.wait() == 1
             await until(lambda: b"is suspended" in terminal.written)

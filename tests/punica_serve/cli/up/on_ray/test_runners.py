@@ -14,6 +14,7 @@ from punica_serve.cli.up.on_ray.runners import Runners
 from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.logs import LogLevel
 from punica_serve.protocol import ScaleAdvice
+from waits import DEADLINE_S
 
 PLAN = RayPlan(
     ClusterConfig(engine=EngineConfig(model=Path("/model"))),
@@ -66,7 +67,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> NotingRay:
 
 @asynccontextmanager
 async def following() -> AsyncIterator[Runners]:
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         follower = Runners(PLAN, tasks)
         yield follower
         await follower.stop()
