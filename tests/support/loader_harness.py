@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -22,6 +22,18 @@ from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
 
+Told = TypeVar("Told")
+
+
+def poll_until(poll: Callable[[], list[Told]], progress: Event, condition: Callable[[], bool]) -> list[Told]:
+    """All that a loader tells until the condition holds, polled whenever its threads have made progress."""
+    told, deadline_s = poll(), time.monotonic() + DEADLINE_S
+    while not condition():
+        assert progress.wait(deadline_s - time.monotonic()), "the loader makes no progress"
+        progress.clear()
+        told += poll()
+    return told
+
 
 class LoaderHarness:
     """A loader over the real threads; a test plays the step loop."""
@@ -38,12 +50,11 @@ class LoaderHarness:
         )
 
     def until(self, condition: Callable[[], bool]) -> list[AdapterFailure]:
-        failures, deadline = self.loader.poll(), time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.progress.wait(deadline - time.monotonic()), "the loader makes no progress"
-            self.progress.clear()
-            failures += self.loader.poll()
-            self.loader.check_invariants()
+        return poll_until(self._poll, self.progress, condition)
+
+    def _poll(self) -> list[AdapterFailure]:
+        failures = self.loader.poll()
+        self.loader.check_invariants()
         return failures
 
     def bring(self, *refs: AdapterRef) -> None:

@@ -1,6 +1,5 @@
 """The way of an adapter to host memory, with stores that answer when the test says so."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from loader_harness import gate_reads
+from loader_harness import gate_reads, poll_until
 from punica_serve.engine.adapter_reader import AdapterReader
 from punica_serve.engine.host_cache import HostCache, HostCopy
 from punica_serve.engine.host_loader import Arrival, HostLoader, no_fetch
@@ -19,7 +18,6 @@ from punica_serve.engine.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
-from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
 MakeAdapter = Callable[..., AdapterRef]
@@ -39,12 +37,7 @@ class _Harness:
         return self.fetches[-1][1]
 
     def until(self, condition: Callable[[], bool]) -> list[Arrival]:
-        arrivals, deadline = self.loader.poll(), time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.progress.wait(deadline - time.monotonic()), "the loader makes no progress"
-            self.progress.clear()
-            arrivals += self.loader.poll()
-        return arrivals
+        return poll_until(self.loader.poll, self.progress, condition)
 
     def arrive(self) -> list[Arrival]:
         """All that comes without another word from the store; what has come is let go."""
