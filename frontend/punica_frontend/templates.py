@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from punica_frontend.fair_slots import FairSlots, SlotLimits
 from punica_serve.errors import AdapterRejected, InvalidRequest, OutOfCapacity
 from punica_serve.text.template_job import (
     LENGTH_BYTES,
@@ -22,7 +23,7 @@ from punica_serve.text.template_job import (
     frame,
 )
 
-#: For a turn and the rendering. The process ends itself long before, unless the machine is far too busy.
+#: For a turn, and for the rendering. The process ends itself long before, unless the machine is far too busy.
 TIMEOUT_S = 30.0
 #: A template that took too much is not tried again for so long: it would hold up everybody's every time.
 BAN_S = 60.0
@@ -38,18 +39,25 @@ class TemplateRenderer:
     def __init__(self, special_tokens: Mapping[str, str], *, num_processes: int = 2) -> None:
         self._special_tokens = dict(special_tokens)
         self._idle: list[asyncio.subprocess.Process] = []
-        self._turns = asyncio.Semaphore(num_processes)
+        self._turns = FairSlots(
+            SlotLimits(num_processes, 1, TIMEOUT_S, "too many chat templates of adapters are being rendered")
+        )
         #: Digests of templates -> until when they are not tried.
         self._bans: OrderedDict[str, float] = OrderedDict()
 
-    async def render(self, source: str, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The prompt of ``messages``. Raises InvalidRequest, or OutOfCapacity when it does not come to its turn."""
-        return await self._run(source, [dict(message) for message in messages], add_generation_prompt)
+    async def render(
+        self, source: str, messages: Sequence[Mapping[str, Any]], owner: str, *, add_generation_prompt: bool
+    ) -> str:
+        """The prompt of ``messages``. Raises InvalidRequest, or OutOfCapacity when it does not come to its turn.
 
-    async def check(self, source: str) -> None:
+        The templates of an ``owner``, a tenant, take turns with those of the others: so slow ones slow their own.
+        """
+        return await self._run(source, owner, [dict(message) for message in messages], add_generation_prompt)
+
+    async def check(self, source: str, owner: str) -> None:
         """Raises AdapterRejected for what is no template, and OutOfCapacity when it does not come to its turn."""
         try:
-            await self._run(source, None, False)
+            await self._run(source, owner, None, False)
         except InvalidRequest as error:
             raise AdapterRejected(error.message, param="chat_template") from None
 
@@ -58,15 +66,18 @@ class TemplateRenderer:
         while self._idle:
             await _end(self._idle.pop())
 
-    async def _run(self, source: str, messages: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+    async def _run(
+        self, source: str, owner: str, messages: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
         digest = hashlib.sha256(source.encode()).hexdigest()
         job = frame(TemplateJob(source, self._special_tokens, messages, add_generation_prompt))
-        try:
-            async with asyncio.timeout(TIMEOUT_S), self._turns:
-                self._check_not_banned(digest)
-                answer = await self._answer(job)
-        except TimeoutError:
-            raise OutOfCapacity("too many chat templates of adapters are being rendered; try again") from None
+        async with self._turns.slot(owner):
+            self._check_not_banned(digest)
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    answer = await self._answer(job)
+            except TimeoutError:
+                raise OutOfCapacity("chat templates of adapters take too long now; try again later") from None
         if answer is None:
             self._ban(digest)
             raise _too_much()

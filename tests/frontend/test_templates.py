@@ -29,7 +29,7 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
 
 
 async def render(renderer: TemplateRenderer, source: str, messages: list[dict[str, Any]] = HELLO) -> str:
-    return await renderer.render(source, messages, add_generation_prompt=True)
+    return await renderer.render(source, messages, "acme", add_generation_prompt=True)
 
 
 async def test_prompts(renderer: TemplateRenderer) -> None:
@@ -71,10 +71,10 @@ async def test_a_template_that_took_too_long_is_not_tried_again(renderer: Templa
 
 
 async def test_a_template_is_checked_without_messages(renderer: TemplateRenderer) -> None:
-    await renderer.check("{{ raise_exception('only when it is rendered') }}")
+    await renderer.check("{{ raise_exception('only when it is rendered') }}", "acme")
     for source, says in (("{% if %}", "line 1"), ("{{ 9 ** (9 ** 9) }}", "too much time")):
         with pytest.raises(AdapterRejected, match=says) as caught:
-            await renderer.check(source)
+            await renderer.check(source, "acme")
         assert caught.value.param == "chat_template"
 
 
@@ -92,3 +92,15 @@ async def test_one_who_leaves_takes_the_process_along(renderer: TemplateRenderer
     rendering.cancel()
     await asyncio.wait([rendering])
     assert await render(renderer, PLAIN) == "<s>user: hi\na:"
+
+
+async def test_a_flood_of_one_tenants_slow_templates_does_not_hold_up_others(renderer: TemplateRenderer) -> None:
+    order = []
+
+    async def tell(owner: str, source: str) -> None:
+        await renderer.render(source, HELLO, owner, add_generation_prompt=True)
+        order.append(owner)
+
+    flood = [tell("hog", f"{{% for a in range(9999) %}}{{% endfor %}}{number}") for number in range(20)]
+    await asyncio.gather(*flood, tell("acme", PLAIN))
+    assert "acme" in order[:3], order

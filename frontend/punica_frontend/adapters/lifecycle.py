@@ -29,10 +29,10 @@ _CHECK_TIMEOUT_S = 120.0
 def checking(desk: IntakeDesk, templates: TemplateRenderer) -> Check:
     """The reader decides, and of an adapter's own chat template the compiler, where a stranger's program may run."""
 
-    async def check(folder: Path) -> Intake:
+    async def check(folder: Path, tenant: str) -> Intake:
         intake = await desk.check(folder)
         if intake.chat_template is not None:
-            await templates.check(intake.chat_template)
+            await templates.check(intake.chat_template, tenant)
         return intake
 
     return check

@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec import structs
 
 from punica_frontend.adapters.addresses import new_address
-from punica_frontend.adapters.slots import RegistrationSlots
 from punica_frontend.adapters.staging import Staging
 from punica_frontend.caller import Caller
+from punica_frontend.fair_slots import FairSlots, SlotLimits
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_serve.errors import AdapterNotFound, ClusterUnavailable, Conflict
 from punica_serve.registry.records import AdapterVersion
@@ -23,7 +23,12 @@ from punica_serve.store.intake import Intake
 #: Brings an adapter's files to an empty folder, within deadlines and limits of its own.
 Bring = Callable[[Path], Awaitable[None]]
 #: Validates the files that were brought.
-Check = Callable[[Path], Awaitable[Intake]]
+#: Of a tenant.
+Check = Callable[[Path, str], Awaitable[Intake]]
+
+#: Each holds an adapter's weights in memory while they are checked. A client that still has to send its bytes can wait,
+#: but not for ever.
+_SLOTS = SlotLimits(8, 4, 60.0, "too many adapters are being registered")
 
 #: How long a registration waits for files of the same bytes that are just being removed.
 REMOVAL_TIMEOUT_S = 30.0
@@ -74,7 +79,7 @@ class Registrar:
         self._staging = staging
         self._check = check
         self._base_name = base_name
-        self._slots = RegistrationSlots()
+        self._slots = FairSlots(_SLOTS)
 
     async def register(self, caller: Caller, wish: Wish, bring: Bring) -> Registered:
         """Raises what is wrong with the name, the source or the adapter; StoreUnavailable and RegistryUnavailable."""
@@ -84,7 +89,7 @@ class Registrar:
             raise Conflict(f"there is an adapter {before.full_name} already", param="name")
         async with self._slots.slot(tenant), self._staging.folder() as folder:
             await bring(folder)
-            intake = await self._check(folder)
+            intake = await self._check(folder, tenant)
             adapter = await self._keep(caller, wish, (tenant, name), folder, intake)
         if wish.pinned and not adapter.pinned:
             adapter = await self._registry.set_pinned(tenant, name, True, by=caller.name)

@@ -33,7 +33,7 @@ class Conversations:
         text = None
         if adapter and adapter.chat_template is not None:
             text = await self._templates.render(
-                adapter.chat_template, conversation, add_generation_prompt=add_generation_prompt
+                adapter.chat_template, conversation, adapter.tenant, add_generation_prompt=add_generation_prompt
             )
 
         def ids() -> list[int]:

@@ -25,7 +25,7 @@ class Desk:
 async def test_an_adapter_is_taken_with_and_without_a_template(template: str | None, tmp_path: Path) -> None:
     desk: Any = Desk(template)
     async with aclosing(TemplateRenderer({})) as templates:
-        assert await checking(desk, templates)(tmp_path) == desk.intake
+        assert await checking(desk, templates)(tmp_path, "acme") == desk.intake
         assert bool(templates._idle) == (template is not None)
 
 
@@ -33,5 +33,5 @@ async def test_a_template_that_can_be_read_but_not_compiled_is_refused(tmp_path:
     desk: Any = Desk("{% set a = 1 %}{{ a | no_such_filter }}")
     async with aclosing(TemplateRenderer({})) as templates:
         with pytest.raises(AdapterRejected, match="no_such_filter") as caught:
-            await checking(desk, templates)(tmp_path)
+            await checking(desk, templates)(tmp_path, "acme")
     assert caught.value.param == "chat_template"
