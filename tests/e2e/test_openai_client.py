@@ -54,6 +54,30 @@ def test_streams(client: openai.OpenAI) -> None:
     assert last.usage and last.usage.completion_tokens == 5
 
 
+def test_what_newer_clients_send(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "developer", "content": "briefly"}, {"role": "user", "content": "42"}]
+    with client.chat.completions.create(
+        model="roman",
+        messages=messages,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=3,
+        extra_body={"top_k": 1},
+    ) as stream:
+        *pieces, last = list(stream)
+    texts = ["", ""]
+    for piece in pieces:
+        texts[piece.choices[0].index] += piece.choices[0].delta.content or ""
+    assert texts == ["XLI", "XLI"] and last.usage and last.usage.completion_tokens == 6
+    with client.chat.completions.stream(model="roman", messages=messages) as events:
+        assert events.get_final_completion().choices[0].message.content == "XLII"
+    answer = client.chat.completions.create(
+        model="roman", messages=messages, store=False, metadata={"a": "b"}, extra_headers={"X-Request-Id": "mine"}
+    )
+    assert answer._request_id == "mine"
+
+
 async def test_many_at_once_asynchronously(async_client: openai.AsyncOpenAI) -> None:
     async def text(model: str) -> str:
         stream = await async_client.completions.create(model=model, prompt="42", stream=True)

@@ -3,6 +3,7 @@
 fsspec's own client follows redirects wherever they lead; so this speaks HTTP itself.
 """
 
+import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,8 @@ from punica_serve.store.threads import StoreThreads
 
 _MAX_REDIRECTS = 5
 _CHUNK_BYTES = 1 << 20
+#: Of an IPv4 address as some systems read it, such as 2130706433 or 127.1: no resolver of ours would see it.
+_SPELLS_ADDRESS = re.compile(r"[0-9.]+")
 #: How long a server may be silent.
 _TIMEOUT = ClientTimeout(total=None, sock_connect=5, sock_read=20)
 #: How long the disk may take for a chunk.
@@ -132,7 +135,9 @@ class WebSource:
         try:
             ip_address(url.host)
         except ValueError:
-            return  # a name, which will be resolved
+            if not _SPELLS_ADDRESS.fullmatch(url.host):
+                return  # a name, which will be resolved
+            raise _no_public_address(url.host) from None
         if not self._policy.may_reach(url.host):
             raise _no_public_address(url.host)
 
