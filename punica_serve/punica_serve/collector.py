@@ -1,6 +1,8 @@
 """How a process lives with Python's collector of cycles."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: Objects made beyond those gone before the young are looked at; and how often each older generation is, in looks at
 #: the one before it.
@@ -25,3 +27,15 @@ def calm_collector() -> None:
     """
     leave_alone_what_is_there()
     gc.set_threshold(*_RARE)
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """The same for what runs inside, a simulation or a measurement; and as before afterwards."""
+    thresholds = gc.get_threshold()
+    calm_collector()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

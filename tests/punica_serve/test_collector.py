@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from punica_serve.collector import calm_collector, leave_alone_what_is_there
+from punica_serve.collector import calm, calm_collector, leave_alone_what_is_there
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +27,10 @@ def test_a_calm_collector_looks_less_often_too() -> None:
     before = gc.get_threshold()
     calm_collector()
     assert all(calm > usual for calm, usual in zip(gc.get_threshold(), before, strict=True) if usual)
+
+
+def test_it_is_calm_for_a_while_and_then_as_before() -> None:
+    before = gc.get_threshold()
+    with calm():
+        assert gc.get_threshold() != before and gc.get_freeze_count()
+    assert gc.get_threshold() == before and not gc.get_freeze_count()

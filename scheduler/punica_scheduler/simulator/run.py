@@ -1,6 +1,5 @@
 """From a config to a simulation's results, and the same cluster with single parts of the scheduler exchanged."""
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
+from punica_serve.collector import calm
 from punica_serve.config import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ConfigError
 from punica_serve.model_config import read_model_config
@@ -81,12 +81,8 @@ def simulate(
         link_latency_s=simulation.link_latency_ms / 1e3,
         interval_s=simulation.interval_s,
     )
-    # What is there now stays to the end: the collector need not walk through it time and again.
-    gc.freeze()
-    try:
+    with calm():
         cluster.run(on_progress)
-    finally:
-        gc.unfreeze()
     snapshot = scheduler.snapshot(round(cluster.now_s * 1e9))
     return Result(cluster.recorder.timeline(cluster.now_s), summarize(cluster, snapshot))
 

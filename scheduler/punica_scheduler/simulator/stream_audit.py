@@ -3,6 +3,8 @@
 Tokens are kept in columns as they come and checked a million at a time, since a simulated hour has tens of millions.
 """
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,8 @@ from punica_serve.protocol import Deliveries, FinishReason
 from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
 _CHUNK_TOKENS = 1_000_000
+#: Of arrays: 64 bits.
+_INT = "q"
 
 _Ints = npt.NDArray[np.int64]
 
@@ -33,21 +37,25 @@ class StreamAudit:
         #: Streams that the scheduler refused, or gave up: they may end anywhere, but say so.
         self.num_failed = 0
         self.num_tokens = 0
-        #: Columns that are yet to be checked.
-        self._streams: list[int] = []
-        self._positions: list[int] = []
-        self._token_ids: list[int] = []
-        self._times_s: list[tuple[float, int]] = []
+        #: Columns that are yet to be checked: a row for each token, and one for each delivery.
+        self._streams = array(_INT)
+        self._positions = array(_INT)
+        self._token_ids = array(_INT)
+        self._times_s = array("d")
+        self._offsets = array(_INT)
+        self._counts = array(_INT)
         self._ends: list[tuple[int, int]] = []
 
     def take(self, deliveries: Deliveries, now_s: float) -> None:
         """What a frontend was handed."""
         num_rows = len(deliveries.handles)
         if num_rows:
-            self._streams += deliveries.handles
-            self._positions += [deliveries.offset + position for position in deliveries.positions]
-            self._token_ids += deliveries.token_ids
-            self._times_s.append((now_s, num_rows))
+            self._streams.extend(deliveries.handles)
+            self._positions.extend(deliveries.positions)
+            self._token_ids.extend(deliveries.token_ids)
+            self._times_s.append(now_s)
+            self._offsets.append(deliveries.offset)
+            self._counts.append(num_rows)
             self.num_tokens += num_rows
         for ending in deliveries.endings:
             self._end(ending.handle, ending.num_tokens, ending.reason)
@@ -56,12 +64,12 @@ class StreamAudit:
 
     def check(self) -> None:
         """Checks all that has come since the last time."""
-        streams, positions, token_ids = (
-            np.array(column, dtype=np.int64) for column in (self._streams, self._positions, self._token_ids)
-        )
-        times_s = np.repeat([time_s for time_s, _ in self._times_s], [count for _, count in self._times_s])
-        for column in (self._streams, self._positions, self._token_ids, self._times_s):
-            column.clear()
+        columns = (self._streams, self._positions, self._token_ids, self._times_s, self._offsets, self._counts)
+        streams, positions, token_ids, times_s, offsets, counts = map(np.array, columns)
+        for column in columns:
+            del column[:]
+        positions += np.repeat(offsets, counts)
+        times_s = np.repeat(times_s, counts)
         order = np.argsort(streams, kind="stable")
         streams, positions, token_ids = streams[order], positions[order], token_ids[order]
         self._check_positions(streams, positions)

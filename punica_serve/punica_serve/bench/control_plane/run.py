@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, TaskID
 
 from punica_serve.bench.control_plane import frontends, hosts
-from punica_serve.bench.control_plane.calm import calm
 from punica_serve.bench.control_plane.load_process import LoadProcess
 from punica_serve.bench.control_plane.parts import Parts, parts_us
 from punica_serve.bench.control_plane.placement import placement_times_s
@@ -24,6 +23,7 @@ from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess
 from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, Load
 from punica_serve.bench.goals import Goal, goals_table
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
+from punica_serve.collector import calm
 from punica_serve.errors import ClusterUnavailable
 
 if TYPE_CHECKING:
