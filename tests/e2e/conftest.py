@@ -20,6 +20,7 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
+from ports import free_ports
 from process_tree import alive, command_line, descendants
 from waits import DEADLINE_S
 
@@ -136,14 +137,17 @@ def started(
     log_level: str = "info",
     **engine: Any,
 ) -> Iterator[Cluster]:
-    """A cluster of one of our config files on free ports, with these engine settings.
+    """A cluster of one of our config files, with these engine settings, on ports that nobody takes before it does.
 
     On the way out it is stopped, and leaves nothing behind.
     """
     config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
     config.setdefault("adapters", {})["broken"] = str(folder / "broken")
-    config |= {"scheduler": {"port": 0}, "frontend": {"port": 0}, "data_folder": str(folder / "data")}
+    scheduler_port, frontend_port, *_ = free_ports(1 + num_frontends)
+    for role, port in (("scheduler", scheduler_port), ("frontend", frontend_port)):
+        config[role] = {**config.get(role, {}), "port": port}
+    config["data_folder"] = str(folder / "data")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", log_level]
     command += ["--runners", str(num_runners), "--frontends", str(num_frontends)]

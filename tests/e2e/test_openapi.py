@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 #: None of those that the page's examples name, and so change and delete.
 TENANT = "visitors"
 #: Few examples of each phase.
-OPTIONS = ("--max-examples", "2", "--request-timeout", "120")
+OPTIONS = ("--max-examples", "2")
 #: By these an administrator can take away its own key.
 LOCKING = ("/v1/keys/{key_id}", "/v1/tenants/{tenant}")
 #: What each is asked for: the administrators' routes in all phases, with everything that can be left out, at the edges

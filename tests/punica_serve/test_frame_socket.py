@@ -11,8 +11,8 @@ from websockets.asyncio.server import serve
 from websockets.frames import Frame, Opcode
 
 from punica_serve.frame_socket import AcceptedSocket, DialledSocket, FrameSocket
+from waits import DEADLINE_S
 
-DEADLINE_S = 60.0
 PAYLOADS = [bytes([size % 251]) * size for size in (0, 1, 125, 126, 127, 65_535, 65_536, 100_000)]
 
 

@@ -24,7 +24,7 @@ def test_every_layer_is_called() -> None:
 
 
 def test_a_copy_counts_what_is_read_and_what_is_written() -> None:
-    assert 1e8 < copy_bytes_per_s(CPU, num_bytes=1 << 20) < 1e12
+    assert 1e6 < copy_bytes_per_s(CPU, num_bytes=1 << 20) < 1e12
 
 
 @pytest.mark.gpu
