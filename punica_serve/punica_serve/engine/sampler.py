@@ -18,6 +18,9 @@ from punica_serve.engine.token_history import TokenHistories, has_penalty
 from punica_serve.engine.transfers import to_device, to_host
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
+#: What a temperature is on the device: there one that is nearly 0 must not become 0, nor a huge one infinite.
+_FLOAT32 = torch.finfo(torch.float32)
+
 
 class Draw(NamedTuple):
     token_id: int
@@ -128,7 +131,8 @@ class Sampler:
             return SamplingRows(zeros.float(), zeros, zeros)
         temperatures, seeds, positions = [0.0] * num_rows, [0] * num_rows, [0] * num_rows
         for row, position, params in drawn:
-            temperatures[row], seeds[row], positions[row] = params.temperature, _as_int64(params.seed or 0), position
+            temperatures[row] = min(max(params.temperature, _FLOAT32.tiny), _FLOAT32.max)
+            seeds[row], positions[row] = _as_int64(params.seed or 0), position
         return SamplingRows(
             self._float32(temperatures),
             self._int64(seeds),

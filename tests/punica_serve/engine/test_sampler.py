@@ -37,6 +37,19 @@ def test_greedy_takes_the_highest() -> None:
     assert _draw(_logits(t3=1.0, t5=2.0), _row()) == [5]
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 1e-46}, {"min_p": 1e-46}], ids=str)
+def test_a_temperature_that_is_nearly_zero_takes_the_highest(filters: dict[str, Any]) -> None:
+    """It is 0 in float32."""
+    logits = _logits(t3=1.0, t5=2.0).repeat(2, 1)
+    assert _draw(logits, _row(temperature=1.0, top_k=1), _row(temperature=1e-46, **filters)) == [5, 5]
+
+
+def test_a_temperature_beyond_all_numbers_draws_from_all_tokens_that_may_be_drawn() -> None:
+    """It is infinite in float32."""
+    rows = [_row(temperature=1e39, seed=seed, min_tokens=1, stop_token_ids=tuple(range(1, 14))) for seed in range(50)]
+    assert set(_draw(_logits(t5=2.0).repeat(len(rows), 1), *rows)) == {14, 15}
+
+
 def test_repetition_penalty_counts_prompt_and_output() -> None:
     logits = _logits(t3=2.0, t5=1.5, t6=1.2)
     assert _draw(logits, _row((3,), (5,), repetition_penalty=2.0)) == [6]
