@@ -117,6 +117,8 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ('{"op": "cancel", "requestid": "x"}', None, "requestid"),
     ('{"op": "ping", "nonce": 7}', None, "nonce"),
     ('{"op": "ping", "nonce": "\\ud800"}', None, None),
+    (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 150}{"]" * 150}}}', "x", "deep"),
+    (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 900}{"]" * 900}}}', "x", None),
 ]
 
 
