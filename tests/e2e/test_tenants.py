@@ -102,7 +102,7 @@ async def test_a_thousand_adapters_of_twenty_tenants(simulated_cluster: Any, tmp
 
     await registry.put_tenant("t0", TenantQuota(), by=BY)
     asking = asyncio.create_task(ask_all(clients["t0"], "t0", 400, counted))
-    for role in ("runner", "scheduler"):
+    for role in ("punica_runner.worker", "runner", "scheduler"):
         await until_answered(counted["t0 answers"] + 1, counted)
         os.kill(simulated_cluster.processes(role)[0], signal.SIGKILL)
     await asking
