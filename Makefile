@@ -30,10 +30,10 @@ check: install
 	$(BIN)/mkdocs build --strict --quiet
 
 test: check
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest -rs --numprocesses 2 --dist loadgroup
 
 test-slow: install
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -rs -m slow
 
 # Random faults under load; MINUTES=10 SEED=7 make soak breaks the same things again.
 soak: MINUTES ?= 10
