@@ -53,6 +53,7 @@ demo-check: install
 # What in docs/ is made from the code, and the site in build/site.
 docs: install
 	$(BIN)/python -m punica_frontend.stream_schema docs/generate-stream.schema.json
+	$(BIN)/python -m punica_frontend.watch.schema docs/cluster-watch.schema.json
 	$(BIN)/python -m punica_frontend.metrics.table docs/metrics.md
 	$(BIN)/mkdocs build --strict
 

@@ -24,7 +24,7 @@ from punica_frontend.routes.grants import grants_router
 from punica_frontend.routes.health import health_router
 from punica_frontend.routes.keys import keys_router
 from punica_frontend.routes.metrics import metrics_router
-from punica_frontend.routes.pages import page_router
+from punica_frontend.routes.pages import page_router, start_router
 from punica_frontend.routes.registrations import registrations_router
 from punica_frontend.routes.sessions import sessions_router
 from punica_frontend.routes.stream import stream_router
@@ -38,6 +38,7 @@ from punica_frontend.tenancy.gate import PUBLIC_PATHS, Gate
 from punica_frontend.tgi.errors import install_tgi_errors
 from punica_frontend.tgi.info import tgi_info
 from punica_frontend.tgi.routes import tgi_router
+from punica_frontend.watch.frames import Frames
 from punica_serve.config import EngineConfig, FrontendConfig
 from punica_serve.model_config import ModelConfig
 from punica_serve.version import __version__
@@ -69,6 +70,7 @@ def create_app(parts: Parts) -> Api:
     app.add_middleware(Gate, door=parts.door, public_paths=public_paths)
     for router in (*_generation(parts), *_adapters(parts), *_cluster(parts), *_tenancy(parts)):
         app.include_router(router)
+    app.include_router(start_router(dashboard))
     for page in (dashboard, api_page()):
         app.include_router(page_router(page))
     return app
@@ -140,9 +142,10 @@ def _body_limits(parts: Parts) -> dict[str, BodyLimits]:
 
 def _cluster(parts: Parts) -> list[APIRouter]:
     client, registry = parts.client, parts.registry
+    frames = Frames(client)
     return [
-        cluster_router(client, registry),
-        watch_router(client, registry, parts.door),
+        cluster_router(client, registry, frames),
+        watch_router(client, registry, frames, parts.door),
         health_router(client, parts.admission),
     ]
 

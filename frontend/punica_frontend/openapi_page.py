@@ -35,8 +35,7 @@ from punica_frontend.tenancy import answers as tenancy
 from punica_frontend.tgi.answers import Generated, StreamEvent
 from punica_frontend.tgi.errors import TgiErrorBody
 from punica_frontend.tgi.info import Info
-from punica_frontend.watch.view import ClusterView, SeenAdapter
-from punica_serve.protocol import GpuInfo, GpuSnapshot, Mark, Percentiles, RecentFigures, ScaleAdvice
+from punica_frontend.watch.view import CLUSTER_STRUCTS
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -69,14 +68,7 @@ STRUCTS = (
     Prefetch,
     VllmErrorBody,
     *tenancy.STRUCTS,
-    ClusterView,
-    SeenAdapter,
-    GpuSnapshot,
-    GpuInfo,
-    ScaleAdvice,
-    RecentFigures,
-    Percentiles,
-    Mark,
+    *CLUSTER_STRUCTS,
 )
 
 _REF = "#/components/schemas/"
@@ -228,9 +220,9 @@ def _with_whole_limits(schema: Any) -> Any:
     return schema
 
 
-def struct_schemas(structs: Sequence[type]) -> dict[str, Any]:
+def struct_schemas(structs: Sequence[type], ref: str = _REF) -> dict[str, Any]:
     """By name, with those that they refer to."""
-    _, schemas = msgspec.json.schema_components(structs, ref_template=_REF + "{name}")
+    _, schemas = msgspec.json.schema_components(structs, ref_template=ref + "{name}")
     by_name = {struct.__name__: struct for struct in structs}
     return {name: _as_object(schema, by_name.get(name)) for name, schema in schemas.items()}
 

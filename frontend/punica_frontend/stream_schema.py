@@ -4,16 +4,12 @@
 """
 
 import inspect
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from punica_frontend.schema_file import DIALECT, write_to_argument
 from punica_frontend.socket_frames import FRAME, SERVER_FRAMES
-
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def stream_schema() -> dict[str, Any]:
@@ -25,7 +21,7 @@ def stream_schema() -> dict[str, Any]:
     definitions["ClientFrame"] = {"description": "What a client sends.", **client}
     definitions["ServerFrame"] = {"description": "What the server sends.", "anyOf": list(references)}
     return {
-        "$schema": _DIALECT,
+        "$schema": DIALECT,
         "title": "Frames of WS /v1/generate/stream",
         "description": "Each frame is one websocket message of text.",
         "anyOf": [{"$ref": "#/$defs/ClientFrame"}, {"$ref": "#/$defs/ServerFrame"}],
@@ -40,10 +36,5 @@ def _with_clean_text(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def main() -> None:
-    path = Path(sys.argv[1])
-    path.write_text(json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_to_argument(stream_schema())

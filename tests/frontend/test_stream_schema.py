@@ -1,6 +1,7 @@
 """The schema that is served is the one in docs/, and says of frames what the checks of frames say."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ async def test_the_page_in_docs_and_the_route_are_up_to_date(
     client: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["stream_schema", str(tmp_path / "written.json")])
-    stream_schema.main()
+    runpy.run_path(stream_schema.__file__, run_name="__main__")
     assert DOCUMENTED.read_text() == (tmp_path / "written.json").read_text(), "run `make docs`"
     response = await client.get("/v1/generate/stream/schema")
     assert response.headers["content-type"] == "application/schema+json"

@@ -1,7 +1,5 @@
 """/v1/cluster: the scheduler's view, as JSON objects, and what operators may do to it."""
 
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 
 from punica_frontend.answers import Drain, json_of
@@ -9,7 +7,8 @@ from punica_frontend.caller import admin_of, caller_of
 from punica_frontend.openapi_page import Responses, json_answer, refusal
 from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import DrainBody
-from punica_frontend.watch.view import ClusterView, Viewer, encode
+from punica_frontend.watch.frames import Frames
+from punica_frontend.watch.view import ClusterView, Viewer
 from punica_serve.registry.registry import Registry
 
 _DRAIN_RESPONSES: Responses = {
@@ -18,7 +17,7 @@ _DRAIN_RESPONSES: Responses = {
 }
 
 
-def cluster_router(client: SchedulerClient, registry: Registry) -> APIRouter:
+def cluster_router(client: SchedulerClient, registry: Registry, frames: Frames) -> APIRouter:
     router = APIRouter(tags=["cluster"])
 
     @router.get(
@@ -34,9 +33,8 @@ def cluster_router(client: SchedulerClient, registry: Registry) -> APIRouter:
         Of the resident adapters, those that the caller may use, by their digests; `adapters` names them. An
         administrator sees all. `WS /v1/cluster/watch?per_s=1` tells the same again and again.
         """
-        viewer, snapshot = Viewer(caller_of(request), registry), await client.cluster()
-        body = await asyncio.to_thread(lambda: encode(viewer.view(snapshot)))
-        return Response(body, media_type="application/json")
+        told = await frames.cluster(await client.cluster(), Viewer(caller_of(request), registry))
+        return Response(told.body, media_type="application/json")
 
     @router.post("/v1/cluster/drain", summary="Empty a GPU, or use it again", responses=_DRAIN_RESPONSES)
     async def drain(body: DrainBody, request: Request) -> Response:

@@ -1,6 +1,7 @@
-"""GET of a page for browsers, and of the files that it is made of."""
+"""GET of a page for browsers, and of the files that it is made of; and where a browser begins."""
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
 from punica_frontend.dashboard.assets import Asset
 from punica_frontend.dashboard.pages import Page
@@ -20,6 +21,24 @@ def page_router(page: Page) -> APIRouter:
         if asset is None:
             raise NotFound(f"no file {name[:64]!r} belongs to {page.path}; open {page.path} itself")
         return _answer(request, asset, page.policy)
+
+    return router
+
+
+def start_router(page: Page) -> APIRouter:
+    """Who opens the bare address comes to this page."""
+    router = APIRouter(tags=["cluster"])
+
+    @router.get(
+        "/",
+        summary="To the dashboard",
+        status_code=307,
+        response_class=Response,
+        responses={307: {"description": f"To `{page.path}`, where a browser logs in if it has to."}},
+    )
+    async def start() -> Response:
+        """For people: a browser that opens the address of a frontend."""
+        return RedirectResponse(page.path)
 
     return router
 

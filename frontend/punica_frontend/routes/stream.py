@@ -1,7 +1,6 @@
 """WS /v1/generate/stream: many requests multiplexed on one socket; and what its frames look like."""
 
 from functools import cache
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -11,14 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from punica_frontend.caller import caller_of
 from punica_frontend.generation import Generator
+from punica_frontend.schema_file import SCHEMA_ANSWER, SCHEMA_TYPE
 from punica_frontend.socket import GenerateSocket
 from punica_frontend.socket_shapes import Shapes
 from punica_frontend.stream_schema import stream_schema
-
-_SCHEMA: dict[str, Any] = {
-    "description": "The document.",
-    "content": {"application/schema+json": {"schema": {"type": "object"}}},
-}
 
 
 def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int) -> APIRouter:
@@ -31,13 +26,13 @@ def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int)
         "/v1/generate/stream/schema",
         summary="The frames of the websocket",
         response_class=Response,
-        responses={200: _SCHEMA},
+        responses={200: SCHEMA_ANSWER},
     )
     async def frames() -> Response:
         """JSON Schema of the frames of `WS /v1/generate/stream`: `ClientFrame` is what it takes, `ServerFrame` what it
         sends.
         """
-        return Response(_schema(), media_type="application/schema+json")
+        return Response(_schema(), media_type=SCHEMA_TYPE)
 
     return router
 

@@ -1,9 +1,10 @@
-"""WS /v1/cluster/watch: the cluster, again and again."""
+"""WS /v1/cluster/watch: the cluster, again and again; and what its frames look like."""
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, Response
 from starlette.requests import HTTPConnection
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -11,8 +12,10 @@ from starlette.types import Receive, Scope, Send
 from punica_frontend.caller import caller_of
 from punica_frontend.errors import answer_of
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.schema_file import SCHEMA_ANSWER, SCHEMA_TYPE
 from punica_frontend.tenancy.door import Door
 from punica_frontend.watch.frames import Frames
+from punica_frontend.watch.schema import watch_schema
 from punica_frontend.watch.view import Viewer
 from punica_frontend.watch.watcher import Watcher
 from punica_serve.errors import InvalidRequest, PunicaError, QuotaExceeded
@@ -23,16 +26,35 @@ MIN_PER_S, MAX_PER_S = 0.1, 5.0
 MAX_TENANT_WATCHERS = 100
 
 
-def watch_router(client: SchedulerClient, registry: Registry, door: Door) -> APIRouter:
-    return APIRouter(routes=[WebSocketRoute("/v1/cluster/watch", _WatchRoute(client, registry, door))])
+def watch_router(client: SchedulerClient, registry: Registry, frames: Frames, door: Door) -> APIRouter:
+    router = APIRouter(
+        routes=[WebSocketRoute("/v1/cluster/watch", _WatchRoute(client, registry, frames, door))], tags=["cluster"]
+    )
+
+    @router.get(
+        "/v1/cluster/watch/schema",
+        summary="The frames of the watch",
+        response_class=Response,
+        responses={200: SCHEMA_ANSWER},
+    )
+    async def schema() -> Response:
+        """JSON Schema of the frames that `WS /v1/cluster/watch` sends."""
+        return Response(_schema(), media_type=SCHEMA_TYPE)
+
+    return router
+
+
+@cache
+def _schema() -> bytes:
+    return msgspec.json.encode(watch_schema())
 
 
 class _WatchRoute:
     """An ASGI application of its own, like the other websocket's."""
 
-    def __init__(self, client: SchedulerClient, registry: Registry, door: Door) -> None:
+    def __init__(self, client: SchedulerClient, registry: Registry, frames: Frames, door: Door) -> None:
         self._client = client
-        self._frames = Frames(client)
+        self._frames = frames
         self._registry = registry
         self._door = door
         #: Watchers by tenant.

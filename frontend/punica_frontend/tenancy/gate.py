@@ -11,12 +11,15 @@ from punica_serve.errors import PunicaError
 
 #: Nothing of these tells anything, or they ask for a key themselves.
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/v1/login", "/v1/logout"})
+#: A browser's way to the dashboard; POST of the same path generates.
+PUBLIC_GETS = frozenset({"/"})
 
 
 class Gate:
     """An ASGI middleware. It refuses before a byte of the body is read, and a websocket before it is accepted.
 
-    A route that is not named in ``public_paths`` is closed: forgetting one can't open it.
+    A route that is not named in ``public_paths`` is closed: forgetting one can't open it. Of
+    ``PUBLIC_GETS`` GET alone is open.
     """
 
     def __init__(self, app: ASGIApp, door: Door, public_paths: frozenset[str] = PUBLIC_PATHS) -> None:
@@ -25,7 +28,7 @@ class Gate:
         self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self._public_paths:
+        if scope["type"] == "lifespan" or self._is_public(scope):
             await self._app(scope, receive, send)
             return
         try:
@@ -37,6 +40,10 @@ class Gate:
         if scope["type"] == "websocket":
             receive = self._while_valid(caller, receive, send)
         await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        path = scope["path"]
+        return path in self._public_paths or (path in PUBLIC_GETS and scope.get("method") == "GET")
 
     def _while_valid(self, caller: Caller, receive: Receive, send: Send) -> Receive:
         """A websocket outlives many a key: each of its frames is for callers who would still be let in."""

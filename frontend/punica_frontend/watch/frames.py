@@ -1,16 +1,49 @@
-"""What watchers are told, encoded once for all of a frontend who are told the same."""
+"""What callers are told of the cluster, encoded once for all of a frontend who are told the same."""
 
 import asyncio
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.schemas import ErrorObject
 from punica_frontend.sharing import Kept
-from punica_frontend.watch.view import Viewer, encode
+from punica_frontend.watch.view import ClusterView, Viewer, encode
 from punica_serve.protocol import ClusterHistory, ClusterSnapshot, Mark
 
 #: The scheduler takes a sample a second: asked sooner, it has nothing to add.
 _PAST_GOOD_FOR_S = 1.0
+
+
+class HistoryFrame(msgspec.Struct, frozen=True, tag="history"):
+    """The last minutes, in columns. It comes once."""
+
+    history: ClusterHistory
+
+
+class ClusterFrame(msgspec.Struct, frozen=True, tag="cluster"):
+    """The cluster as it is; of its `marks`, those that are new or have grown."""
+
+    cluster: ClusterView
+
+
+class UnavailableFrame(msgspec.Struct, frozen=True, tag="unavailable"):
+    """The scheduler does not answer, for now."""
+
+    error: ErrorObject
+
+
+WatchFrame = HistoryFrame | ClusterFrame | UnavailableFrame
+
+
+class Told(NamedTuple):
+    """A cluster as JSON."""
+
+    #: By itself.
+    body: bytes
+    #: The same as a watcher's frame.
+    frame: str
 
 
 class Frames:
@@ -22,26 +55,28 @@ class Frames:
         self.past = Kept(self._encode_past, good_for_s=_PAST_GOOD_FOR_S)
         self._newest: ClusterSnapshot | None = None
         #: Of the newest snapshot, by the eyes that may see it so and its marks; they may be on their way.
-        self._encoded: dict[tuple[str, bool, tuple[Mark, ...]], asyncio.Task[str]] = {}
+        self._encoded: dict[tuple[str, bool, tuple[Mark, ...]], asyncio.Task[Told]] = {}
 
-    async def cluster(self, cluster: ClusterSnapshot, viewer: Viewer, since_ns: int) -> str:
+    async def cluster(self, cluster: ClusterSnapshot, viewer: Viewer, since_ns: int = 0) -> Told:
         """What the viewer may see of it, and its marks since then."""
         if cluster is not self._newest:
             self._newest, self._encoded = cluster, {}
         marks = tuple(mark for mark in cluster.marks if mark.at_ns >= since_ns)
         key = (viewer.caller.tenant, viewer.caller.is_admin, marks)
         if key not in self._encoded:
-            encoding = asyncio.to_thread(_cluster_frame, replace(cluster, marks=marks), viewer)
+            encoding = asyncio.to_thread(_told, replace(cluster, marks=marks), viewer)
             self._encoded[key] = asyncio.create_task(encoding)
         return await asyncio.shield(self._encoded[key])  # whoever leaves takes it from nobody
 
     async def _encode_past(self) -> str:
-        return await asyncio.to_thread(_past_frame, await self._client.history())
+        return await asyncio.to_thread(frame_of, HistoryFrame(await self._client.history()))
 
 
-def _cluster_frame(cluster: ClusterSnapshot, viewer: Viewer) -> str:
-    return encode({"type": "cluster", "cluster": viewer.view(cluster)}).decode()
+def frame_of(frame: WatchFrame) -> str:
+    """As it is sent."""
+    return encode(frame).decode()
 
 
-def _past_frame(history: ClusterHistory) -> str:
-    return encode({"type": "history", "history": history}).decode()
+def _told(cluster: ClusterSnapshot, viewer: Viewer) -> Told:
+    body = encode(viewer.view(cluster))
+    return Told(body, f'{{"type":"{ClusterFrame.__struct_config__.tag}","cluster":{body.decode()}}}')

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from punica_frontend.caller import Caller
-from punica_serve.protocol import ClusterSnapshot, GpuSnapshot
+from punica_serve.protocol import ClusterSnapshot, GpuInfo, GpuSnapshot, Mark, Percentiles, RecentFigures, ScaleAdvice
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import RegistrySnapshot
 
@@ -30,6 +30,18 @@ class ClusterView(ClusterSnapshot, frozen=True):
     #: By digest: those that are resident on any GPU.
     adapters: dict[str, SeenAdapter] = msgspec.field(default_factory=dict)
 
+
+#: What the cluster is told with. Between processes they travel as arrays.
+CLUSTER_STRUCTS = (
+    ClusterView,
+    SeenAdapter,
+    GpuSnapshot,
+    GpuInfo,
+    ScaleAdvice,
+    RecentFigures,
+    Percentiles,
+    Mark,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -77,7 +89,7 @@ def _less_others(gpu: GpuSnapshot, known: Mapping[str, SeenAdapter]) -> GpuSnaps
     )
 
 
-def encode(value: Any) -> bytes:
+def encode(value: msgspec.Struct) -> bytes:
     """As JSON. What tells of many GPUs takes so long that it is for a thread."""
     return _encode(_as_objects(value))
 
@@ -85,7 +97,9 @@ def encode(value: Any) -> bytes:
 def _as_objects(value: Any) -> Any:
     """Structs, which travel as arrays between processes, to objects with named fields."""
     if isinstance(value, msgspec.Struct):
-        return {name: _as_objects(getattr(value, name)) for name in value.__struct_fields__}
+        config = value.__struct_config__
+        tag = {config.tag_field: config.tag} if config.tag_field else {}
+        return tag | {name: _as_objects(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple):
         if any(isinstance(item, msgspec.Struct) for item in value):
             return [_as_objects(item) for item in value]

@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import Callable
 from math import floor
 
-import msgspec
 from starlette.types import Receive, Send
 from websockets.frames import CloseCode
 
 from punica_frontend.errors import error_object
 from punica_frontend.scheduler_client import SchedulerClient
-from punica_frontend.schemas import ErrorObject
 from punica_frontend.tenancy.door import MAY_NOT_STAY
-from punica_frontend.watch.frames import Frames
+from punica_frontend.watch.frames import Frames, UnavailableFrame, frame_of
 from punica_frontend.watch.view import Viewer
 from punica_serve.errors import PunicaError
 
@@ -78,15 +76,9 @@ class Watcher:
                 return frame
             cluster = await self._client.cluster()
             since_ns, self._told_ns = self._told_ns, cluster.now_ns - _MARK_NS
-            return await self._frames.cluster(cluster, self._viewer, since_ns)
+            return (await self._frames.cluster(cluster, self._viewer, since_ns)).frame
         except PunicaError as error:
-            return msgspec.json.encode(UnavailableFrame(error_object(error))).decode()
-
-
-class UnavailableFrame(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The scheduler does not answer, for now."""
-
-    error: ErrorObject
+            return frame_of(UnavailableFrame(error_object(error)))
 
 
 async def _left(receive: Receive) -> None:

@@ -25,7 +25,7 @@ async def test_it_is_encoded_beside_the_event_loop(client: httpx.AsyncClient, mo
         encoded_in.append(threading.current_thread())
         return view.encode(value)
 
-    monkeypatch.setattr("punica_frontend.routes.cluster.encode", encode)
+    monkeypatch.setattr("punica_frontend.watch.frames.encode", encode)
     assert (await client.get("/v1/cluster")).status_code == 200
     assert len(encoded_in) == 1 and threading.current_thread() not in encoded_in
 

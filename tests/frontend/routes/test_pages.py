@@ -45,6 +45,12 @@ async def test_a_browser_that_has_a_file_is_not_sent_it_again(client: httpx.Asyn
     assert (await client.get(page.path, headers={"if-none-match": '"another"'})).status_code == 200
 
 
+async def test_the_bare_address_leads_a_browser_to_the_dashboard(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
+    assert (await client.get("/", follow_redirects=True)).headers["content-type"].startswith("text/html")
+
+
 class TestKeys:
     @pytest.fixture
     def lock(self) -> str:
@@ -56,5 +62,7 @@ class TestKeys:
         await registry.make_key("default", "admin", "", None, by="the test")
         statuses = {path: (await client.get(path)).status_code for path in PAGES["/dashboard"].paths}
         assert set(statuses.values()) == {200}
+        assert (await client.get("/")).headers["location"] == "/dashboard"
+        assert (await client.post("/", json={"inputs": "42"})).status_code == 401
         for path in ("/docs", "/openapi.json", "/v1/cluster"):
             assert (await client.get(path)).status_code == 401

@@ -63,7 +63,7 @@ async def test_a_cluster_is_encoded_once_for_all_who_are_told_the_same(
     tenant = Caller("acme", "user")
 
     async def told(caller: Caller, since_ns: int) -> str:
-        return await frames.cluster(snapshot, Viewer(caller, registry), since_ns)
+        return (await frames.cluster(snapshot, Viewer(caller, registry), since_ns)).frame
 
     alike = await asyncio.gather(*(told(ANYONE, since_ns) for since_ns in range(6)))
     assert len(encoded) == 1 and len(set(alike)) == 1
@@ -73,6 +73,13 @@ async def test_a_cluster_is_encoded_once_for_all_who_are_told_the_same(
     snapshot = await cluster.cluster()
     await told(tenant, 6)
     assert len(encoded) == 4
+
+
+async def test_who_asks_once_shares_what_is_encoded_for_watchers(cluster: EchoCluster, registry: Registry) -> None:
+    frames, snapshot = Frames(cluster), await cluster.cluster()
+    one, other = await asyncio.gather(*(frames.cluster(snapshot, Viewer(ANYONE, registry)) for _ in range(2)))
+    assert one is other
+    assert json.loads(one.frame) == {"type": "cluster", "cluster": json.loads(one.body)}
 
 
 async def test_a_tenant_has_so_many_watchers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

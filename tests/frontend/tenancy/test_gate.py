@@ -32,7 +32,7 @@ async def test_what_is_public(client: httpx.AsyncClient, keys: Any, path: str) -
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/docs", "/openapi.json", "/metrics", "/health/", "/nowhere", "//health"]
+    "path", ["/v1/models", "/docs", "/openapi.json", "/metrics", "/health/", "/nowhere", "http://frontend//health"]
 )
 async def test_all_else_needs_a_key(client: httpx.AsyncClient, keys: Any, path: str) -> None:
     response = await client.get(path)
