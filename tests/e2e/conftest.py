@@ -78,7 +78,7 @@ class Cluster:
         return snapshot
 
     def num_gpus(self) -> int:
-        """None while nobody can tell."""
+        """0 while nobody can tell."""
         with contextlib.suppress(httpx.HTTPError):
             return len(self.snapshot()["gpus"])
         return 0
