@@ -11,6 +11,9 @@ from hypothesis import settings
 
 from punica_serve.model_config import ModelConfig, read_model_config
 
+#: `browser` and `tab`, for the rooms that look at pages.
+pytest_plugins = ("browser_fixtures",)
+
 HAS_GPU = os.path.exists("/dev/nvidiactl")
 
 if not HAS_GPU:

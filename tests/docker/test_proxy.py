@@ -101,6 +101,19 @@ def test_the_next_frontend_is_asked_where_one_refuses(proxy: int, request_line: 
     assert asked[request_line] > 1
 
 
+def test_the_next_one_is_asked_also_if_the_body_comes_behind_the_headers(proxy: int) -> None:
+    for _ in range(20):  # that a proxy which does not wait for it sends it on in time is a matter of luck
+        asked.clear()
+        with closing(http.client.HTTPConnection("127.0.0.1", proxy, timeout=60)) as connection:
+            connection.putrequest("POST", "/v1/generate", skip_host=True)
+            for name, value in {"Host": "localhost", "Content-Length": "8"}.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            connection.send(b"a prompt")
+            assert connection.getresponse().status == 503
+        assert asked["POST /v1/generate"] > 1
+
+
 @pytest.mark.parametrize("request_line", ["POST /v1/keys", "PUT /v1/tenants/acme", "POST /v1/adapters"])
 def test_a_change_is_asked_for_once(proxy: int, request_line: str) -> None:
     """Whether a 503 of the registry's came before or after the commit is not known."""

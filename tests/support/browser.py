@@ -73,6 +73,14 @@ class Tab:
         )
         return {uuid: None if text == "–" else int(text) for uuid, text in entries}
 
+    async def shows(self, batch_sizes: dict[str, int | None]) -> None:
+        """Waits until the legend says these."""
+
+        async def is_so() -> bool:
+            return await self.batch_sizes() == batch_sizes
+
+        await until(is_so, f"the legend says {batch_sizes}", deadline_s=TIMEOUT_MS / 1e3)
+
     async def waits_until(self, script: str) -> None:
         """Until the expression is true of the page."""
         # Playwright's own way evaluates text in the page, which the page's policy forbids.

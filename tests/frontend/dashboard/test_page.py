@@ -26,9 +26,10 @@ async def test_it_is_live_and_loads_nothing_from_elsewhere(
     async with tab(browser, color_scheme=scheme) as page:
         await page.open(url)
         await page.waits_until("document.querySelectorAll('#gpus article').length === 1")
-        assert await page.batch_sizes() == {"CPU-1": 1}
-        assert "roman" in await page.text("#gpus") and "r8" in await page.text("#gpus")
-        assert await page.page.locator(".plot canvas").count() == 7
+        await page.shows({"CPU-1": 1})
+        for word in ("roman", "r8"):
+            await page.waits_until(f"document.querySelector('#gpus').textContent.includes('{word}')")
+        await page.waits_until("document.querySelectorAll('.plot canvas').length === 7")
         assert {urlsplit(loaded).netloc for loaded in page.urls} == {address}
         assert not page.own_errors
 
@@ -37,7 +38,8 @@ async def test_at_the_width_of_a_phone_nothing_is_cut_off(browser: Browser, url:
     async with tab(browser, viewport={"width": 360, "height": 740}, has_touch=True) as page:
         await page.open(url)
         await page.waits_until("document.querySelectorAll('#gpus article').length === 1")
-        assert await page.page.evaluate("document.documentElement.scrollWidth") == 360
+        await page.waits_until("document.querySelectorAll('.plot canvas').length === 7")
+        await page.waits_until("document.documentElement.scrollWidth === 360")
         assert not page.own_errors
 
 
@@ -71,7 +73,7 @@ async def test_the_cursor_tells_the_values_of_its_time(tab: Tab, url: str, clust
     assert box is not None
     await tab.page.mouse.move(box["x"] + box["width"] * (1 - 20 / 120), box["y"] + 20)
     await tab.waits_until("document.querySelector('#marks-here').textContent.includes('13 requests moved')")
-    assert await tab.batch_sizes() == {"CPU-1": 1}
+    await tab.shows({"CPU-1": 1})
     await tab.page.mouse.move(box["x"] + box["width"] * (1 - 17 / 120), box["y"] + 20)
     await tab.waits_until("document.querySelector('#legend b').textContent === '–'")
     assert not tab.own_errors
@@ -80,6 +82,8 @@ async def test_the_cursor_tells_the_values_of_its_time(tab: Tab, url: str, clust
 async def test_a_stretch_that_is_dragged_over_is_shown_alone(tab: Tab, url: str, cluster: EchoCluster) -> None:
     cluster.now_ns = 1_800_000_000_000_000_000
     await tab.open(url)
+    # What is drawn last moves the chart no more.
+    await tab.waits_until("document.querySelectorAll('#gpus article').length === 1")
     box = await tab.page.locator('[data-chart="tokens"] .u-over').bounding_box()
     assert box is not None
     await tab.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
@@ -99,7 +103,7 @@ async def test_the_form_streams_an_answer_and_tells_of_mistakes(tab: Tab, url: s
     await tab.page.fill('[name="prompt"]', "ave")
     await tab.page.click("#send")
     await tab.waits_until("document.querySelector('#answer').value === 'ave'")
-    assert "first token after" in await tab.text("#answer-figures")
+    await tab.waits_until("document.querySelector('#answer-figures').textContent.includes('first token after')")
     await tab.page.fill('[name="adapter"]', "latin")
     await tab.page.click("#send")
     await tab.waits_until("document.querySelector('#answer').value.includes('no adapter is called')")
@@ -114,7 +118,7 @@ async def test_an_answer_can_be_stopped(tab: Tab, url: str, cluster: EchoCluster
     await tab.waits_until("document.querySelector('#answer').value === '42'")
     await tab.page.click("#stop")
     await until(lambda: len(cluster.cancelled) == 1)
-    assert not await tab.page.is_visible("#stop")
+    await tab.waits_until("document.querySelector('#stop').hidden")
 
 
 async def test_what_is_stopped_while_its_link_is_opened_is_never_sent(tab: Tab, url: str, cluster: EchoCluster) -> None:
@@ -125,8 +129,8 @@ async def test_what_is_stopped_while_its_link_is_opened_is_never_sent(tab: Tab, 
     clicks = ", ".join(f"document.querySelector('#{button}').click()" for button in ("send", "stop", "send", "send"))
     await tab.page.evaluate(clicks)
     await tab.waits_until("document.querySelector('#answer').value === 'ave'")
-    assert len(cluster.requests) == 1
-    assert not await tab.page.is_visible("#stop") and not tab.own_errors
+    await tab.waits_until("document.querySelector('#stop').hidden")
+    assert len(cluster.requests) == 1 and not tab.own_errors
 
 
 async def test_it_outlives_the_scheduler(tab: Tab, url: str, cluster: EchoCluster) -> None:
@@ -164,4 +168,4 @@ class TestKeys:
         await tab.waits_until("document.querySelector('#answer').value === '42'")
         await tab.page.click("#logout")
         await tab.is_in("login")
-        assert await tab.page.is_visible("#login")
+        await tab.waits_until("document.querySelector('#login').open")
