@@ -26,7 +26,7 @@ import { color } from "./theme.js";
 const uPlot = /** @type {any} */ (window).uPlot;
 
 const GUTTER_PX = 52;
-const AXIS_PX = 30;
+const AXIS_PX = 22;
 
 export class TimeChart {
   /** Columns as they are meant, before they were stacked. @type {Column[]} */
@@ -101,6 +101,7 @@ export class TimeChart {
     return {
       ...this.#size(),
       legend: { show: false },
+      padding: [8, null, 0, null],
       cursor: {
         y: false,
         points: panel.isStacked ? { show: false } : { size: 6 },

@@ -28,7 +28,7 @@ export function panels(timeline, pages) {
     },
     queue: { ...single("Requests that wait", "queue", "series-3", false), top: 4 },
     firstToken: percentiles("Time to first token", "firstToken"),
-    interToken: percentiles("Between tokens", "interToken"),
+    interToken: percentiles("Time between tokens", "interToken"),
     kvCache: {
       title: "KvCache in use",
       format: percent,

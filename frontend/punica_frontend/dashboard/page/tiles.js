@@ -17,8 +17,8 @@ function figures(cluster, row) {
     "Requests / s": [number(row.requestsPerS), `${number(cluster.counters.arrived)} in all`],
     "Tokens / s": [number(row.tokensPerS), `${number(cluster.counters.tokens)} in all`],
     KvCache: [percent(pages ? 1 - free / pages : null), `${number(free)} pages free`],
-    "First token": [duration(first?.p50), `p99 ${duration(first?.p99)}`],
-    "Next token": [duration(inter?.p50), `p99 ${duration(inter?.p99)}`],
+    "First token, p50": [duration(first?.p50), `p99 ${duration(first?.p99)}`],
+    "Next token, p50": [duration(inter?.p50), `p99 ${duration(inter?.p99)}`],
   };
 }
 
