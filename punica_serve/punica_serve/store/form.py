@@ -1,5 +1,6 @@
 """A form, as in multipart/form-data, whose parts are an adapter's files."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from python_multipart import MultipartParser
@@ -64,8 +65,9 @@ class FormSink:
             sink.finish()
 
     def close(self) -> None:
-        for sink in self._sinks():
-            sink.close()
+        with ExitStack() as closing:  # on a full disk one fails to, and must not leave the next one's bytes there
+            for sink in self._sinks():
+                closing.callback(sink.close)
 
     def _sinks(self) -> list[Sink]:
         return [*self._files.values(), *([self._archive] if self._archive else [])]

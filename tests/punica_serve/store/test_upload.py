@@ -7,6 +7,7 @@ import threading
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -251,6 +252,20 @@ async def test_a_full_disk_is_the_operators(folder: Path, files: Files, monkeypa
     monkeypatch.setattr(FileSink, "write", fail)
     with pytest.raises(StoreUnavailable, match="is full"):
         await receive(form(files), folder, FORM)
+
+
+async def test_a_full_disk_is_left_at_once(folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is closed, though closing fails too: one that is open holds its bytes after it was removed."""
+    opened = []
+
+    def open_full(path: Path, mode: str) -> IO[bytes]:
+        opened.append(open("/dev/full", "wb"))  # noqa: SIM115
+        return opened[-1]
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(StoreUnavailable, match="is full"):
+        await receive(form({**files, WEIGHTS: bytes(100_000)}), folder, FORM)
+    assert [file.closed for file in opened] == [True, True]
 
 
 async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
