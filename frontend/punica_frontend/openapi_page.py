@@ -32,6 +32,7 @@ from punica_frontend.openai.token_answers import Detokenized, Tokens
 from punica_frontend.request_ids import RequestIds
 from punica_frontend.schemas import ErrorBody
 from punica_frontend.tenancy import answers as tenancy
+from punica_frontend.tenancy.gate import PUBLIC_GETS
 from punica_frontend.tgi.answers import Generated, StreamEvent
 from punica_frontend.tgi.errors import TgiErrorBody
 from punica_frontend.tgi.info import Info
@@ -185,8 +186,9 @@ def _completed(page: dict[str, Any], public_paths: Collection[str] | None) -> di
     components["schemas"] = _with_whole_limits(dict(sorted(schemas.items())))
     components["securitySchemes"] = _SECURITY_SCHEMES
     for path, operations in page["paths"].items():
-        for operation in operations.values():
-            _complete(operation, needs_key=public_paths is not None and path not in public_paths)
+        for method, operation in operations.items():
+            is_open = public_paths is None or path in public_paths or (method == "get" and path in PUBLIC_GETS)
+            _complete(operation, needs_key=not is_open)
     return page
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from punica_frontend.dashboard.pages import Page, api_page, dashboard_page
+from punica_frontend.openapi_page import Api
 
 PAGES = {page.path: page for page in (dashboard_page(), api_page())}
 
@@ -57,12 +58,14 @@ class TestKeys:
         return "keys"
 
     async def test_the_dashboard_is_there_to_log_in_and_all_else_is_closed(
-        self, client: httpx.AsyncClient, registry: Any
+        self, app: Api, client: httpx.AsyncClient, registry: Any
     ) -> None:
         await registry.make_key("default", "admin", "", None, by="the test")
         statuses = {path: (await client.get(path)).status_code for path in PAGES["/dashboard"].paths}
         assert set(statuses.values()) == {200}
         assert (await client.get("/")).headers["location"] == "/dashboard"
         assert (await client.post("/", json={"inputs": "42"})).status_code == 401
+        paths = app.openapi()["paths"]
+        assert "security" not in paths["/"]["get"] and "security" in paths["/"]["post"]
         for path in ("/docs", "/openapi.json", "/v1/cluster"):
             assert (await client.get(path)).status_code == 401
