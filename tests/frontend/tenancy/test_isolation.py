@@ -64,9 +64,11 @@ FOR_ADMINISTRATORS = {
 
 #: The same for everybody.
 BLIND = {
+    "GET /",
     "GET /health",
     "GET /ready",
     "GET /v1/generate/stream/schema",
+    "GET /v1/cluster/watch/schema",
     "GET /openapi.json",
     "GET /docs",
     "GET /docs/{name}",
