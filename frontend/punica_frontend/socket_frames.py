@@ -4,7 +4,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from punica_frontend.answers import Frame
 from punica_frontend.openai.chat_answers import ChatChunk
@@ -18,12 +19,21 @@ from punica_frontend.schemas import MAX_ID_CHARS, ErrorObject, GenerateFields, S
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 
+def _known_format(value: Any) -> Any:
+    """A frame of the other format is of another type: who misspells one hears of both."""
+    if value != "native":
+        raise PydanticCustomError("format", "Input should be 'native' or 'openai'")
+    return value
+
+
 class GenerateFrame(GenerateFields):
     """Starts a request; ``request_id`` names it among the socket's live ones."""
 
     op: Literal["generate"]
     request_id: RequestId
-    format: Literal["native"] = Field("native", description="The answer comes in frames of type Frame.")
+    format: Annotated[Literal["native"], BeforeValidator(_known_format)] = Field(
+        "native", description="The answer comes in frames of type Frame."
+    )
 
 
 class CompletionFrame(CompletionBody):

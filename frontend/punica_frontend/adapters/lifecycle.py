@@ -16,6 +16,7 @@ from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.templates import TemplateRenderer
 from punica_serve.config import ClusterConfig
 from punica_serve.model_config import ModelConfig
+from punica_serve.registry.names import full_name
 from punica_serve.registry.registry import Registry
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.intake import Intake, IntakeDesk
@@ -29,8 +30,8 @@ _CHECK_TIMEOUT_S = 120.0
 def checking(desk: IntakeDesk, templates: TemplateRenderer) -> Check:
     """The reader decides, and of an adapter's own chat template the compiler, where a stranger's program may run."""
 
-    async def check(folder: Path, tenant: str) -> Intake:
-        intake = await desk.check(folder)
+    async def check(folder: Path, tenant: str, name: str) -> Intake:
+        intake = await desk.check(folder, full_name(tenant, name))
         if intake.chat_template is not None:
             await templates.check(intake.chat_template, tenant)
         return intake

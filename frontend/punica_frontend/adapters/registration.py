@@ -22,9 +22,8 @@ from punica_serve.store.intake import Intake
 
 #: Brings an adapter's files to an empty folder, within deadlines and limits of its own.
 Bring = Callable[[Path], Awaitable[None]]
-#: Validates the files that were brought.
-#: Of a tenant.
-Check = Callable[[Path, str], Awaitable[Intake]]
+#: Validates the files that were brought, for a tenant's adapter of a name.
+Check = Callable[[Path, str, str], Awaitable[Intake]]
 
 #: Each holds an adapter's weights in memory while they are checked. A client that still has to send its bytes can wait,
 #: but not for ever.
@@ -89,7 +88,7 @@ class Registrar:
             raise Conflict(f"there is an adapter {before.full_name} already", param="name")
         async with self._slots.slot(tenant), self._staging.folder() as folder:
             await bring(folder)
-            intake = await self._check(folder, tenant)
+            intake = await self._check(folder, tenant, name)
             adapter = await self._keep(caller, wish, (tenant, name), folder, intake)
         if wish.pinned and not adapter.pinned:
             adapter = await self._registry.set_pinned(tenant, name, True, by=caller.name)

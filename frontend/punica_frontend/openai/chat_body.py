@@ -2,17 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from punica_frontend.openai.sampling_body import LenientBody, SamplingBody, in_range
 from punica_frontend.schemas import MAX_LOGPROBS, Text
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: Any, info: ValidationInfo) -> Any:
     """Parts of text are joined; null, as of an assistant that said nothing, is empty."""
-    if value is None:
+    if value is None and info.data.get("role") == "assistant":
         return ""
+    if value is None:
+        raise PydanticCustomError("no_content", "Only an assistant's content may be left out, or null")
     if not isinstance(value, list):
         return value
     for part in value:
@@ -29,7 +31,7 @@ class Message(LenientBody):
     #: OpenAI's, but for those of tools. A template may drop in silence what it does not know.
     role: Literal["system", "developer", "user", "assistant"] = Field(examples=["user"])
     content: Annotated[Text, BeforeValidator(_as_text, json_schema_input_type=str | list[dict[str, Any]] | None)] = (
-        Field("", examples=["42"])
+        Field(None, validate_default=True, examples=["42"])
     )
     name: Text | None = None
 

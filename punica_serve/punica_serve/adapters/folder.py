@@ -63,15 +63,17 @@ class ReadBuffer:
         return self._bytes[:num_bytes]
 
 
-def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False) -> Adapter:
+def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None) -> Adapter:
     """Reads and checks a PEFT folder that has not been seen before. Raises AdapterRejected, which names the file.
 
-    An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``.
+    An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``. In
+    the warning it is ``called`` so; by default, as its folder.
     """
     try:
         files = _read_files(folder, ReadBuffer())
         with _naming(folder / CONFIG_NAME):
-            _check_base_name(parse_peft_config(files.config), model, folder=folder, strict=strict_base)
+            config = parse_peft_config(files.config)
+            _check_base_name(config, model, called=called or str(folder), strict=strict_base)
         adapter = _build(folder, files, model)
         with _naming(folder / WEIGHTS_NAME):
             _check_finite(adapter, _targets(files.config, model))
@@ -143,7 +145,7 @@ def _read_bytes(path: Path, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
         return content[: file.readinto(content.data)]
 
 
-def _check_base_name(config: PeftConfig, model: ModelConfig, *, folder: Path, strict: bool) -> None:
+def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, strict: bool) -> None:
     """Shapes decide whether an adapter fits; its base's name, a path or a Hub id, only hints. The last parts count."""
     trained_on = config.base_model_name_or_path
     if PurePath(trained_on or "").name == PurePath(model.name).name:
@@ -155,7 +157,7 @@ def _check_base_name(config: PeftConfig, model: ModelConfig, *, folder: Path, st
             param="base_model_name_or_path",
         )
     if trained_on:
-        logger.warning("adapter %s was trained on %r and is served on %r", folder, trained_on, model.name)
+        logger.warning("adapter %s was trained on %r and is served on %r", called, trained_on, model.name)
 
 
 def _build(folder: Path, files: _Files, model: ModelConfig) -> Adapter:

@@ -33,17 +33,17 @@ _MAX_KEY_NAME_CHARS = 100
 
 async def put_tenant(change: Change, name: str, terms: Terms) -> Tenant:
     """Makes a tenant, or sets all of its terms."""
-    return await _set_terms(change, name, await _live(change, name), terms)
+    return await _set_terms(change, "tenant.put", name, await _live(change, name), terms)
 
 
 async def patch_tenant(change: Change, name: str, terms: Terms, *, must_exist: bool) -> Tenant:
     """Sets the terms that are named, and no others. Raises NotFound, or makes a tenant that there is not."""
     row = await live_tenant(change, name) if must_exist else await _live(change, name)
     before = {term: row._mapping[term] for term in _NO_LIMITS} if row else _NO_LIMITS
-    return await _set_terms(change, name, row, {**before, **terms})
+    return await _set_terms(change, "tenant.patch" if row else "tenant.put", name, row, {**before, **terms})
 
 
-async def _set_terms(change: Change, name: str, before: AnyRow | None, terms: Terms) -> Tenant:
+async def _set_terms(change: Change, action: str, name: str, before: AnyRow | None, terms: Terms) -> Tenant:
     """All of them. Where nothing changes, nothing is written: a program may say the same every minute."""
     check_tenant_name(name)
     for param, limit in terms.items():
@@ -55,7 +55,7 @@ async def _set_terms(change: Change, name: str, before: AnyRow | None, terms: Te
     values = {**terms, "created_s": created_s, "is_live": True, "revision": change.revision}
     statement = upsert(change.connection, tenants).values(name=name, **values)
     await change.connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
-    await change.log("tenant.put", name, name, **terms)
+    await change.log(action, name, name, **terms)
     return tenant_of(await live_tenant(change, name))
 
 

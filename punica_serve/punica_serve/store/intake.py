@@ -47,21 +47,24 @@ class IntakeDesk:
         self._timeout_s = timeout_s
         self._threads = StoreThreads(_NUM_THREADS, "checking the adapter")
 
-    async def check(self, folder: Path) -> Intake:
-        """Raises AdapterRejected, which names the field or tensor; TooLarge; StoreUnavailable if it takes too long."""
-        return await self._threads.call(lambda: self._check(folder), timeout_s=self._timeout_s)
+    async def check(self, folder: Path, called: str) -> Intake:
+        """``called`` is what its owner knows it as, for the log.
 
-    def _check(self, folder: Path) -> Intake:
+        Raises AdapterRejected, which names the field or tensor; TooLarge; StoreUnavailable if it takes too long.
+        """
+        return await self._threads.call(lambda: self._check(folder, called), timeout_s=self._timeout_s)
+
+    def _check(self, folder: Path, called: str) -> Intake:
         for path in (folder / name for name in ADAPTER_FILES):
             if path.exists():
                 check_file_size(path.name, path.stat().st_size, self._max_adapter_bytes)
-        ref = self._read(folder)
+        ref = self._read(folder, called)
         base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
         return Intake(ref, base_model or None, read_chat_template(folder))
 
-    def _read(self, folder: Path) -> AdapterRef:
+    def _read(self, folder: Path, called: str) -> AdapterRef:
         try:
-            return read_adapter(folder, self._model, strict_base=self._strict_base).ref
+            return read_adapter(folder, self._model, strict_base=self._strict_base, called=called).ref
         except AdapterRejected as error:
             # Of the folder, which is the frontend's own, its owner knows nothing.
             raise AdapterRejected(error.message.replace(f"{folder}/", ""), param=error.param) from None

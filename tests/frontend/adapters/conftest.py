@@ -57,7 +57,7 @@ class World:
         return {path.name for path in (self.folder / "store").iterdir()}
 
 
-async def check(folder: Path, _tenant: str) -> Intake:
+async def check(folder: Path, _tenant: str, _name: str) -> Intake:
     """Any two files are an adapter."""
     config, weights = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
     digest = hashlib.sha256(config.read_bytes() + weights.read_bytes()).hexdigest()

@@ -17,7 +17,8 @@ class Desk:
     def __init__(self, chat_template: str | None) -> None:
         self.intake = Intake(AdapterRef("d", "/d", 1, {}), base_model=None, chat_template=chat_template)
 
-    async def check(self, _: Path) -> Intake:
+    async def check(self, _: Path, called: str) -> Intake:
+        assert called == "acme/latin"
         return self.intake
 
 
@@ -25,7 +26,7 @@ class Desk:
 async def test_an_adapter_is_taken_with_and_without_a_template(template: str | None, tmp_path: Path) -> None:
     desk: Any = Desk(template)
     async with aclosing(TemplateRenderer({})) as templates:
-        assert await checking(desk, templates)(tmp_path, "acme") == desk.intake
+        assert await checking(desk, templates)(tmp_path, "acme", "latin") == desk.intake
         assert bool(templates._idle) == (template is not None)
 
 
@@ -33,5 +34,5 @@ async def test_a_template_that_can_be_read_but_not_compiled_is_refused(tmp_path:
     desk: Any = Desk("{% set a = 1 %}{{ a | no_such_filter }}")
     async with aclosing(TemplateRenderer({})) as templates:
         with pytest.raises(AdapterRejected, match="no_such_filter") as caught:
-            await checking(desk, templates)(tmp_path, "acme")
+            await checking(desk, templates)(tmp_path, "acme", "latin")
     assert caught.value.param == "chat_template"

@@ -42,7 +42,7 @@ async def test_an_answer(client: httpx.AsyncClient, cluster: EchoCluster) -> Non
 
 MESSAGES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"role": "developer", "content": "be brief"}, *HELLO], "s:be brief|u:hi|a:"),
-    ([*HELLO, {"role": "assistant", "content": None}, {"role": "user"}], "u:hi|a:|u:|a:"),
+    ([*HELLO, {"role": "assistant", "content": None}, {"role": "assistant"}], "u:hi|a:|a:|a:"),
     ([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}], "u:h\ni|a:"),
     ([{"role": "user", "content": "hi", "name": "bob", "tool_calls": None, "made_up": 1}], "u:hi|a:"),
 ]
@@ -95,6 +95,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"content": "hi"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "system"}, *HELLO]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
     ({"messages": [*HELLO, {"role": "tool", "content": "4"}]}, "messages.1.role"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),

@@ -113,6 +113,7 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ('{"op": "generate", "request_id": "\\ud800", "prompt": "4"}', None, None),
     ('{"op": "generate", "request_id": "x", "prompt": ""}', "x", "prompt"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "lora_id": "nope"}', "x", "lora_id"),
+    ('{"op": "generate", "request_id": "x", "prompt": "4", "format": "xx"}', "x", "format"),
     ('{"op": "cancel", "request_id": "x", "why": "so"}', "x", "why"),
     ('{"op": "cancel", "requestid": "x"}', None, "requestid"),
     ('{"op": "ping", "nonce": 7}', None, "nonce"),
@@ -120,6 +121,12 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 150}{"]" * 150}}}', "x", "deep"),
     (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 600}{"]" * 600}}}', "x", None),
 ]
+
+
+async def test_who_misspells_a_format_hears_of_all(socket: ClientConnection) -> None:
+    await send(socket, op="generate", request_id="x", prompt="4", format="xx")
+    message = (await receive(socket))["error"]["message"]
+    assert message == "`format`: Input should be 'native' or 'openai', got 'xx'"
 
 
 async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, cluster: EchoCluster) -> None:

@@ -40,10 +40,11 @@ async def test_a_patch_changes_what_it_names(registry: Registry) -> None:
         await registry.patch_tenant("acme", {"max_adapters": 5}, by="me")
     made = await registry.patch_tenant("acme", {"max_adapters": 5, "max_concurrent": 2}, must_exist=False, by="me")
     assert (made.quota, made.max_adapters, made.suspended) == (TenantQuota(max_concurrent=2), 5, False)
+    assert (await registry.audit_log(1))[0].action == "tenant.put"
     changed = await registry.patch_tenant("acme", {"max_adapters": None, "suspended": True}, by="me")
     assert changed == replace(made, max_adapters=None, suspended=True)
     entry = (await registry.audit_log(1))[0]
-    assert (entry.action, entry.detail["suspended"], entry.detail["max_concurrent"]) == ("tenant.put", True, 2)
+    assert (entry.action, entry.detail["suspended"], entry.detail["max_concurrent"]) == ("tenant.patch", True, 2)
     with pytest.raises(InvalidRequest, match="`max_adapters` is -1"):
         await registry.patch_tenant("acme", {"max_adapters": -1}, by="me")
     assert registry.snapshot.tenant("acme") == changed

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def desk(model: ModelConfig) -> IntakeDesk:
 def refusal(desk: IntakeDesk, folder: Path) -> Callable[[], Any]:
     async def refused() -> AdapterRejected:
         with pytest.raises(AdapterRejected) as caught:
-            await desk.check(folder)
+            await desk.check(folder, "acme/latin")
         assert str(folder) not in caught.value.message
         return caught.value
 
@@ -36,8 +37,16 @@ def refusal(desk: IntakeDesk, folder: Path) -> Callable[[], Any]:
 
 
 async def test_a_good_adapter_is_taken(desk: IntakeDesk, folder: Path, ref: AdapterRef) -> None:
-    taken = await desk.check(folder)
+    taken = await desk.check(folder, "acme/latin")
     assert taken == intake.Intake(ref, base_model="tiny", chat_template=None)
+
+
+async def test_the_log_calls_it_what_its_owner_does(
+    model: ModelConfig, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = IntakeDesk(replace(model, name="other"), strict_base=False, max_adapter_bytes=1 << 20, timeout_s=60.0)
+    await desk.check(folder, "acme/latin")
+    assert caplog.messages == ["adapter acme/latin was trained on 'tiny' and is served on 'other'"]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,7 @@ async def test_a_good_adapter_is_taken(desk: IntakeDesk, folder: Path, ref: Adap
 )
 async def test_its_own_chat_template_is_kept(desk: IntakeDesk, folder: Path, name: str, content: str) -> None:
     (folder / name).write_text(content)
-    assert (await desk.check(folder)).chat_template == TEMPLATE
+    assert (await desk.check(folder, "acme/latin")).chat_template == TEMPLATE
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ async def test_a_wrong_chat_template_is_refused(
 async def test_a_template_is_not_run(desk: IntakeDesk, folder: Path) -> None:
     """Jinja evaluates constants when it compiles; this one would take for ever."""
     (folder / "chat_template.jinja").write_text("{{ 9 ** 9 ** 9 ** 9 }}")
-    assert (await desk.check(folder)).chat_template
+    assert (await desk.check(folder, "acme/latin")).chat_template
 
 
 async def test_what_the_reader_refuses_is_refused_without_the_frontends_folder(
@@ -103,10 +112,10 @@ async def test_an_expression_that_would_never_end_is_refused(refusal: Callable[[
 async def test_a_file_beyond_the_limit_is_not_read(model: ModelConfig, folder: Path) -> None:
     desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1000, timeout_s=60.0)
     with pytest.raises(TooLarge, match=r"adapter_model\.safetensors"):
-        await desk.check(folder)
+        await desk.check(folder, "acme/latin")
 
 
 async def test_gives_up_at_its_deadline(model: ModelConfig, folder: Path) -> None:
     desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1 << 20, timeout_s=0.0)
     with pytest.raises(StoreUnavailable, match="checking the adapter took longer"):
-        await desk.check(folder)
+        await desk.check(folder, "acme/latin")
