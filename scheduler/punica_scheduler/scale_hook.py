@@ -32,7 +32,7 @@ class ScaleHook:
         self._has_news = asyncio.Event()
 
     def advise(self, advice: ScaleAdvice) -> None:
-        log.info("advice: %s", advice)
+        log.info("advice: %s", _in_words(advice))
         self._newest = advice
         self._has_news.set()
 
@@ -84,6 +84,13 @@ async def _end(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def _in_words(advice: ScaleAdvice) -> str:
+    more = f"{advice.num_more_gpus} more GPU{'s' if advice.num_more_gpus > 1 else ''}" if advice.num_more_gpus else ""
+    releasable = ", ".join(advice.releasable_runners)
+    parts = [part for part in (more, releasable and f"these runners may go: {releasable}") if part]
+    return "; ".join(parts) or "as many GPUs as there are"
 
 
 def _document(advice: ScaleAdvice) -> bytes:

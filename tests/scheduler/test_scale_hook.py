@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -45,6 +46,20 @@ async def test_it_is_told_the_advice_as_json(tmp_path: Path) -> None:
         running.advise(ScaleAdvice(2, ("host-1",)))
         await until(lambda: notes(tmp_path))
     assert notes(tmp_path) == [{"num_more_gpus": 2, "releasable_runners": ["host-1"]}]
+
+
+@pytest.mark.parametrize(
+    ("advice", "says"),
+    [
+        (ScaleAdvice(), "as many GPUs as there are"),
+        (ScaleAdvice(1), "1 more GPU"),
+        (ScaleAdvice(2, ("a", "b")), "2 more GPUs; these runners may go: a, b"),
+    ],
+)
+def test_the_log_says_it_in_words(advice: ScaleAdvice, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ScaleHook((), DEADLINE_S).advise(advice)
+    assert caplog.messages == [f"advice: {says}"]
 
 
 async def test_of_what_is_advised_while_it_runs_only_the_newest_counts(tmp_path: Path) -> None:
@@ -108,4 +123,4 @@ async def test_without_a_command_advice_is_only_logged(caplog: pytest.LogCapture
     silent = ScaleHook((), DEADLINE_S)
     async with silent.running():
         silent.advise(ScaleAdvice(1))
-    assert "num_more_gpus=1" in caplog.text
+    assert "advice: 1 more GPU" in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -332,6 +333,22 @@ async def test_a_runner_that_drains_is_told_when_nothing_is_left(peers: Peers) -
     runner.send(report(start, 40, is_last=True))
     assert await receive(runner) == RunnerDrained()
     assert (await next_ending(frontend)).reason == "stop"
+
+
+@pytest.mark.parametrize("drains", [True, False])
+async def test_only_a_runner_that_has_not_drained_is_lost(
+    peers: Peers, caplog: pytest.LogCaptureFixture, drains: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    if drains:
+        runner.send(DrainRunner())
+        assert await receive(runner) == RunnerDrained()
+    runner.end("the runner stops")
+    await cluster_when(frontend, lambda cluster: not cluster.gpus)
+    (left,) = [record for record in caplog.records if "left with its GPUs A" in record.getMessage()]
+    assert left.levelno == (logging.INFO if drains else logging.WARNING)
 
 
 async def test_adapters_are_warmed_found_and_forgotten(peers: Peers) -> None:
