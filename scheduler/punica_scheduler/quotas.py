@@ -88,7 +88,7 @@ class Quotas:
         limit = quota.max_concurrent
         if limit is not None and self._num_live[tenant] >= limit:
             return QuotaExceeded(
-                f"tenant {tenant!r} has {limit} requests that run or wait, and may have no more at a time; "
+                f"tenant {tenant!r} has {limit} {_requests(limit)} running or waiting, and may have no more at a time; "
                 "try again when one has ended",
                 retry_after_s=CONCURRENT_RETRY_S,
             )
@@ -104,7 +104,8 @@ class Quotas:
         if limit is not None and len(minute.tokens) >= limit:
             wait_s = minute.wait_s(len(minute.tokens) - limit + 1, 0, now_ns)
             return QuotaExceeded(
-                f"tenant {tenant!r} may begin {limit} requests a minute, and has; try again in {wait_s:.1f} s",
+                f"tenant {tenant!r} may begin {limit} {_requests(limit)} a minute, and has; "
+                f"try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
         limit, num_tokens = quota.tokens_per_min, record.request.max_num_tokens
@@ -151,3 +152,7 @@ class Quotas:
         assert self._num_live == tenants, "live requests of tenants"
         for minute in self._minutes.values():
             minute.check_invariants()
+
+
+def _requests(count: int) -> str:
+    return "request" if count == 1 else "requests"

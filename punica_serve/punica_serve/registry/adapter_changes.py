@@ -180,8 +180,9 @@ async def _check_room(change: Change, owner: Tenant, num_bytes: int, replaced: A
     count, total_bytes = (await change.connection.execute(mine)).one()
     total_bytes += num_bytes - (replaced.ref.num_bytes if replaced else 0)
     if owner.max_adapters is not None and replaced is None and count >= owner.max_adapters:
+        noun = "adapter" if owner.max_adapters == 1 else "adapters"
         raise QuotaExceeded(
-            f"tenant {owner.name!r} may have {owner.max_adapters} adapters and has {count}; delete one first",
+            f"tenant {owner.name!r} may have {owner.max_adapters} {noun} and has {count}; delete one first",
             param="name",
             retry_after_s=_FULL_RETRY_S,
         )

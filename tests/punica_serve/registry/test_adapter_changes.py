@@ -178,6 +178,10 @@ async def test_a_tenants_adapters_are_limited_in_number(registry: Registry) -> N
     assert error.value.retry_after_s
     await registry.delete("acme", "x", by="me")
     await registry.register("acme", "z", ref_of("z"), by="me")
+    await registry.put_tenant("bolt", NO_QUOTA, max_adapters=1, by="me")
+    await registry.register("bolt", "x", ref_of("x"), by="me")
+    with pytest.raises(QuotaExceeded, match="may have 1 adapter and has 1"):
+        await registry.register("bolt", "y", ref_of("y"), by="me")
 
 
 async def test_a_tenants_adapters_are_limited_in_bytes(registry: Registry) -> None:
