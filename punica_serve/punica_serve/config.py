@@ -9,8 +9,9 @@ fix.
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from punica_serve.config_fields import (
     ConfigModel,
@@ -247,11 +248,18 @@ class LogConfig(ConfigModel):
     requests: Flag = True
 
 
+def _checked_endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be of the form http://host:port or https://host:port")
+    return url
+
+
 class TracingConfig(ConfigModel):
     """OpenTelemetry traces of requests; off without an endpoint. Wants the extra `otel`."""
 
     #: Of a collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_ENDPOINT by default.
-    otlp_endpoint: Name | None = None
+    otlp_endpoint: Annotated[Name, AfterValidator(_checked_endpoint)] | None = None
 
 
 def _default_data_folder() -> Path:

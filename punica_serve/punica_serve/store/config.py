@@ -12,9 +12,21 @@ from punica_serve.config_fields import ConfigModel, Name, PositiveInt, Seconds
 def _resolve_folder(url: str, info: ValidationInfo) -> str:
     """A folder is relative to the config file, as all are."""
     if "://" in url:
-        return url
+        return _of_known_scheme(url)
     base = info.context["folder"] if info.context else Path.cwd()
     return str((base / Path(url).expanduser()).resolve())
+
+
+def _of_known_scheme(url: str) -> str:
+    """Refuses at the start what no try would open. Imports no file system."""
+    from fsspec import available_protocols
+
+    scheme = url.partition("://")[0].partition("::")[0]
+    if scheme not in available_protocols():
+        raise ValueError(
+            f"there is no file system for {scheme}://; must be a folder, or a URL such as s3://bucket/folder"
+        )
+    return url
 
 
 def _checked_prefix(prefix: str) -> str:

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
-from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
+from punica_serve.cli.options import DEFAULT_CONFIG, DEFAULT_URL, ConfigOption, UrlOption
 
 
 def command(
-    url: Annotated[str, typer.Option(help="A frontend of a running cluster.")] = "http://127.0.0.1:8000",
+    url: UrlOption = DEFAULT_URL,
     config: ConfigOption = DEFAULT_CONFIG,
     key: Annotated[str | None, typer.Option(envvar="PUNICA_API_KEY", help="An API key, where one is wanted.")] = None,
     uploads: Annotated[int, typer.Option(min=1, help="Adapters, one after the other.")] = 20,
