@@ -145,6 +145,8 @@ def test_a_mistake_is_named_with_file_and_key(tmp_path: Path, text: str, message
     [
         {"registry": {"url": "postgres://punica:hunter2@db/registry"}},
         {"registry": "postgresql://punica:hunter2@db/registry"},
+        {"store": {"url": "gopher://punica:hunter2@host/folder"}},
+        {"tracing": {"otlp_endpoint": "grpc://punica:hunter2@host"}},
         {"store": {"options": "hunter2"}},
         {"store": {"sources": {"credentials": {"s3://bucket": "hunter2"}}}},
     ],
