@@ -144,7 +144,7 @@ def report(tallies: dict[str, Tally], peaks: Peaks, console: Console) -> None:
 
 
 def check(
-    url: Annotated[str, typer.Option(help="Address of the API.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(envvar="PUNICA_URL", help="Address of the API.")] = "http://127.0.0.1:8000",
     in_flight: Annotated[int, typer.Option(min=1, help="Requests open at a time.")] = 64,
 ) -> None:
     """Checks all integers with the base model and every adapter through the running API."""

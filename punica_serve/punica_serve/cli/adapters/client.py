@@ -62,7 +62,8 @@ class AdapterClient:
         try:
             answer = self._http.request(method, self._url.rstrip("/") + path, **request)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigError(f"--url {self._url!r} is not of the form http://HOST:PORT", param="--url") from error
+            message = f"{self._url!r} (--url, PUNICA_URL) is not of the form http://HOST:PORT"
+            raise ConfigError(message, param="--url") from error
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise ClusterUnavailable(
