@@ -7,8 +7,11 @@ from punica_serve.collector import calm, calm_collector, leave_alone_what_is_the
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_a_process_begins() -> Iterator[None]:
+    """Whatever other tests of this process have left behind."""
     thresholds = gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)

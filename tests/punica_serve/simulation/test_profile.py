@@ -42,7 +42,7 @@ def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
         ("decode", {"batch": [1, 2], "context": [1], "ms": [[2.0], [1.0]]}, "must not fall while `batch` rises"),
         ("decode", {"batch": [1], "context": [1, 2], "ms": [[2.0, 1.0]]}, "must not fall while `context` rises"),
         ("lora", {"adapters": [0, 1], "ms": [0.0]}, "`ms` must be as long as `adapters`"),
-        ("adapter_load", {"gb_per_s": 0.0}, "greater than 0"),
+        ("adapter_load", {"gb_per_s": 0.0}, "must be more than 0"),
     ],
 )
 def test_a_wrong_profile_is_refused_with_file_and_key(
