@@ -1,0 +1,80 @@
+"""A socket in memory, as much of one as a channel uses. The peer is the test."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from websockets.frames import CloseCode
+
+from punica_serve.protocol import Decoder, FrontendToScheduler
+
+
+def _nobody() -> None:
+    pass
+
+
+class Transport:
+    def __init__(self, socket: "FakeSocket") -> None:
+        self._socket = socket
+
+    def abort(self) -> None:
+        self._socket.end(CloseCode.ABNORMAL_CLOSURE, "")
+
+
+class FakeSocket:
+    """What leaves is read as what a frontend says to the scheduler."""
+
+    def __init__(self) -> None:
+        self.transport = Transport(self)
+        self.close_code: int | None = None
+        self.close_reason = ""
+        #: Frames that have left.
+        self.sent: list[list[Any]] = []
+        #: While it is set, nothing that is written gets out.
+        self.paused = False
+        self.has_ended = False
+        self.on_frames: Callable[[], None] = _nobody
+        self.on_writable: Callable[[], None] = _nobody
+        self.on_end: Callable[[], None] = _nobody
+        self._incoming: list[bytes] = []
+        self._ended = asyncio.Event()
+        self._decode = Decoder(FrontendToScheduler)
+
+    def arrive(self, *frames: bytes) -> None:
+        self._incoming += frames
+        self.on_frames()
+
+    def take(self) -> bytes | None:
+        return self._incoming.pop(0) if self._incoming else None
+
+    def write(self, frame: bytes) -> None:
+        assert not self.paused, "nobody may write to a socket that takes nothing"
+        if not self.has_ended:
+            self.sent.append(self._decode.joined(frame))
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.on_writable()
+
+    async def close(self, code: int, reason: str) -> None:
+        self.end(code, reason)
+
+    async def wait_closed(self) -> None:
+        await self._ended.wait()
+
+    def end(self, code: int, reason: str) -> None:
+        if self.close_code is None:
+            self.close_code, self.close_reason = code, reason
+            asyncio.get_running_loop().call_soon(self._lose)
+
+    def _lose(self) -> None:
+        self.has_ended = True
+        self._ended.set()
+        self.on_end()
+
+    @property
+    def messages(self) -> list[Any]:
+        return [message for frame in self.sent for message in frame]
