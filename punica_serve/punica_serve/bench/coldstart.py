@@ -174,7 +174,7 @@ class _Stream:
             params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
             return Request(f"{run}-{name}-{number}", number, tuple(prompt.tolist()), params, ref)
 
-        longest = engine.max_context - settings.num_prompt_tokens
+        longest = engine.longest_request - settings.num_prompt_tokens
         self._warm = [request("warm", number, ref, longest) for number, ref in enumerate(warm)]
         after = len(self._warm)
         self._arriving = [

@@ -50,6 +50,12 @@ class Engine:
         self.max_context = config.context_of(self.model_config)
         self._model = load_model(config, self.model_config, dtype, self.device)
         self._lora_pool = make_lora_pool(config, self.model_config, dtype, self.device)
+        self._sampler = Sampler(
+            self.model_config.vocab_size,
+            self.model_config.generation.eos_token_ids,
+            max_batch_size=config.max_batch_size,
+            device=self.device,
+        )
         self._cache = make_kv_cache(config, self.model_config, dtype, self.device)
         self._work = Event()
         #: Adapters in host memory.
@@ -61,12 +67,6 @@ class Engine:
             self._cache,
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
-        )
-        self._sampler = Sampler(
-            self.model_config.vocab_size,
-            self.model_config.generation.eos_token_ids,
-            max_batch_size=config.max_batch_size,
-            device=self.device,
         )
         try:
             self._runner = make_runner(
@@ -98,6 +98,11 @@ class Engine:
     def resident_adapters(self) -> tuple[str, ...]:
         """Digests of the adapters on the device."""
         return self._loader.resident
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens, prompt and answer, of the longest request that this engine can finish by itself."""
+        return self._check.longest
 
     @property
     def num_requests(self) -> int:

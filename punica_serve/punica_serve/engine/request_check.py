@@ -21,6 +21,11 @@ class RequestCheck:
     capacity: int
     lora_pool: LoraPool
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that never has to move."""
+        return min(self.context, self.capacity)
+
     def __call__(self, request: Request, *, may_move: bool) -> None:
         """Raises InvalidRequest, with the field, for a request that could never finish here.
 
@@ -34,7 +39,7 @@ class RequestCheck:
         check_sampling(request.sampling)
         if (request.sampling.logprobs or 0) > self.vocab_size:
             raise InvalidRequest(f"`logprobs` exceeds the vocabulary of {self.vocab_size}", param="logprobs")
-        self._check_length(request, self.context if may_move else min(self.context, self.capacity))
+        self._check_length(request, self.context if may_move else self.longest)
         if request.adapter is not None:
             self._check_adapter(request.adapter)
 

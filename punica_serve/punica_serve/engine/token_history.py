@@ -28,9 +28,9 @@ class TokenHistories:
         self._device = device
         #: (its row, index of the generated token that it draws next).
         self._places: dict[Sequence, tuple[int, int]] = {}
-        #: [max_requests, vocab] each, made when the first request asks: most never do.
-        self._prompts = torch.empty(0, dtype=torch.bool, device=device)
-        self._outputs = torch.empty(0, dtype=torch.int32, device=device)
+        shape = (max_requests, vocab_size)
+        self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def follow(self, sequences: Series[Sequence]) -> Tensor:
         """Int64 [sequences]: their rows in this step, in order. Those of all others are forgotten."""
@@ -68,10 +68,6 @@ class TokenHistories:
         self._outputs[places, tokens.clamp_min(0)] += 1
 
     def _write(self, place: int, sequence: Sequence) -> None:
-        if not self._prompts.numel():
-            shape = (self._max_requests, self._vocab_size)
-            self._prompts = torch.zeros(shape, dtype=torch.bool, device=self._device)
-            self._outputs = torch.zeros(shape, dtype=torch.int32, device=self._device)
         self._prompts[place] = self._counts(sequence.request.prompt_ids) > 0
         self._outputs[place] = self._counts(sequence.generated_ids)
 

@@ -59,7 +59,7 @@ class SteadyDecode:
     def _request(self, adapter: AdapterRef | None) -> Request:
         number = next(_numbers)
         prompt = tuple((number * 7 + token * 3) % 64 for token in range(NUM_PROMPT_TOKENS))
-        params = SamplingParams(max_tokens=self._engine.max_context - NUM_PROMPT_TOKENS, ignore_eos=True)
+        params = SamplingParams(max_tokens=self._engine.longest_request - NUM_PROMPT_TOKENS, ignore_eos=True)
         return Request(f"steady-{number}", number, prompt, params, adapter)
 
 

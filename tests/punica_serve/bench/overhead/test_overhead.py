@@ -54,6 +54,13 @@ def test_the_engine_has_room_for_every_batch(subject: Subject) -> None:
     assert settings.num_adapters == {8: 32, 128: 32, 16: 64}
 
 
+def test_a_cache_smaller_than_the_context_is_enough(tiny_llama: Path) -> None:
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=4, num_lora_pages=1, cpu_threads=1)
+    engine = Engine(config)
+    with SteadyDecode(engine, [None, None]) as decode:
+        assert len(decode.run(2)) == 2
+
+
 def test_it_leaves_sweeps_a_trace_and_a_picture(subject: Subject, tmp_path: Path) -> None:
     report = run(subject, SETTINGS, tmp_path, Progress(disable=True))
     sweeps, kernels = report.tables
