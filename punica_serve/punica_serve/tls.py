@@ -29,6 +29,14 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
+def check_files(config: TlsConfig) -> None:
+    """What is wrong for either end. Whether others trust the certificate, each finds out for itself.
+
+    Raises ConfigError.
+    """
+    _context(config, ssl.PROTOCOL_TLS_CLIENT)
+
+
 def _context(config: TlsConfig, protocol: "ssl._SSLMethod") -> ssl.SSLContext:
     for key, path in (("tls.cert", config.cert), ("tls.key", config.key), ("tls.ca", config.ca)):
         _check_readable(key, path)

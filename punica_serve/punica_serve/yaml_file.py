@@ -17,7 +17,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        repeated = next((key for key, _ in node.value if keys.count(key.value) > 1), None)
+        repeated = next((key for i, (key, _) in enumerate(node.value) if key.value in keys[:i]), None)
         if repeated is not None:
             raise yaml.constructor.ConstructorError(None, None, f"key {repeated.value!r} twice", repeated.start_mark)
         return super().construct_mapping(node, deep)
@@ -34,7 +34,7 @@ def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
         document = yaml.load(text, _UniqueKeyLoader)
     # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.
     except Exception as error:
-        raise ConfigError(f"{what} {path} is not YAML: {_one_line(str(error))}", param=str(path)) from error
+        raise ConfigError(f"{what} {path} is not YAML: {_mistake(error)}", param=str(path)) from error
     if not isinstance(document, dict):
         raise ConfigError(f"{what} {path} must be a mapping with at least `{example_key}:`", param=str(path))
     return document
@@ -53,5 +53,11 @@ def validated(model: type[Model], document: dict[str, Any], *, source: str, fold
         raise ConfigError("\n".join(lines), param=mistakes[0][0]) from error
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _mistake(error: Exception) -> str:
+    """In one line: where it is, if PyYAML knows, and what."""
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        what = ", ".join(filter(None, [error.context, error.problem]))
+        return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1}: {error.reason}"
+    return str(error)

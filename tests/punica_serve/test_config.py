@@ -66,9 +66,10 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ("engine: 2024-99-99", "is not YAML: month must be in 1..12"),
         ("engine: " + 2000 * "[", "is not YAML: maximum recursion depth"),
         ('engine: !!int ""', "is not YAML"),
-        ("engine: [", "is not YAML"),
+        ("engine:\n  model: x\n bad: y", "is not YAML: line 3, column 2: while parsing a block mapping, expected"),
+        ("engine: \x01", "is not YAML: character 9: special characters are not allowed"),
         ("- 1", "must be a mapping"),
-        ("engine: {model: m}\nadapters:\n  a: x\n  a: y", "key 'a' twice"),
+        ("engine: {model: m}\nadapters:\n  a: x\n  a: y", "line 4, column 3: key 'a' twice"),
         ("runner: {}", "`engine`: is missing$"),
         (
             "engin: {model: m}",

@@ -71,6 +71,7 @@ class Lifecycle:
         desk = IntakeDesk(
             model,
             strict_base=config.strict_base,
+            num_lora_pages=config.engine.num_lora_pages,
             max_adapter_bytes=settings.max_adapter_bytes,
             timeout_s=_CHECK_TIMEOUT_S,
         )

@@ -52,11 +52,16 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     from punica_serve.model_config import read_model_config
     from punica_serve.simulation.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
+    from punica_serve.tls import check_files
     from punica_serve.weight_files import weight_files
 
     load_profile(config.simulation.profile)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
+    if config.data_folder.exists() and not config.data_folder.is_dir():
+        raise ConfigError(f"`data_folder`: {config.data_folder} is no folder")
+    if config.tls:
+        check_files(config.tls)
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
     Tokenizer.from_folder(config.engine.tokenizer_folder)

@@ -8,6 +8,7 @@ from threading import Event
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
 from punica_serve.adapters.peft_config import parse_peft_config
+from punica_serve.adapters.pool_fit import check_fits_pool
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import AdapterRejected, InvalidRequest
 from punica_serve.model_config import ModelConfig
@@ -36,7 +37,9 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
             raise CancelledError
         try:
             check_adapter_name(name, base_name=config.engine.served_name)
-            return _read(name, folders[name], model, strict_base=config.strict_base)
+            version = _read(name, folders[name], model, strict_base=config.strict_base)
+            check_fits_pool(version.ref, config.engine.num_lora_pages)
+            return version
         except (AdapterRejected, InvalidRequest) as error:
             logger.warning("adapter %r is refused, the others are served: %s", name, error.message)
             # The traceback would keep the weights of the refused adapter in memory.

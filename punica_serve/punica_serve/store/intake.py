@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from punica_serve.adapters.folder import CONFIG_NAME, read_adapter
 from punica_serve.adapters.peft_config import parse_peft_config
+from punica_serve.adapters.pool_fit import check_fits_pool
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
@@ -40,9 +41,18 @@ class Intake:
 class IntakeDesk:
     """Checks adapters, a few at a time."""
 
-    def __init__(self, model: ModelConfig, *, strict_base: bool, max_adapter_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        strict_base: bool,
+        num_lora_pages: int,
+        max_adapter_bytes: int,
+        timeout_s: float,
+    ) -> None:
         self._model = model
         self._strict_base = strict_base
+        self._num_lora_pages = num_lora_pages
         self._max_adapter_bytes = max_adapter_bytes
         self._timeout_s = timeout_s
         self._threads = StoreThreads(_NUM_THREADS, "checking the adapter")
@@ -59,6 +69,7 @@ class IntakeDesk:
             if path.exists():
                 check_file_size(path.name, path.stat().st_size, self._max_adapter_bytes)
         ref = self._read(folder, called)
+        check_fits_pool(ref, self._num_lora_pages)
         base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
         return Intake(ref, base_model or None, read_chat_template(folder))
 

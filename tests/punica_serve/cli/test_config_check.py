@@ -78,3 +78,14 @@ def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_
     (model_folder / "model.safetensors").unlink()
     engine = {"model": str(model_folder), "load_format": "dummy"}
     assert cli("config", "check", str(write_config(engine=engine)))[0] == 0
+
+
+def test_files_of_tls_that_are_not_there_are_named(cli: Cli, write_config: WriteConfig) -> None:
+    exit_code, _, stderr = cli("config", "check", str(write_config(tls={"cert": "c", "key": "k", "ca": "a"})))
+    assert exit_code == 2 and "`tls.cert`: can't read " in stderr
+
+
+def test_a_file_is_no_data_folder(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    exit_code, _, stderr = cli("config", "check", str(write_config(data_folder="taken")))
+    assert exit_code == 2 and "`data_folder`: " in stderr and "/taken is no folder" in stderr

@@ -86,3 +86,11 @@ def test_reading_can_be_stopped(folders: dict[str, Path], model: ModelConfig) ->
     stop.set()
     with pytest.raises(CancelledError):
         shared_adapters(config_of(folders), model, stop=stop)
+
+
+def test_one_that_the_lora_pool_could_not_hold_is_refused(
+    folders: dict[str, Path], model: ModelConfig, tmp_path: Path
+) -> None:
+    folders["large"] = write_random_adapter(tmp_path / "large", model, rank=9, seed=0)
+    config = config_of(folders, engine={"model": "base", "num_lora_pages": 1})
+    assert set(shared_adapters(config, model).rejected) == {"large"}

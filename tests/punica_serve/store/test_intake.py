@@ -22,7 +22,7 @@ def folder(ref: AdapterRef) -> Path:
 
 @pytest.fixture
 def desk(model: ModelConfig) -> IntakeDesk:
-    return IntakeDesk(model, strict_base=True, max_adapter_bytes=1 << 20, timeout_s=60.0)
+    return IntakeDesk(model, strict_base=True, num_lora_pages=64, max_adapter_bytes=1 << 20, timeout_s=60.0)
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ async def test_a_good_adapter_is_taken(desk: IntakeDesk, folder: Path, ref: Adap
 async def test_the_log_calls_it_what_its_owner_does(
     model: ModelConfig, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk = IntakeDesk(replace(model, name="other"), strict_base=False, max_adapter_bytes=1 << 20, timeout_s=60.0)
+    desk = IntakeDesk(
+        replace(model, name="other"), strict_base=False, num_lora_pages=64, max_adapter_bytes=1 << 20, timeout_s=60.0
+    )
     await desk.check(folder, "acme/latin")
     assert caplog.messages == ["adapter acme/latin was trained on 'tiny' and is served on 'other'"]
 
@@ -110,12 +112,18 @@ async def test_an_expression_that_would_never_end_is_refused(refusal: Callable[[
 
 
 async def test_a_file_beyond_the_limit_is_not_read(model: ModelConfig, folder: Path) -> None:
-    desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1000, timeout_s=60.0)
+    desk = IntakeDesk(model, strict_base=False, num_lora_pages=64, max_adapter_bytes=1000, timeout_s=60.0)
     with pytest.raises(TooLarge, match=r"adapter_model\.safetensors"):
         await desk.check(folder, "acme/latin")
 
 
 async def test_gives_up_at_its_deadline(model: ModelConfig, folder: Path) -> None:
-    desk = IntakeDesk(model, strict_base=False, max_adapter_bytes=1 << 20, timeout_s=0.0)
+    desk = IntakeDesk(model, strict_base=False, num_lora_pages=64, max_adapter_bytes=1 << 20, timeout_s=0.0)
     with pytest.raises(StoreUnavailable, match="checking the adapter took longer"):
+        await desk.check(folder, "acme/latin")
+
+
+async def test_one_that_no_gpu_could_hold_is_refused(model: ModelConfig, folder: Path) -> None:
+    desk = IntakeDesk(model, strict_base=False, num_lora_pages=0, max_adapter_bytes=1 << 20, timeout_s=60.0)
+    with pytest.raises(AdapterRejected, match=r"`engine\.num_lora_pages`"):
         await desk.check(folder, "acme/latin")

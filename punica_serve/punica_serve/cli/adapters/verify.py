@@ -25,6 +25,7 @@ def verify(
     Exit code 1: it would be refused, or not be applied as PEFT applies it; stderr says why.
     """
     from punica_serve.adapters.folder import read_adapter
+    from punica_serve.adapters.pool_fit import check_fits_pool
     from punica_serve.config import load_config
     from punica_serve.logs import LogLevel, configure_logging
     from punica_serve.model_config import read_model_config
@@ -33,6 +34,7 @@ def verify(
     cluster = load_config(config)
     model = read_model_config(cluster.engine.model)
     ref = read_adapter(folder, model, strict_base=cluster.strict_base).ref
+    check_fits_pool(ref, cluster.engine.num_lora_pages)
     ranks = ", ".join(f"{module} {rank}" for module, rank in ref.ranks.items())
     print(f"{folder} can be served on {cluster.engine.served_name}\nranks: {ranks}\ndigest: {ref.digest}")
     if parity:

@@ -22,3 +22,10 @@ def test_a_bad_folder_is_refused_with_the_reason(cli: Cli, tmp_path: Path) -> No
     outcome = cli("adapters", "verify", str(tmp_path), "--config", str(tmp_path / "cluster.yaml"))
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "adapter_config.json" in outcome.stderr
+
+
+def test_one_that_the_lora_pool_could_not_hold_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("engine: {model: 'demo:model', num_lora_pages: 7}\n")
+    outcome = cli("adapters", "verify", str(ROMAN.parent / "binary"), "--config", str(tmp_path / "cluster.yaml"))
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert "takes 8 pages of qkv" in outcome.stderr
