@@ -22,6 +22,7 @@ from punica_frontend.scheduler_client import SchedulerClient
 from punica_frontend.schemas import GenerateFields
 from punica_frontend.tenancy.meter import Meter
 from punica_frontend.text_stream import TextStream
+from punica_serve.counted import counted
 from punica_serve.errors import AdapterRejected, InvalidRequest
 from punica_serve.model_config import GenerationDefaults, ModelConfig
 from punica_serve.protocol import Ending, Limits, Request, SamplingParams, TenantQuota
@@ -254,10 +255,8 @@ def answer_room(fields: GenerateFields, num_prompt_tokens: int, max_context: int
         raise InvalidRequest(message, param=param)
     max_tokens = fields.max_tokens or room
     if max_tokens > room:
-        message = (
-            f"`max_tokens` is {max_tokens}, but after the prompt's {num_prompt_tokens} tokens {holder} of {most} "
-            f"has room for {room}"
-        )
+        prompt = counted(num_prompt_tokens, "token")
+        message = f"`max_tokens` is {max_tokens}; after the prompt's {prompt} {holder} of {most} has room for {room}"
         raise InvalidRequest(message, param="max_tokens")
     if fields.min_tokens > max_tokens:
         message = f"`min_tokens` is {fields.min_tokens}, more than the {max_tokens} that the answer may have"

@@ -6,6 +6,7 @@ from punica_scheduler.books import Books
 from punica_scheduler.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.fleet import Fleet
 from punica_scheduler.request import RequestRecord
+from punica_serve.counted import counted
 from punica_serve.errors import InvalidRequest, OutOfCapacity, PunicaError, RequestFailed
 from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, Request, encode
 
@@ -91,9 +92,10 @@ def _too_long(record: RequestRecord, capacity: int) -> PunicaError:
             "one of them for the answer; shorten the prompt",
             param="prompt",
         )
+    prompt, max_tokens = counted(num_prompt, "token"), record.request.sampling.max_tokens
     return InvalidRequest(
-        f"a prompt of {num_prompt} tokens and an answer of up to {record.request.sampling.max_tokens} exceed the "
-        f"{capacity} that the KvCache of the largest GPU holds; set max_tokens to {capacity - num_prompt} or less",
+        f"a prompt of {prompt} and an answer of up to {max_tokens} exceed the {capacity} that the KvCache of the "
+        f"largest GPU holds; set max_tokens to {capacity - num_prompt} or less",
         param="max_tokens",
     )
 

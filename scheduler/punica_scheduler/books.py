@@ -61,6 +61,7 @@ class Books:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.recent = Recent()
         self.marks = Marks()
+        self.marks.add("scheduler_started", None, incarnation)
 
     # -------------------------------------------------------------- to a GPU
 

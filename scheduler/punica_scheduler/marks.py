@@ -1,4 +1,4 @@
-"""What has happened of late that a chart should mark: GPUs that came and went, requests that were moved."""
+"""What has happened of late that a chart should mark: GPUs that came and went, requests that were moved, the start."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Marks:
         self._newest: dict[MarkKind, _Growing] = {}
         self._num_marks = 0
 
-    def add(self, kind: MarkKind, gpu_uuid: str, now_ns: int) -> None:
-        """One more of a kind, on this GPU."""
+    def add(self, kind: MarkKind, gpu_uuid: str | None, now_ns: int) -> None:
+        """One more of a kind, on this GPU if on any."""
         mark = self._newest.get(kind)
         if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
             mark.count += 1

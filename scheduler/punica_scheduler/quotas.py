@@ -10,6 +10,7 @@ from operator import itemgetter
 from msgspec import structs
 
 from punica_scheduler.request import RequestRecord
+from punica_serve.counted import counted
 from punica_serve.errors import Forbidden, InvalidRequest, PunicaError, QuotaExceeded
 from punica_serve.protocol import TenantQuota
 
@@ -80,16 +81,16 @@ class Quotas:
         limit = quota.tokens_per_min
         if limit is not None and record.request.max_num_tokens > limit:
             return InvalidRequest(
-                f"`max_tokens`: a prompt of {record.num_prompt} tokens and an answer of up to {record.max_tokens} are "
-                f"more than the {limit} tokens a minute of tenant {tenant!r}; set a lower max_tokens, or shorten the "
-                "prompt",
+                f"`max_tokens`: a prompt of {counted(record.num_prompt, 'token')} and an answer of up to "
+                f"{record.max_tokens} are more than the {counted(limit, 'token')} a minute of tenant {tenant!r}; set a "
+                "lower max_tokens, or shorten the prompt",
                 param="max_tokens",
             )
         limit = quota.max_concurrent
         if limit is not None and self._num_live[tenant] >= limit:
             return QuotaExceeded(
-                f"tenant {tenant!r} has {limit} {_requests(limit)} running or waiting, and may have no more at a time; "
-                "try again when one has ended",
+                f"tenant {tenant!r} has {counted(limit, 'request')} running or waiting, and may have no more at a "
+                "time; try again when one has ended",
                 retry_after_s=CONCURRENT_RETRY_S,
             )
         return self._refusal_by_the_minute(record, quota, now_ns)
@@ -104,7 +105,7 @@ class Quotas:
         if limit is not None and len(minute.tokens) >= limit:
             wait_s = minute.wait_s(len(minute.tokens) - limit + 1, 0, now_ns)
             return QuotaExceeded(
-                f"tenant {tenant!r} may begin {limit} {_requests(limit)} a minute, and has; "
+                f"tenant {tenant!r} may begin {counted(limit, 'request')} a minute, and has; "
                 f"try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
@@ -112,8 +113,9 @@ class Quotas:
         if limit is not None and minute.num_tokens + num_tokens > limit:
             wait_s = minute.wait_s(1, minute.num_tokens + num_tokens - limit, now_ns)
             return QuotaExceeded(
-                f"tenant {tenant!r} may use {limit} tokens a minute; {minute.num_tokens} are used or reserved, and "
-                f"this request needs up to {num_tokens}: try again in {wait_s:.1f} s, or set a lower max_tokens",
+                f"tenant {tenant!r} may use {counted(limit, 'token')} a minute; {minute.num_tokens} are used or "
+                f"reserved, and this request needs up to {num_tokens}: try again in {wait_s:.1f} s, or set a lower "
+                "max_tokens",
                 retry_after_s=wait_s,
             )
         return None
@@ -152,7 +154,3 @@ class Quotas:
         assert self._num_live == tenants, "live requests of tenants"
         for minute in self._minutes.values():
             minute.check_invariants()
-
-
-def _requests(count: int) -> str:
-    return "request" if count == 1 else "requests"

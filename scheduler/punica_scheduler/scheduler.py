@@ -268,8 +268,7 @@ class Scheduler:
         except PunicaError as error:
             decision.actions.append(CallAnswered(event.frontend_id, event.call_id, WireError.of(error)))
             return
-        if event.drain:
-            self._books.marks.add("gpu_drained", event.gpu_uuid, decision.now_ns)
+        self._books.marks.add("gpu_drained" if event.drain else "gpu_taken_back", event.gpu_uuid, decision.now_ns)
         self._announce_new_limits(decision)
         decision.actions.append(CallAnswered(event.frontend_id, event.call_id))
         self._move_from_draining(decision)

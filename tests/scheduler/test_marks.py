@@ -24,7 +24,7 @@ def test_gpus_that_come_and_go(cluster: Any) -> None:
     cluster.is_drained("gpu")
     cluster.is_drained("gpu", drain=False)
     cluster.gpu_is_lost("gpu")
-    assert kinds(cluster) == ["gpu_joined", "gpu_drained", "gpu_lost"]
+    assert kinds(cluster) == ["scheduler_started", "gpu_joined", "gpu_drained", "gpu_taken_back", "gpu_lost"]
 
 
 def test_an_eviction_and_where_the_request_went(cluster: Any) -> None:

@@ -61,6 +61,7 @@ class EchoCluster:
         #: By the scheduler's clock.
         self.now_ns = 2
         self.marks: list[Mark] = []
+        self.incarnation = 1
         #: How often it was asked for its past.
         self.num_histories = 0
         #: Digests of adapters that stay resident though they are to be forgotten.
@@ -137,7 +138,9 @@ class EchoCluster:
             adapters_used_ns=tuple(range(1, len(self.resident_adapters) + 1)),
         )
         counters, advice = {"arrived": 3, "tokens": 11}, ScaleAdvice(1, ("host",))
-        return ClusterSnapshot(1, self.now_ns, (gpu,), 0, 1, 1, counters, advice, marks=tuple(self.marks))
+        return ClusterSnapshot(
+            self.incarnation, self.now_ns, (gpu,), 0, 1, 1, counters, advice, marks=tuple(self.marks)
+        )
 
     async def history(self) -> ClusterHistory:
         self._check_connected()

@@ -17,6 +17,7 @@ from punica_frontend.openai.sampling_body import SamplingBody
 from punica_frontend.openai.terms import lora_id_of, openai_terms
 from punica_frontend.openai.unsupported import refuse_unsupported
 from punica_frontend.schemas import GenerateFields
+from punica_serve.counted import counted
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.text.tokenizer import Tokenizer
@@ -111,7 +112,8 @@ def shortened(plan: Plan, max_tokens: int) -> Plan:
 
 def _check_completion(body: CompletionBody) -> None:
     if len(body.prompt) * body.num_drawn > MAX_CHOICES:
-        message = f"{len(body.prompt)} prompts with {body.num_drawn} choices each are more than {MAX_CHOICES} requests"
+        prompts, choices = counted(len(body.prompt), "prompt"), counted(body.num_drawn, "choice")
+        message = f"{prompts} with {choices} each are more than {MAX_CHOICES} requests"
         raise InvalidRequest(message, param="n")
     if body.num_drawn < body.num_choices:
         message = f"`best_of` is {body.num_drawn}, less than the {body.num_choices} choices that `n` asks for"

@@ -5,6 +5,7 @@ import logging
 import time
 from typing import Never
 
+from punica_serve.counted import counted
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.registry.config import RegistryConfig
 from punica_serve.registry.registry import Registry
@@ -50,4 +51,5 @@ class Retention:
                 num_removed += num_rows
                 await asyncio.sleep(PAUSE_S)
             if num_removed:
-                log.info("removed %d rows of %s that were older than %d days", num_removed, what, num_days)
+                removed, days = counted(num_removed, "row"), counted(num_days, "day")
+                log.info("removed %s of %s, older than %s", removed, what, days)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from punica_serve.cli.simulate_files import write_files
+from punica_serve.counted import counted
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def compare_live(
     from punica_serve.replay.watch import timeline_of
 
     sizes = asyncio.run(_sizes(urls[0]))
-    console.print(f"the cluster has {len(sizes)} GPUs", highlight=False)
+    console.print(f"the cluster has {counted(len(sizes), 'GPU')}", highlight=False)
     # GPUs that are no simulated ones take the time they take.
     speed = config.simulation.speed if set(config.runner.devices) == {SIMULATED_DEVICE} else 1.0
     predicted = simulate(as_found(config, sizes, speed), arrivals)

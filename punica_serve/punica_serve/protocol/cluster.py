@@ -51,7 +51,16 @@ class RecentFigures(Struct, frozen=True):
     inter_token_s: Percentiles | None = None
 
 
-MarkKind = Literal["gpu_joined", "gpu_lost", "gpu_drained", "evicted", "migrated", "consolidated"]
+MarkKind = Literal[
+    "scheduler_started",
+    "gpu_joined",
+    "gpu_lost",
+    "gpu_drained",
+    "gpu_taken_back",
+    "evicted",
+    "migrated",
+    "consolidated",
+]
 
 
 class Mark(Struct, frozen=True):
@@ -61,7 +70,7 @@ class Mark(Struct, frozen=True):
     number: int
     at_ns: int
     kind: MarkKind
-    #: Where; None: on several.
+    #: Where; None: on several, or on none.
     gpu_uuid: str | None
     count: int
 

@@ -142,6 +142,18 @@ async def test_it_outlives_the_scheduler(tab: Tab, url: str, cluster: EchoCluste
     assert not tab.own_errors
 
 
+async def test_a_restart_of_the_scheduler_is_an_event_beside_those_before(
+    tab: Tab, url: str, cluster: EchoCluster
+) -> None:
+    cluster.marks = [Mark(1, cluster.now_ns, "gpu_taken_back", "CPU-1", 1)]
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#events').textContent.includes('GPU taken back')")
+    cluster.incarnation, cluster.marks = 2, [Mark(1, cluster.now_ns, "scheduler_started", None, 1)]
+    await tab.waits_until("document.querySelector('#events').textContent.includes('scheduler started')")
+    assert "GPU taken back" in await tab.text("#events")
+    assert not tab.own_errors
+
+
 async def test_the_page_about_the_api_needs_no_other_host(tab: Tab, address: str) -> None:
     await tab.page.goto(f"http://{address}/docs")
     await tab.page.wait_for_selector(".opblock-summary-path")

@@ -1,5 +1,5 @@
 /**
- * Marks on the time axis: GPUs that came and went, requests that were moved.
+ * Marks on the time axis: GPUs that came and went, requests that were moved, the scheduler's starts.
  *
  * @typedef {object} Mark
  * @property {number} number
@@ -18,13 +18,14 @@ const MAX_LISTED = 60;
 
 /** @type {Record<string, { text: (count: number) => string, color: string }>} */
 const KINDS = {
+  scheduler_started: { text: () => "scheduler started", color: "warn" },
   gpu_joined: { text: (count) => (count > 1 ? `${count} GPUs joined` : "GPU joined"), color: "good" },
   gpu_lost: { text: (count) => (count > 1 ? `${count} GPUs lost` : "GPU lost"), color: "bad" },
   gpu_drained: { text: (count) => (count > 1 ? `${count} GPUs draining` : "GPU draining"), color: "warn" },
+  gpu_taken_back: { text: (count) => (count > 1 ? `${count} GPUs taken back` : "GPU taken back"), color: "good" },
   evicted: { text: (count) => (count > 1 ? `${count} requests evicted` : "request evicted"), color: "warn" },
   migrated: { text: (count) => (count > 1 ? `${count} requests moved` : "request moved"), color: "series-1" },
   consolidated: { text: () => "GPU emptied", color: "series-2" },
-  restarted: { text: () => "scheduler restarted", color: "bad" },
 };
 
 /** The newest, also those of schedulers that were before this one. */
@@ -39,7 +40,6 @@ export class Marks {
   /** @param {any} cluster */
   take(cluster) {
     if (this.#incarnation !== cluster.incarnation) {
-      if (this.#incarnation !== null) this.all.push(mark(0, cluster.incarnation, "restarted", null, 1));
       this.#incarnation = cluster.incarnation;
       this.#numbered.clear();
     }

@@ -16,7 +16,7 @@ function figures(cluster, row) {
     Waiting: [number(cluster.queue_length), "requests"],
     "Requests / s": [number(row.requestsPerS), `${number(cluster.counters.arrived)} in all`],
     "Tokens / s": [number(row.tokensPerS), `${number(cluster.counters.tokens)} in all`],
-    KvCache: [percent(pages ? 1 - free / pages : null), `${number(free)} pages free`],
+    KvCache: [percent(pages ? 1 - free / pages : null), free === 1 ? "1 page free" : `${number(free)} pages free`],
     "First token, p50": [duration(first?.p50), `p99 ${duration(first?.p99)}`],
     "Next token, p50": [duration(inter?.p50), `p99 ${duration(inter?.p99)}`],
   };

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from punica_serve.cli.top.state import State
+from punica_serve.counted import counted
 
 #: Below this width, what is least needed is left out.
 WIDE = 90
@@ -37,8 +38,8 @@ def screen(state: State, url: str, size: Size) -> RenderableType:
     num_lines = None if size.height is None else max(0, size.height - 2 - 2 * len(head))
     gpus, adapters, events = _shares(num_lines, len(cluster["gpus"]), len(cluster["adapters"]), len(state.marks))
     parts = [
-        _with_rest(_gpus(cluster["gpus"][:gpus], size), len(cluster["gpus"]) - gpus, "GPUs"),
-        _with_rest(_adapters(cluster, adapters, size), len(cluster["adapters"]) - adapters, "adapters"),
+        _with_rest(_gpus(cluster["gpus"][:gpus], size), len(cluster["gpus"]) - gpus, "GPU"),
+        _with_rest(_adapters(cluster, adapters, size), len(cluster["adapters"]) - adapters, "adapter"),
         _events(list(state.marks.values()), events),
     ]
     return Group(*head, *(part for part in parts if part is not None))
@@ -61,12 +62,13 @@ def _shares(num_lines: int | None, *wanted: int) -> list[int]:
 def _counts(cluster: dict[str, Any]) -> Text:
     recent, advice = cluster["recent"], cluster["advice"]
     text = (
-        f"{len(cluster['gpus'])} GPUs  {cluster['num_runners']} runners  {cluster['num_frontends']} frontends  "
+        f"{counted(len(cluster['gpus']), 'GPU')}  {counted(cluster['num_runners'], 'runner')}  "
+        f"{counted(cluster['num_frontends'], 'frontend')}  "
         f"queue {cluster['queue_length']}  "
         f"{recent['requests_per_s']:.1f} requests/s  {recent['tokens_per_s']:.0f} tokens/s"
     )
     if advice["num_more_gpus"]:
-        text += f"  {advice['num_more_gpus']} more GPUs advised"
+        text += f"  {counted(advice['num_more_gpus'], 'more GPU')} advised"
     if advice["releasable_runners"]:
         text += f"  releasable: {', '.join(advice['releasable_runners'])}"
     return Text(text)
@@ -171,5 +173,5 @@ def _events(marks: list[dict[str, Any]], num_rows: int) -> RenderableType | None
 
 def _with_rest(table: Table, num_left: int, what: str) -> RenderableType | None:
     if not table.row_count:
-        return Text(f"{num_left} {what}", style=_DIM) if num_left else None
-    return Group(table, Text(f"and {num_left} {what} more", style=_DIM)) if num_left > 0 else table
+        return Text(counted(num_left, what), style=_DIM) if num_left else None
+    return Group(table, Text(f"and {counted(num_left, what)} more", style=_DIM)) if num_left > 0 else table

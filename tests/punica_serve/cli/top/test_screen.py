@@ -63,7 +63,8 @@ def line_with(lines: list[str], word: str) -> str:
 
 def test_all_that_there_is_to_say() -> None:
     lines = shown(cluster(gpu(0, 16), gpu(1, is_draining=True)), width=120)
-    assert "queue 9  1.2 requests/s  321 tokens/s  1 more GPUs advised" in line_with(lines, "queue")
+    assert line_with(lines, "queue").startswith("2 GPUs  1 runner  2 frontends  ")
+    assert "queue 9  1.2 requests/s  321 tokens/s  1 more GPU advised" in line_with(lines, "queue")
     assert "first token 50/100/250 ms, between tokens -" in line_with(lines, "p50")
     busy = line_with(lines, "GPU-00")
     assert "16/32" in busy and "75%" in busy and "2/2" in busy and "12,345" in busy

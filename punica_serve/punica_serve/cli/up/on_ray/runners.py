@@ -9,6 +9,7 @@ from ray.autoscaler.sdk import request_resources
 from punica_serve.cli.up.on_ray.fleet import Fleet, next_fleet
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.seats import Seat, give_back, take_seats
+from punica_serve.counted import counted
 from punica_serve.protocol import ScaleAdvice
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class Runners:
         devices = len(self._plan.config.runner.devices)
         fleet = next_fleet(self._fleet, alive, advice, num_gpus=num_gpus, gpus_per_runner=devices)
         if fleet.num_wanted != self._fleet.num_wanted:
-            log.info("asking Ray for %d nodes with %s", fleet.num_wanted, dict(self._plan.runner_bundle))
+            log.info("asking Ray for %s with %s", counted(fleet.num_wanted, "node"), dict(self._plan.runner_bundle))
             await self._ask_for(fleet.num_wanted)
         for node_id in self._fleet.running - fleet.running:
             await self._end(node_id, is_alive=node_id in alive)
