@@ -65,7 +65,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            receive = _limited(_plain(scope, receive), self._by_path.get(scope["path"], self._limits))
+            limits = self._by_path.get(scope["path"], self._limits)
+            receive = _limited(_plain(scope, receive), limits, num_announced=_content_length(scope))
         await self._app(scope, receive, send)
 
 
@@ -76,20 +77,28 @@ def _plain(scope: Scope, receive: Receive) -> Receive:
         return receive
 
     async def refuse() -> Message:
-        raise HTTPException(415, f"compressed bodies are not taken: send it without Content-Encoding: {encoding}")
+        raise HTTPException(415, f"compressed bodies are not taken: send it without Content-Encoding: {encoding[:100]}")
 
     return refuse
 
 
-def _limited(receive: Receive, limits: BodyLimits) -> Receive:
+def _content_length(scope: Scope) -> int:
+    """0 where the head does not say it."""
+    return int(Headers(scope=scope).get("content-length", 0))
+
+
+def _limited(receive: Receive, limits: BodyLimits, *, num_announced: int) -> Receive:
     loop = asyncio.get_running_loop()
     num_bytes, deadline_s = 0, loop.time() + limits.timeout_s
     is_complete = False
+    too_long = HTTPException(413, f"the body is longer than {limits.max_bytes} bytes")
 
     async def receive_limited() -> Message:
         nonlocal num_bytes, is_complete
         if is_complete:  # whoever waits now waits for the client to leave
             return await receive()
+        if num_announced > limits.max_bytes:  # none of it is waited for
+            raise too_long
         try:
             async with asyncio.timeout_at(min(deadline_s, loop.time() + BODY_SILENCE_S)):
                 message = await receive()
@@ -99,7 +108,7 @@ def _limited(receive: Receive, limits: BodyLimits) -> Receive:
         is_complete = not message.get("more_body", False)
         num_bytes += len(message.get("body", b""))
         if num_bytes > limits.max_bytes:
-            raise HTTPException(413, f"the body is longer than {limits.max_bytes} bytes")
+            raise too_long
         return message
 
     return receive_limited

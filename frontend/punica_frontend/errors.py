@@ -76,6 +76,9 @@ _CODES = {404: "route_not_found", 405: "method_not_allowed", 500: PunicaError.co
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
+#: Of what a client wrote, in an answer: it knows the rest.
+_MAX_SHOWN_CHARS = 200
+
 #: What pydantic calls a body that is not there, or that holds no fields.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
 
@@ -134,12 +137,16 @@ def from_wire(error: WireError) -> PunicaError:
 
 def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_errors: int) -> InvalidRequest:
     """An error that names a wrong field: pydantic's ``first`` of ``num_errors``, at ``path`` in what was sent."""
-    param = ".".join(map(str, path)) or None
+    param = _cut(".".join(map(str, path))) or None
     name = f"`{param}`: " if param else ""
     wrong = "there is no such field; /docs lists those that there are" if first["type"] == UNKNOWN else first["msg"]
     got = "" if first["type"] in ("missing", UNKNOWN) else f", got {_shown(first['input'])}"
     more = f" (and {num_errors - 1} more)" if num_errors > 1 else ""
     return InvalidRequest(f"{name}{wrong}{got}{more}", param=param)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _shown(value: object) -> str:
@@ -194,13 +201,14 @@ def _answer_validation_error(_: Request, error: Exception) -> Response:
 def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, message, headers = error.status_code, str(error.detail), error.headers
+    method, path = _cut(request.method), _cut(request.url.path)
     if status == 404:
-        message = f"there is no route {request.method} {request.url.path}; GET /docs lists all"
+        message = f"there is no route {method} {path}; GET /docs lists all"
         if _is_websocket(request):
-            message = f"{request.url.path} is a websocket: open it as one, with ws:// or wss://"
+            message = f"{path} is a websocket: open it as one, with ws:// or wss://"
     elif status == 405:
         allowed = _allowed_methods(request)
-        message, headers = f"{request.url.path} takes {allowed}, not {request.method}", {"Allow": allowed}
+        message, headers = f"{path} takes {allowed}, not {method}", {"Allow": allowed}
     elif status == 400:
         message = "the body can't be read: not UTF-8, not JSON, nested too deeply, or a number too long"
     return refusal_of(status, message, headers)
@@ -215,7 +223,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     """What no route matches. A websocket would be refused without a word."""
     if scope["type"] != "websocket":
         raise HTTPException(404)
-    message = f"there is no websocket {scope['path']}; docs/api.md lists all"
+    message = f"there is no websocket {_cut(scope['path'])}; docs/api.md lists all"
     await refusal_of(404, message)(scope, receive, send)
 
 

@@ -221,6 +221,11 @@ class Channel:
     # -------------------------------------------------------------- the end
 
     @property
+    def was_closed(self) -> bool:
+        """Whether it ended in order, as when a peer stops on purpose, and was neither cut nor broken."""
+        return self._cut_reason is None and self._socket.close_code == CloseCode.NORMAL_CLOSURE
+
+    @property
     def end_reason(self) -> str:
         """Why the link ended, in words for a log line."""
         if self._cut_reason is not None:

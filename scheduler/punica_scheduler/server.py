@@ -120,8 +120,6 @@ class Server:
         self._links: dict[str, Channel] = {}
         #: Runner id -> the process that has it.
         self._instances: dict[str, str] = {}
-        #: Runners on whose GPUs nothing is left, by what the peer is called: such a runner leaves on purpose.
-        self._drained: set[str] = set()
         #: GPU UUID -> its runner's channel.
         self._gpus: dict[str, Channel] = {}
         self._failure: Exception | None = None
@@ -191,7 +189,6 @@ class Server:
             previous.end(f"another link of {peer} has joined")
         log.info("%s joined", peer)
         self._links[peer] = channel
-        self._drained.discard(peer)
         self.apply(joined)
         try:
             await channel.serve(said)
@@ -203,7 +200,7 @@ class Server:
 
     def _log_leaving(self, peer: str, channel: Channel) -> None:
         lost = ", ".join(sorted(uuid for uuid, owner in self._gpus.items() if owner is channel))
-        level = logging.WARNING if lost and peer not in self._drained else logging.INFO
+        level = logging.INFO if channel.was_closed or not lost else logging.WARNING
         log.log(level, "%s left%s: %s", peer, lost and f" with its GPUs {lost}", channel.end_reason)
 
     def _do(self, action: Action) -> None:
@@ -225,7 +222,6 @@ class Server:
                 _send(self._links[_frontend(frontend_id)], limits)
             case actions.RunnerDrained(runner_id):
                 log.info("nothing is left on the GPUs of runner %s", runner_id)
-                self._drained.add(_runner(runner_id))
                 _send(self._links[_runner(runner_id)], RunnerDrained())
             case CallAnswered(frontend_id, call_id, error):
                 _send(self._links[_frontend(frontend_id)], CallReply(call_id, error))

@@ -89,6 +89,13 @@ async def test_a_route_may_have_limits_of_its_own(path: str, is_refused: bool) -
         assert sent == [{"type": "http.disconnect"}]
 
 
+async def test_a_body_that_is_announced_too_long_is_not_waited_for() -> None:
+    head = {"type": "http", "headers": [(b"content-length", b"11")], "path": "/"}
+    with pytest.raises(HTTPException, match="longer than 10 bytes") as caught:
+        await BodyLimit(read_to_the_end, BodyLimits(10), {})(head, never, never)
+    assert caught.value.status_code == 413
+
+
 async def test_a_client_whose_body_has_come_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_SILENCE_S", 0.0)
     sent: list[Any] = []

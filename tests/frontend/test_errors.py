@@ -83,6 +83,19 @@ async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
     assert (response.status_code, "is a websocket" in response.json()["error"]["message"]) == (404, True)
 
 
+async def test_what_a_client_wrote_is_not_all_shown_to_it(client: httpx.AsyncClient) -> None:
+    much = "x" * 10_000
+    answers = [
+        await client.get(f"/{much}"),
+        await client.delete(f"/v1/tenants/x/{much}"),
+        await client.request(much, "/v1/generate"),
+        await client.post("/v1/generate", json={"prompt": "4", much: 1}),
+        await client.post("/v1/generate", content=b"{}", headers={"content-encoding": much}),
+    ]
+    assert [answer.status_code for answer in answers] == [404, 404, 405, 422, 415]
+    assert max(len(answer.content) for answer in answers) < 1_000
+
+
 async def test_a_compressed_body_is_refused_as_one(client: httpx.AsyncClient) -> None:
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
     answer = await client.post("/v1/generate", content=b"\x1f\x8b", headers=headers)

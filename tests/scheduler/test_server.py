@@ -335,20 +335,20 @@ async def test_a_runner_that_drains_is_told_when_nothing_is_left(peers: Peers) -
     assert (await next_ending(frontend)).reason == "stop"
 
 
-@pytest.mark.parametrize("drains", [True, False])
-async def test_only_a_runner_that_has_not_drained_is_lost(
-    peers: Peers, caplog: pytest.LogCaptureFixture, drains: bool
+@pytest.mark.parametrize("on_purpose", [True, False])
+async def test_a_runner_that_leaves_on_purpose_is_no_warning(
+    peers: Peers, caplog: pytest.LogCaptureFixture, on_purpose: bool
 ) -> None:
     caplog.set_level(logging.INFO)
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    if drains:
-        runner.send(DrainRunner())
-        assert await receive(runner) == RunnerDrained()
-    runner.end("the runner stops")
+    if on_purpose:
+        runner.end()
+    else:
+        runner._socket.transport.abort()
     await cluster_when(frontend, lambda cluster: not cluster.gpus)
     (left,) = [record for record in caplog.records if "left with its GPUs A" in record.getMessage()]
-    assert left.levelno == (logging.INFO if drains else logging.WARNING)
+    assert left.levelno == (logging.INFO if on_purpose else logging.WARNING)
 
 
 async def test_adapters_are_warmed_found_and_forgotten(peers: Peers) -> None:
