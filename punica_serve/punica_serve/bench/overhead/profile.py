@@ -29,7 +29,7 @@ def trace(engine: Engine, adapters: Sequence[AdapterRef | None], num_steps: int,
     on_gpu = engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with SteadyDecode(engine, adapters) as steady, profile(activities=activities) as profiler:
+    with SteadyDecode(engine, adapters) as steady, profile(activities=activities, acc_events=True) as profiler:
         steady.run(num_steps)
         if on_gpu:
             torch.cuda.synchronize()
