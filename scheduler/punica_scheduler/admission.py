@@ -17,15 +17,17 @@ _START_BYTES = 1024
 _NO_LONG_REQUEST_BYTES = MAX_FRAME_BYTES // 2
 
 
-def refusal_on_arrival(record: RequestRecord, books: Books, max_queue: int, *, knows_gpus: bool) -> PunicaError | None:
+def refusal_on_arrival(
+    record: RequestRecord, books: Books, max_queue: int, *, is_new: bool, knows_gpus: bool
+) -> PunicaError | None:
     """Why a request is not taken in, but for its tenant's quota; what GPUs hold counts once they are known."""
     if record.request_id in books.requests:
         return InvalidRequest("another frontend has a request of this id; ids must be unique", param="request_id")
     if error := too_long_to_send(record.request):
         return error
     num_waiting = books.waiting.num_for_gpu
-    # A stream that has begun was admitted once; a restart of ours must not break it.
-    if num_waiting >= max_queue and not record.generated_ids:
+    # One that is added again was admitted once; a restart of ours, after which all of them wait, must not fail it.
+    if is_new and num_waiting >= max_queue:
         return OutOfCapacity(f"{num_waiting} requests wait for a GPU already; try again later")
     return refusal(record, books.fleet) if knows_gpus else None
 

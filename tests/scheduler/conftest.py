@@ -168,6 +168,7 @@ class Cluster:
         frontend: str = "frontend",
         logprobs: int | None = None,
         tenant: str | None = None,
+        is_new: bool = True,
     ) -> list[str]:
         """A request; ``at`` is its arrival, by default after all others."""
         self.now_ns += 1
@@ -176,7 +177,7 @@ class Cluster:
         if generated:
             self.delivered[name] = list(range(generated))
         self.names[self.now_ns] = name
-        return self.tell(events.RequestArrived(frontend, self.now_ns, request))
+        return self.tell(events.RequestArrived(frontend, self.now_ns, request, is_new=is_new))
 
     def is_cancelled(self, name: str, *, frontend: str = "frontend") -> list[str]:
         """What else comes of it: a request that is there ends as cancelled."""

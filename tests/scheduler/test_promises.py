@@ -191,7 +191,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def add_again(self, streams: list[Stream]) -> None:
         for stream in streams:
             again = replace(stream.request, generated_ids=tuple(stream.tokens))
-            self.tell(events.RequestArrived(stream.frontend_id, stream.handle, again))
+            self.tell(events.RequestArrived(stream.frontend_id, stream.handle, again, is_new=False))
 
     # -------------------------------------------------------------- runners and GPUs
 

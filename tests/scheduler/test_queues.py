@@ -22,11 +22,12 @@ def test_no_gpu_means_queue(new_cluster: Any) -> None:
     assert cluster.scheduler.snapshot(0).queue_length == 1
 
 
-def test_a_full_queue_refuses_newcomers_but_not_streams_that_come_back(new_cluster: Any) -> None:
+def test_a_full_queue_refuses_newcomers_but_not_what_comes_back(new_cluster: Any) -> None:
     cluster = new_cluster(max_queue=1)
     cluster.arrives("r1")
     assert cluster.arrives("r2") == ["r2: out_of_capacity"]
-    assert cluster.arrives("r3", generated=2) == []
+    assert cluster.arrives("r3", generated=2, is_new=False) == []
+    assert cluster.arrives("still without a token", is_new=False) == []
     assert cluster.counter("failed") == 1
 
 
