@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, make_console
+from punica_serve.cli.options import KeyOption
 from punica_serve.cli.simulate_files import write_files
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def command(
         str | None,
         typer.Option(metavar="URL[,URL...]", help="Also against the running cluster of these frontends, to compare."),
     ] = None,
+    key: KeyOption = None,
 ) -> None:
     """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary.
 
@@ -69,7 +71,7 @@ def command(
     if live is not None:
         if ablations:
             raise ConfigError("a running cluster is what it is: `--live` goes without `--ablations`", param="live")
-        compare_live(cluster, arrivals, live.split(","), name=config.stem, out=out, console=console)
+        compare_live(cluster, arrivals, live.split(","), key, name=config.stem, out=out, console=console)
         return
     variants = {"as configured": cluster}
     if ablations:

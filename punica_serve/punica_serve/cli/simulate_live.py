@@ -6,8 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from punica_serve.cli.options import wants_key
 from punica_serve.cli.simulate_files import write_files
 from punica_serve.counted import counted
+from punica_serve.errors import ClusterUnavailable, Unauthorized
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
@@ -17,28 +19,34 @@ if TYPE_CHECKING:
     from punica_serve.config import ClusterConfig
     from punica_serve.replay.client import ReplayedStream
     from punica_serve.replay.comparison import Figures
-    from punica_serve.replay.watch import GpuSize, Look
+    from punica_serve.replay.watch import FoundGpu, GpuSize, Look
     from punica_serve.simulation.arrivals import Arrivals
 
 
 def compare_live(
-    config: "ClusterConfig", arrivals: "Arrivals", urls: Sequence[str], *, name: str, out: Path, console: "Console"
+    config: "ClusterConfig",
+    arrivals: "Arrivals",
+    urls: Sequence[str],
+    key: str | None,
+    *,
+    name: str,
+    out: Path,
+    console: "Console",
 ) -> None:
     """Simulates the cluster as it is found, replays the arrivals against it, and leaves picture, tables and summary.
 
-    Raises ConfigError and ClusterUnavailable.
+    Raises ConfigError, Unauthorized and ClusterUnavailable.
     """
     from punica_scheduler.simulator.run import simulate
     from punica_serve.replay.comparison import figures_of, live_figures
     from punica_serve.replay.watch import timeline_of
 
-    sizes = asyncio.run(_sizes(urls[0]))
-    console.print(f"the cluster has {counted(len(sizes), 'GPU')}", highlight=False)
-    # GPUs that are no simulated ones take the time they take.
-    speed = config.simulation.speed if set(config.runner.devices) == {SIMULATED_DEVICE} else 1.0
+    gpus = asyncio.run(_gpus(urls[0], key))
+    console.print(f"the cluster has {counted(len(gpus), 'GPU')}", highlight=False)
+    sizes, speed = [gpu.size for gpu in gpus], speed_of(config, gpus)
     predicted = simulate(as_found(config, sizes, speed), arrivals)
-    streams, looks = _replay(arrivals, urls, speed, console)
-    interval_s, max_batch_size = config.simulation.interval_s, sizes[0].max_batch_size
+    streams, looks = _replay(arrivals, urls, key, speed, console)
+    interval_s, max_batch_size = config.simulation.interval_s, max(size.max_batch_size for size in sizes)
     timeline = timeline_of(looks, interval_s=interval_s, max_batch_size=max_batch_size)
     summary = predicted.summary
     simulated = figures_of(
@@ -57,11 +65,19 @@ def compare_live(
     write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
 
 
-async def _sizes(url: str) -> "list[GpuSize]":
-    from punica_serve.replay.watch import cluster_client, gpu_sizes
+async def _gpus(url: str, key: str | None) -> "list[FoundGpu]":
+    from punica_serve.replay.watch import cluster_client, found_gpus
 
-    async with cluster_client(url) as client:
-        return await gpu_sizes(client)
+    async with cluster_client(url, key) as client:
+        try:
+            return await found_gpus(client)
+        except Unauthorized as error:
+            raise wants_key(url) from error
+
+
+def speed_of(config: "ClusterConfig", gpus: "Sequence[FoundGpu]") -> float:
+    """Seconds of these GPUs in a real one: those that are not simulated take the time they take."""
+    return config.simulation.speed if all(gpu.device == SIMULATED_DEVICE for gpu in gpus) else 1.0
 
 
 def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) -> "ClusterConfig":
@@ -88,7 +104,7 @@ def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) 
 
 
 def _replay(
-    arrivals: "Arrivals", urls: Sequence[str], speed: float, console: "Console"
+    arrivals: "Arrivals", urls: Sequence[str], key: str | None, speed: float, console: "Console"
 ) -> "tuple[list[ReplayedStream], list[Look]]":
     from rich.progress import Progress
 
@@ -96,7 +112,7 @@ def _replay(
     from punica_serve.replay.watch import LOOK_INTERVAL_S, cluster_client, keep_looking
 
     async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Look]]":
-        async with connected(urls) as sockets, cluster_client(urls[0]) as client:
+        async with connected(urls, key) as sockets, cluster_client(urls[0], key) as client:
             replay = Replay(arrivals, speed=speed)
             looks: list[Look] = []
             looking = asyncio.create_task(keep_looking(client, replay.now_s, looks))
@@ -105,6 +121,8 @@ def _replay(
                 await asyncio.sleep(2 * LOOK_INTERVAL_S)  # to see the last tokens counted
             finally:
                 looking.cancel()
+        if not looks:
+            raise ClusterUnavailable(f"the frontend at {urls[0]} has told nothing of the cluster meanwhile")
         return replay.streams, looks
 
     with Progress(console=console, transient=True) as progress:

@@ -129,15 +129,17 @@ class Replay:
 
 
 @asynccontextmanager
-async def connected(urls: Sequence[str]) -> AsyncIterator[list[ClientConnection]]:
+async def connected(urls: Sequence[str], key: str | None = None) -> AsyncIterator[list[ClientConnection]]:
     """Open websockets, the frontends taking turns. Raises ClusterUnavailable when one can't be reached."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
     async with AsyncExitStack() as stack:
         sockets = []
         for _ in range(_NUM_SOCKETS):
             for url in urls:
                 address = f"ws{url.removeprefix('http').rstrip('/')}/v1/generate/stream"
                 try:
-                    sockets.append(await stack.enter_async_context(connect(address, proxy=None, compression=None)))
+                    dialling = connect(address, additional_headers=headers, proxy=None, compression=None)
+                    sockets.append(await stack.enter_async_context(dialling))
                 except (OSError, ValueError, WebSocketException) as error:
                     raise ClusterUnavailable(f"no frontend answers at {url}: {error}") from error
         yield sockets

@@ -1,6 +1,7 @@
 """Looks at a running cluster once in a while, and makes a Timeline of what it sees."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Never
 import httpx
 import numpy as np
 
-from punica_serve.errors import ClusterUnavailable, ConfigError
+from punica_serve.errors import ClusterUnavailable, ConfigError, Unauthorized
 from punica_serve.simulation.timeline import Timeline
 
 #: Real seconds between two looks.
@@ -28,6 +29,14 @@ class GpuSize:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundGpu:
+    """A GPU of the running cluster."""
+
+    device: str
+    size: GpuSize
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """The cluster at one moment."""
 
@@ -35,37 +44,61 @@ class Look:
     #: GPU UUID -> requests in its newest step; 0 when idle.
     batch_sizes: Mapping[str, int]
     queue_length: int
+    #: Of all schedulers since the first look.
     counters: Mapping[str, int]
 
 
-def cluster_client(url: str) -> httpx.AsyncClient:
+class _Counters:
+    """What the scheduler counts, across its lives: each begins with nothing."""
+
+    def __init__(self) -> None:
+        self._incarnation = 0
+        self._newest: Mapping[str, int] = {}
+        #: Of the lives before.
+        self._before: Counter[str] = Counter()
+
+    def take(self, incarnation: int, counters: Mapping[str, int]) -> Mapping[str, int]:
+        if incarnation != self._incarnation:
+            self._before.update(self._newest)
+            self._incarnation = incarnation
+        self._newest = counters
+        return {name: count + self._before[name] for name, count in counters.items()}
+
+
+def cluster_client(url: str, key: str | None = None) -> httpx.AsyncClient:
     """For /v1/cluster of a frontend. Raises ConfigError for a URL that is none."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
     try:
-        return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        return httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
     except httpx.InvalidURL as error:
         raise ConfigError(f"{url!r} is not of the form http://HOST:PORT: {error}", param="live") from error
 
 
-async def gpu_sizes(client: httpx.AsyncClient) -> list[GpuSize]:
-    """Of all GPUs. Raises ClusterUnavailable when nobody answers, or no GPU is there."""
+async def found_gpus(client: httpx.AsyncClient) -> list[FoundGpu]:
+    """All that have joined. Raises Unauthorized, and ClusterUnavailable when nobody answers, or no GPU is there."""
     try:
         gpus = [gpu["gpu"] for gpu in (await _get(client))["gpus"]]
     except (httpx.HTTPError, ValueError, KeyError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise Unauthorized(f"{client.base_url} wants a valid API key") from error
         raise ClusterUnavailable(f"no cluster answers at {client.base_url}: {error}") from error
     if not gpus:
         raise ClusterUnavailable(f"the cluster at {client.base_url} has no GPU")
-    return [
-        GpuSize(gpu["max_batch_size"], gpu["page_size"], gpu["num_kv_pages"], min(gpu["num_lora_pages"].values()))
-        for gpu in gpus
-    ]
+    return [FoundGpu(gpu["device"], _size(gpu)) for gpu in gpus]
+
+
+def _size(gpu: dict[str, Any]) -> GpuSize:
+    num_lora_pages = min(gpu["num_lora_pages"].values())
+    return GpuSize(gpu["max_batch_size"], gpu["page_size"], gpu["num_kv_pages"], num_lora_pages)
 
 
 async def keep_looking(client: httpx.AsyncClient, now_s: Callable[[], float], looks: list[Look]) -> Never:
-    """Adds to ``looks``. A frontend that is too busy to answer is looked at again."""
+    """Adds to ``looks``. A frontend that is too busy to answer, or has no scheduler, is looked at again."""
+    counters = _Counters()
     while True:
         with suppress(httpx.HTTPError, ValueError, KeyError):
             cluster = await _get(client)
-            looks.append(_look(now_s(), cluster))
+            looks.append(_look(now_s(), cluster, counters))
         await asyncio.sleep(LOOK_INTERVAL_S)
 
 
@@ -76,9 +109,10 @@ async def _get(client: httpx.AsyncClient) -> dict[str, Any]:
     return cluster
 
 
-def _look(time_s: float, cluster: dict[str, Any]) -> Look:
+def _look(time_s: float, cluster: dict[str, Any], counters: _Counters) -> Look:
     batch_sizes = {gpu["gpu"]["uuid"]: gpu["batch_size"] for gpu in cluster["gpus"]}
-    return Look(time_s, batch_sizes, cluster["queue_length"], cluster["counters"])
+    counted = counters.take(cluster["incarnation"], cluster["counters"])
+    return Look(time_s, batch_sizes, cluster["queue_length"], counted)
 
 
 def timeline_of(looks: Sequence[Look], *, interval_s: float, max_batch_size: int) -> Timeline:

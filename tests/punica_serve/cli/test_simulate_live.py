@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from punica_serve.cli.simulate_live import as_found
+from punica_serve.cli.simulate_live import as_found, speed_of
 from punica_serve.config import load_config
-from punica_serve.replay.watch import GpuSize
+from punica_serve.replay.watch import FoundGpu, GpuSize
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -16,3 +16,10 @@ def test_the_simulated_cluster_is_as_large_as_the_live_one() -> None:
     assert engine.model == config.engine.model
     consolidation = found.scheduler.consolidation
     assert (consolidation.interval_s, consolidation.prefill_tokens_per_s, consolidation.idle_s) == (5.0, 5000, 30.0)
+
+
+def test_only_simulated_gpus_have_a_speed_of_their_own() -> None:
+    config = load_config(CONFIGS / "sim" / "live-16.yaml")
+    simulated, real = (FoundGpu(device, GpuSize(32, 16, 99, 64)) for device in ("simulated", "cuda:0"))
+    assert speed_of(config, [simulated, simulated]) == 0.5
+    assert speed_of(config, [simulated, real]) == 1.0

@@ -28,6 +28,7 @@ async def replayed(answer: Answer) -> tuple[Replay, list[dict[str, Any]], list[s
 
     async def handle(socket: ServerConnection) -> None:
         assert socket.request is not None
+        assert socket.request.headers["Authorization"] == "Bearer sk-1"
         paths.append(socket.request.path)
         async for message in socket:
             requests.append(json.loads(message))
@@ -35,7 +36,7 @@ async def replayed(answer: Answer) -> tuple[Replay, list[dict[str, Any]], list[s
 
     async with serve(handle, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        async with connected([f"http://127.0.0.1:{port}"]) as sockets:
+        async with connected([f"http://127.0.0.1:{port}"], "sk-1") as sockets:
             replay = Replay(ARRIVALS, speed=20.0)
             await replay.run(sockets)
     return replay, requests, paths

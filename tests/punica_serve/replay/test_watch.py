@@ -4,9 +4,9 @@ import contextlib
 import httpx
 import pytest
 
-from punica_serve.errors import ClusterUnavailable, ConfigError
+from punica_serve.errors import ClusterUnavailable, ConfigError, PunicaError, Unauthorized
 from punica_serve.replay import watch
-from punica_serve.replay.watch import GpuSize, Look, cluster_client, gpu_sizes, keep_looking, timeline_of
+from punica_serve.replay.watch import FoundGpu, GpuSize, Look, cluster_client, found_gpus, keep_looking, timeline_of
 from waits import DEADLINE_S
 
 
@@ -41,27 +41,35 @@ def client(*answers: httpx.Response) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url="http://host:8000", transport=transport)
 
 
-GPU = {"uuid": "a", "max_batch_size": 32, "page_size": 16, "num_kv_pages": 99, "num_lora_pages": {"qkv": 8, "o": 8}}
-CLUSTER = {"gpus": [{"gpu": GPU, "batch_size": 5}], "queue_length": 2, "counters": {"tokens": 7}}
+GPU = {
+    "uuid": "a",
+    "device": "cuda:0",
+    "max_batch_size": 32,
+    "page_size": 16,
+    "num_kv_pages": 99,
+    "num_lora_pages": {"qkv": 8, "o": 8},
+}
+CLUSTER = {"incarnation": 1, "gpus": [{"gpu": GPU, "batch_size": 5}], "queue_length": 2, "counters": {"tokens": 7}}
 
 
-async def test_the_sizes_of_the_gpus_are_asked_for() -> None:
+async def test_the_gpus_are_asked_for() -> None:
     async with client(httpx.Response(200, json=CLUSTER)) as asked:
-        assert await gpu_sizes(asked) == [GpuSize(32, 16, 99, 8)]
+        assert await found_gpus(asked) == [FoundGpu("cuda:0", GpuSize(32, 16, 99, 8))]
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "error", "message"),
     [
-        (httpx.Response(503), "no cluster answers at http://host:8000"),
-        (httpx.Response(200, text="hello"), "no cluster answers"),
-        (httpx.Response(200, json={"gpus": []}), "has no GPU"),
+        (httpx.Response(503), ClusterUnavailable, "no cluster answers at http://host:8000"),
+        (httpx.Response(200, text="hello"), ClusterUnavailable, "no cluster answers"),
+        (httpx.Response(200, json={"gpus": []}), ClusterUnavailable, "has no GPU"),
+        (httpx.Response(401), Unauthorized, "http://host:8000 wants a valid API key"),
     ],
 )
-async def test_what_is_no_cluster_is_said(answer: httpx.Response, message: str) -> None:
+async def test_what_is_no_cluster_is_said(answer: httpx.Response, error: type[PunicaError], message: str) -> None:
     async with client(answer) as asked:
-        with pytest.raises(ClusterUnavailable, match=message):
-            await gpu_sizes(asked)
+        with pytest.raises(error, match=message):
+            await found_gpus(asked)
 
 
 def test_a_url_that_is_none_is_said() -> None:
@@ -69,15 +77,35 @@ def test_a_url_that_is_none_is_said() -> None:
         cluster_client("http://host:x")
 
 
+async def test_the_key_is_sent() -> None:
+    async with cluster_client("http://host:8000", "sk-1") as asked:
+        assert asked.headers["authorization"] == "Bearer sk-1"
+
+
+async def looked_at(asked: httpx.AsyncClient, num_looks: int) -> list[Look]:
+    """The first looks at a cluster that gives these answers."""
+    looks: list[Look] = []
+    looking = asyncio.create_task(keep_looking(asked, lambda: 1.5, looks))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(looks) < num_looks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+    return looks[:num_looks]
+
+
 async def test_a_look_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_INTERVAL_S", 0.0)
-    looks: list[Look] = []
     async with client(httpx.Response(503), httpx.Response(200, json=CLUSTER)) as asked:
-        looking = asyncio.create_task(keep_looking(asked, lambda: 1.5, looks))
-        async with asyncio.timeout(DEADLINE_S):
-            while not looks:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        looking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await looking
-    assert looks[0] == Look(1.5, {"a": 5}, 2, {"tokens": 7})
+        assert await looked_at(asked, 1) == [Look(1.5, {"a": 5}, 2, {"tokens": 7})]
+
+
+async def test_a_scheduler_that_starts_again_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_INTERVAL_S", 0.0)
+    lives = ((1, 7), (1, 9), (2, 0), (2, 4), (3, 1))
+    answers = [
+        httpx.Response(200, json=CLUSTER | {"incarnation": life, "counters": {"tokens": n}}) for life, n in lives
+    ]
+    async with client(*answers) as asked:
+        assert [look.counters["tokens"] for look in await looked_at(asked, 5)] == [7, 9, 9, 13, 14]
