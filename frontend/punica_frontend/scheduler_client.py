@@ -53,8 +53,9 @@ from punica_serve.wire import keep_dialling
 #: How long a new request waits for a scheduler that is not there.
 CONNECT_TIMEOUT_S = 5.0
 
-#: How long live requests outlive the link; they go on where they were when it is back in time.
-RECOVERY_TIMEOUT_S = 60.0
+#: How long live requests outlive the link; they go on where they were when it is back in time. A scheduler that freezes
+#: while it starts is killed after 60 s by `up`, after 90 by systemd, and then has to start once more.
+RECOVERY_TIMEOUT_S = 120.0
 
 #: For the answer to a unary call.
 CALL_TIMEOUT_S = 5.0

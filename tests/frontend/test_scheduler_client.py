@@ -6,7 +6,8 @@ import pytest
 
 from punica_frontend import scheduler_client
 from punica_frontend.live_request import TOKEN_BYTES, Backlog, Delivery
-from punica_frontend.scheduler_client import WireSchedulerClient
+from punica_frontend.scheduler_client import RECOVERY_TIMEOUT_S, WireSchedulerClient
+from punica_serve.cli.watchdog import START_TIMEOUT_S
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
     AdapterRef,
@@ -170,6 +171,12 @@ async def test_a_scheduler_that_stays_away_fails_its_requests(
     await scheduler.cut()
     last = (await collecting)[-1]
     assert last.finish_reason == "error" and last.error is not None and last.error.code == "cluster_unavailable"
+
+
+def test_requests_outlive_a_scheduler_that_freezes_while_it_starts() -> None:
+    """It is killed when its start has taken too long, and then has to start once more, on a busy machine."""
+    systemd_s, again_s = 90.0, 20.0
+    assert max(START_TIMEOUT_S, systemd_s) + again_s <= RECOVERY_TIMEOUT_S
 
 
 async def test_the_cluster(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
