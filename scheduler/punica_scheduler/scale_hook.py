@@ -80,8 +80,8 @@ class ScaleHook:
 
 
 async def _end(process: Process) -> None:
-    """Kills it, if it still runs, with all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kills it, if it still runs, with all that it has started; one that runs as another user is waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
 

@@ -85,6 +85,25 @@ async def test_one_that_takes_too_long_is_killed_and_the_next_advice_is_tried(
     assert caplog.messages == [failure] * 2
 
 
+async def test_one_that_runs_as_another_user_is_waited_for_and_the_next_advice_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind `sudo`, say: the scheduler may not kill it."""
+    refused: list[int] = []
+
+    def refuse(pid: int, _signum: int) -> None:
+        refused.append(pid)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    async with hook(NOTE_AND_WAIT, tmp_path, timeout_s=1.0) as running:
+        running.advise(ScaleAdvice(1))
+        await until(lambda: refused)
+        (tmp_path / "go").touch()
+        running.advise(ScaleAdvice(2))
+        await until(lambda: len(notes(tmp_path)) == 2)
+
+
 async def test_a_failure_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with hook("import sys; sys.exit(3)", tmp_path) as running:
         running.advise(ScaleAdvice(1))
