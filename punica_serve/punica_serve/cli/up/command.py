@@ -41,6 +41,10 @@ FrontendsOption = Annotated[
 RayOption = Annotated[
     bool, typer.Option("--ray", help="On Ray's nodes, a runner on each: RAY_ADDRESS's, or of a Ray started here.")
 ]
+RayKeyOption = Annotated[
+    str | None,
+    typer.Option(envvar="PUNICA_API_KEY", help="With --ray and API keys: one of them, to hear the scheduler's advice."),
+]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Options:
     num_runners: int
     num_frontends: int
     insecure_no_auth: bool
+    key: str | None
     log_level: LogLevel
     log_format: LogFormat | None
 
@@ -64,6 +69,7 @@ def command(
     runners: RunnersOption = 1,
     frontends: FrontendsOption = 1,
     on_ray: RayOption = False,
+    key: RayKeyOption = None,
     insecure_no_auth: NoAuthOption = False,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = None,
@@ -71,7 +77,7 @@ def command(
     """Run a whole cluster: scheduler, runners and frontends, on this machine or on Ray's nodes. Ctrl-C stops it."""
     from rich.console import Console
 
-    options = Options(config, host, port, runners, frontends, insecure_no_auth, log_level, log_format)
+    options = Options(config, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
     console = Console(highlight=False)
     if on_ray:
         from punica_serve.cli.up.on_ray.serve import serve as serve_on_ray
@@ -122,6 +128,7 @@ def _ray_plan(options: Options) -> RayPlan:
         host=options.host,
         port=config.frontend.port if options.port is None else options.port,
         num_frontends=options.num_frontends,
+        key=options.key,
     )
 
 

@@ -31,6 +31,8 @@ class RayPlan:
     host: str | None
     port: int
     num_frontends: int
+    #: To ask the frontends for advice with, where they want one.
+    key: str | None = None
 
     @property
     def control_roles(self) -> list[Role]:

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
 import ray
 
+from punica_serve.cli.up.on_ray.adviser import Adviser
 from punica_serve.cli.up.on_ray.connection import connect
 from punica_serve.cli.up.on_ray.placed import Placed
 from punica_serve.cli.up.on_ray.plan import RayPlan
@@ -15,7 +15,6 @@ from punica_serve.cli.up.on_ray.runners import Runners
 from punica_serve.cli.up.on_ray.seats import Seat, give_back, nodes_with, take_seats
 from punica_serve.cli.up.readiness import POLL_TIMEOUT_S, print_banner, until_ready
 from punica_serve.notify import READY, notify
-from punica_serve.protocol import ScaleAdvice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,21 +63,10 @@ async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: 
 
 
 async def _keep_runners(plan: RayPlan, runners: Runners, frontends: list[Placed]) -> None:
-    """While no frontend answers, the newest advice stands."""
-    advice, num_gpus = ScaleAdvice(), 0
-    async with httpx.AsyncClient(timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+    headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else None
+    async with httpx.AsyncClient(headers=headers, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+        adviser = Adviser(client)
         while True:
-            for frontend in frontends:
-                with suppress(httpx.HTTPError):
-                    advice, num_gpus = await _advice(client, frontend.url)
-                    break
-            await runners.follow(await nodes_with(plan.runner_bundle), advice, num_gpus)
+            await adviser.ask([frontend.url for frontend in frontends])
+            await runners.follow(await nodes_with(plan.runner_bundle), adviser.advice, adviser.num_gpus)
             await asyncio.sleep(POLL_INTERVAL_S)
-
-
-async def _advice(client: httpx.AsyncClient, frontend_url: str) -> tuple[ScaleAdvice, int]:
-    """The scheduler's advice, and how many GPUs it has. Raises httpx.HTTPError."""
-    answer = await client.get(f"{frontend_url}/v1/cluster")
-    cluster = answer.raise_for_status().json()
-    advice = cluster["advice"]
-    return ScaleAdvice(advice["num_more_gpus"], tuple(advice["releasable_runners"])), len(cluster["gpus"])
