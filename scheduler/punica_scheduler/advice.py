@@ -29,6 +29,8 @@ class ScaleAdvisor:
     def __init__(self, rule: ScaleRule) -> None:
         self._rule = rule
         self._short_since_ns: int | None = None
+        #: While it is short: how many there should be, at the highest.
+        self._num_wanted = 0
         self.advice = ScaleAdvice()
 
     def look(self, gpus: Collection[GpuRecord], queue_length: int, now_ns: int) -> ScaleAdvice:
@@ -36,7 +38,7 @@ class ScaleAdvisor:
         usable = [gpu for gpu in gpus if not gpu.is_draining]
         num_light = sum(gpu.load <= self._rule.light_load for gpu in usable)
         if num_light and len(usable) >= self._rule.min_gpus:
-            self._short_since_ns = None
+            self._short_since_ns, self._num_wanted = None, 0
             releasable = () if queue_length else self._releasable(usable, num_light, now_ns)
             self.advice = ScaleAdvice(releasable_runners=releasable)
         else:
@@ -44,15 +46,18 @@ class ScaleAdvisor:
         return self.advice
 
     def _num_more(self, usable: list[GpuRecord], queue_length: int, now_ns: int) -> int:
-        """Enough for those who wait and one to spare. The number only rises for as long as GPUs are short."""
+        """Enough for those who wait and one to spare.
+
+        For as long as GPUs are short, the number that there should be only rises; those that join are of that number.
+        """
         if self._short_since_ns is None:
             self._short_since_ns = now_ns
         if now_ns - self._short_since_ns < self._rule.busy_ns:
             return 0
         num_running = sum(len(gpu.working_set) for gpu in usable)
         num_for_queue = -(-queue_length * len(usable) // num_running) if num_running else 0
-        num_missing = self._rule.min_gpus - len(usable)
-        return max(1 + num_for_queue, num_missing, self.advice.num_more_gpus)
+        self._num_wanted = max(self._num_wanted, len(usable) + 1 + num_for_queue, self._rule.min_gpus)
+        return self._num_wanted - len(usable)
 
     def _releasable(self, usable: list[GpuRecord], num_light: int, now_ns: int) -> tuple[str, ...]:
         """Runners that have been idle for long, by id, for as long as enough is left without them."""

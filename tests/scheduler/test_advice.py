@@ -55,6 +55,20 @@ def test_the_number_does_not_fall_while_gpus_are_short(two_hosts: Any) -> None:
     assert two_hosts.advice == NONE
 
 
+def test_gpus_that_have_joined_are_not_asked_for_again(two_hosts: Any) -> None:
+    for i in range(9):
+        two_hosts.arrives(f"r{i}")
+    two_hosts.time_passes(1)
+    two_hosts.time_passes(5)
+    for uuid, num_left in (("C", 3), ("D", 2)):
+        two_hosts.gpu_joins(uuid, batch=2, runner=f"host {uuid}")
+        two_hosts.time_passes(1)
+        assert two_hosts.advice == ScaleAdvice(num_more_gpus=num_left)
+    two_hosts.gpu_is_lost("D")
+    two_hosts.time_passes(1)
+    assert two_hosts.advice == ScaleAdvice(num_more_gpus=3)
+
+
 def test_a_short_rise_asks_for_nothing(two_hosts: Any) -> None:
     for _ in range(5):
         for i in range(4):
