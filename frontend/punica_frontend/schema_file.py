@@ -2,18 +2,32 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SCHEMA_TYPE = "application/schema+json"
+import msgspec
+from fastapi import APIRouter, Response
 
-#: How the OpenAPI page tells of a route that serves such a document.
-SCHEMA_ANSWER: dict[str, Any] = {
-    "description": "The document.",
-    "content": {SCHEMA_TYPE: {"schema": {"type": "object"}}},
-}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_MEDIA_TYPE = "application/schema+json"
+_ANSWER: dict[str, Any] = {"description": "The document.", "content": {_MEDIA_TYPE: {"schema": {"type": "object"}}}}
+
+
+def add_schema_route(
+    router: APIRouter, path: str, make: Callable[[], Mapping[str, Any]], *, summary: str, description: str
+) -> None:
+    """Serves the document, which is made when it is first asked for."""
+
+    @cache
+    def document() -> bytes:
+        return msgspec.json.encode(make())
+
+    @router.get(path, summary=summary, description=description, response_class=Response, responses={200: _ANSWER})
+    async def schema() -> Response:
+        return Response(document(), media_type=_MEDIA_TYPE)
 
 
 def write_to_argument(schema: Mapping[str, Any]) -> None:

@@ -1,16 +1,13 @@
 """WS /v1/generate/stream: many requests multiplexed on one socket; and what its frames look like."""
 
-from functools import cache
-
-import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from starlette.requests import HTTPConnection
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from punica_frontend.caller import caller_of
 from punica_frontend.generation import Generator
-from punica_frontend.schema_file import SCHEMA_ANSWER, SCHEMA_TYPE
+from punica_frontend.schema_file import add_schema_route
 from punica_frontend.socket import GenerateSocket
 from punica_frontend.socket_shapes import Shapes
 from punica_frontend.stream_schema import stream_schema
@@ -21,25 +18,15 @@ def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int)
         routes=[WebSocketRoute("/v1/generate/stream", _StreamRoute(generator, shapes, max_frame_bytes))],
         tags=["native"],
     )
-
-    @router.get(
+    add_schema_route(
+        router,
         "/v1/generate/stream/schema",
+        stream_schema,
         summary="The frames of the websocket",
-        response_class=Response,
-        responses={200: SCHEMA_ANSWER},
+        description="JSON Schema of the frames of `WS /v1/generate/stream`: `ClientFrame` is what it takes,"
+        " `ServerFrame` what it sends.",
     )
-    async def frames() -> Response:
-        """JSON Schema of the frames of `WS /v1/generate/stream`: `ClientFrame` is what it takes, `ServerFrame` what it
-        sends.
-        """
-        return Response(_schema(), media_type=SCHEMA_TYPE)
-
     return router
-
-
-@cache
-def _schema() -> bytes:
-    return msgspec.json.encode(stream_schema())
 
 
 class _StreamRoute:

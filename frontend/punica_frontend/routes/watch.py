@@ -1,10 +1,9 @@
 """WS /v1/cluster/watch: the cluster, again and again; and what its frames look like."""
 
 from collections import Counter
-from functools import cache, partial
+from functools import partial
 
-import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from starlette.requests import HTTPConnection
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -12,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from punica_frontend.caller import caller_of
 from punica_frontend.errors import answer_of
 from punica_frontend.scheduler_client import SchedulerClient
-from punica_frontend.schema_file import SCHEMA_ANSWER, SCHEMA_TYPE
+from punica_frontend.schema_file import add_schema_route
 from punica_frontend.tenancy.door import Door
 from punica_frontend.watch.frames import Frames
 from punica_frontend.watch.schema import watch_schema
@@ -30,23 +29,14 @@ def watch_router(client: SchedulerClient, registry: Registry, frames: Frames, do
     router = APIRouter(
         routes=[WebSocketRoute("/v1/cluster/watch", _WatchRoute(client, registry, frames, door))], tags=["cluster"]
     )
-
-    @router.get(
+    add_schema_route(
+        router,
         "/v1/cluster/watch/schema",
+        watch_schema,
         summary="The frames of the watch",
-        response_class=Response,
-        responses={200: SCHEMA_ANSWER},
+        description="JSON Schema of the frames that `WS /v1/cluster/watch` sends.",
     )
-    async def schema() -> Response:
-        """JSON Schema of the frames that `WS /v1/cluster/watch` sends."""
-        return Response(_schema(), media_type=SCHEMA_TYPE)
-
     return router
-
-
-@cache
-def _schema() -> bytes:
-    return msgspec.json.encode(watch_schema())
 
 
 class _WatchRoute:
