@@ -29,7 +29,7 @@ def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{what} {path} can't be read: {reason}", param=str(path)) from error
+        raise ConfigError(f"{what} {path.absolute()} can't be read: {reason}", param=str(path)) from error
     try:
         document = yaml.load(text, _UniqueKeyLoader)
     # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.

@@ -4,6 +4,7 @@ Commands import what they need when they run: `--help` is quick, and `generate` 
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -31,6 +32,7 @@ from punica_serve.errors import (
     RequestFailed,
 )
 from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
+from punica_serve.version import __version__
 
 #: What was asked for came to whoever decides, and was refused or failed.
 EXIT_REFUSED = 1
@@ -67,6 +69,21 @@ app.add_typer(adapters.app)
 app.add_typer(keys.app)
 app.add_typer(tenants.app)
 app.add_typer(bench.app)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Those of the program itself."""
 
 
 def main() -> None:

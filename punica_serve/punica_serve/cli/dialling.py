@@ -4,8 +4,8 @@ import re
 from typing import TYPE_CHECKING
 
 from punica_serve.cli.options import wants_key
-from punica_serve.cli.refusals import message_of
-from punica_serve.errors import ClusterUnavailable, ConfigError, InvalidRequest
+from punica_serve.cli.refusals import message_of, no_answer
+from punica_serve.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -41,10 +41,7 @@ async def dial(url: str, path: str, key: str | None) -> "ClientConnection":
     except (OSError, WebSocketException) as error:
         if isinstance(error, InvalidStatus):
             _check_refusal(url, error.response)
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ClusterUnavailable(
-            f"no frontend answers at {url} ({reason}); `punica-serve up` starts a cluster, --url says where one is"
-        ) from error
+        raise no_answer(url, error) from error
 
 
 def _check_refusal(url: str, response: "Response") -> None:

@@ -23,7 +23,7 @@ app = typer.Typer(name="keys", help="Make, list and revoke API keys.", no_args_i
 @app.command("create")
 def create(
     tenant: Annotated[str, typer.Option(help="Whose key it is.")] = DEFAULT_TENANT,
-    role: Annotated[Role, typer.Option(help="What it may do: its tenant's own business, or everything.")] = "user",
+    role: Annotated[Role, typer.Option(help="user: its tenant's own business; admin: everything.")] = "user",
     name: Annotated[str, typer.Option(help="What it is for, to tell it from others.")] = "",
     days: Annotated[float | None, typer.Option(min=0, help="How long it is valid; by default until revoked.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,

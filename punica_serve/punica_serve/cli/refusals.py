@@ -1,6 +1,9 @@
-"""What a frontend that refuses a command says."""
+"""What is told of a frontend that refuses a command, or that does not answer."""
 
 import json
+import os
+
+from punica_serve.errors import ClusterUnavailable
 
 
 def message_of(url: str, status: int, body: bytes | bytearray) -> str:
@@ -9,3 +12,19 @@ def message_of(url: str, status: int, body: bytes | bytearray) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):  # from something else than a frontend
         return f"{url} answered {status}"
+
+
+def no_answer(url: str, error: Exception) -> ClusterUnavailable:
+    """``error`` is what an HTTP or websocket client says of it."""
+    where = "`punica-serve up` starts a cluster, --url says where one is"
+    return ClusterUnavailable(f"no frontend answers at {url} ({_reason(error)}); {where}")
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words where there are any: libraries put numbers and addresses round them."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno and cause.strerror:
+            return os.strerror(cause.errno) if cause.errno > 0 else cause.strerror  # name look-up has negative ones
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__

@@ -132,7 +132,9 @@ async def test_ctrl_c_closes_the_socket_which_cancels_the_request() -> None:
 async def test_nobody_listening_says_how_to_start(unused_port: int) -> None:
     exit_code, stdout, stderr = await generate("--url", f"http://127.0.0.1:{unused_port}", "42")
     assert (exit_code, stdout) == (2, "")
-    assert stderr.startswith(f"punica-serve: no frontend answers at http://127.0.0.1:{unused_port} (")
+    assert stderr.startswith(
+        f"punica-serve: no frontend answers at http://127.0.0.1:{unused_port} (Connection refused); "
+    )
     assert "`punica-serve up`" in stderr and stderr.count("\n") == 1
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from punica_serve import cli
+from punica_serve.version import __version__
 
 LISTED = "import sys; from punica_serve.cli import main; main() if False else None; print(*sys.modules)"
 
@@ -40,3 +41,10 @@ def test_an_extra_that_is_not_installed_is_told_in_one_line(
     assert end.value.code == 2
     told = capsys.readouterr().err
     assert told == f"punica-serve: {module} is not installed; pip install 'punica-serve[{extra}]'\n"
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["punica-serve", "--version"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code, capsys.readouterr().out) == (0, f"{__version__}\n")

@@ -7,8 +7,8 @@ from typing import Any, Self
 import httpx
 
 from punica_serve.cli.options import wants_key
-from punica_serve.cli.refusals import message_of
-from punica_serve.errors import ClusterUnavailable, ConfigError, InvalidRequest
+from punica_serve.cli.refusals import message_of, no_answer
+from punica_serve.errors import ConfigError, InvalidRequest
 
 CONNECT_TIMEOUT_S = 10.0
 #: Registering waits for the cluster to fetch, check and keep the files.
@@ -65,11 +65,7 @@ class AdapterClient:
             message = f"{self._url!r} (--url, PUNICA_URL) is not of the form http://HOST:PORT"
             raise ConfigError(message, param="--url") from error
         except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise ClusterUnavailable(
-                f"no frontend answers at {self._url} ({reason}); `punica-serve up` starts a cluster, --url says where"
-                " one is"
-            ) from error
+            raise no_answer(self._url, error) from error
         if answer.is_success:
             return answer.json()
         if answer.status_code == 401:

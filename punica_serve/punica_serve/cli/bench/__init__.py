@@ -15,7 +15,11 @@ from punica_serve.cli.bench import (
     textgen,
 )
 
-app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
+app = typer.Typer(
+    name="bench",
+    help="Measure this machine. kernels and layer run on cuda:0 unless --device says cpu; the others need no GPU.",
+    no_args_is_help=True,
+)
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
 app.command("control-plane")(control_plane.command)
