@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 import punica_serve
 
@@ -30,6 +32,11 @@ LINES = """
 EXAMPLES = [(prompt, answer) for prompt, answer in (line.split() for line in LINES.strip().split(","))]
 DEMO_MODEL = Path(punica_serve.__file__).parent / "demo" / "model"
 NUM_STEPS = 120
+
+
+# What transformers says of itself is not what this shows.
+transformers_logging.disable_progress_bar()
+warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def main() -> None:

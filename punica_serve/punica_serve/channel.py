@@ -33,6 +33,9 @@ MAX_TURN_BYTES = 4 << 10
 #: For what is queued to leave, and then for the closing handshake.
 CLOSE_TIMEOUT_S = 1.0
 
+#: What a process closes its links with that stops on purpose.
+_IN_ORDER = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
+
 #: An array's header, when it is short.
 _HEADER_BYTES = 1
 
@@ -222,8 +225,8 @@ class Channel:
 
     @property
     def was_closed(self) -> bool:
-        """Whether it ended in order, as when a peer stops on purpose, and was neither cut nor broken."""
-        return self._cut_reason is None and self._socket.close_code == CloseCode.NORMAL_CLOSURE
+        """Whether it ended in order, as when a process stops on purpose, and was neither cut nor broken."""
+        return self._cut_reason is None and self._socket.close_code in _IN_ORDER
 
     @property
     def end_reason(self) -> str:
