@@ -13,7 +13,7 @@ from punica_kernels.bench.timing import launched_us
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.bench.kernels import unfused
-from punica_serve.bench.kernels.operators import relative_error
+from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import Column, TableData, Value, numbers
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEAD_DIM, PAGE_SIZE, EPS = 128, 16, 1e-5
-#: What two ways of rounding between the steps may differ by.
-ERROR_LIMIT = 1e-2
 COLUMNS = (
     Column("operator", "operator"),
     Column("rows", "rows"),
@@ -122,9 +120,7 @@ def _rotary(qkv: Tensor, cache: Tensor) -> Operator:
 
 
 def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Value, ...]:
-    error = relative_error(operator.fused(), operator.plain().double())
-    if error > ERROR_LIMIT:
-        raise ArithmeticError(f"{operator.name} of {num_rows} rows differs from torch by {error:.2e}")
+    checked_error(operator.fused(), operator.plain().double(), f"{operator.name} of {num_rows} rows, against torch")
     fused_us, torch_us = bench.time_us(lambda _: operator.fused()), bench.time_us(lambda _: operator.plain())
     launched = (launched_us([call] * 16, bench.device) for call in (operator.fused, operator.plain))
     return (operator.name, num_rows, fused_us, torch_us, torch_us / fused_us, *launched)

@@ -11,6 +11,7 @@ from torch import Tensor
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
+from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.lora_layout import LORA_PAGE_RANKS
@@ -71,12 +72,6 @@ def reference(weights: PagedWeights, case: Case, rows: Rows, layer: int) -> Tens
     for start, end, (a, b) in zip(case.indptr, case.indptr[1:], weights.dense(case, layer), strict=False):
         total[start:end] += rows.x[start:end].double() @ a.T @ b
     return total
-
-
-def relative_error(y: Tensor, expected: Tensor) -> float:
-    """|y - expected| / |expected|, in Frobenius' norm; infinite if any number of y is not finite."""
-    error = float((y.double() - expected).norm() / expected.norm())
-    return error if math.isfinite(error) else math.inf
 
 
 def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name: str) -> float:

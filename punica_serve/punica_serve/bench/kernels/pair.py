@@ -126,7 +126,7 @@ def _measure(bench: KernelBench, weights: PagedWeights, target: Target) -> Pair:
     sgmv = Sgmv(weights, case, rows)
     error = checked(sgmv.pair, weights, case, rows, "sgmv")
     num_bytes = case.pair_bytes(weights.h_in, weights.h_out, bench.dtype.itemsize)
-    floor_us = max(num_bytes / bench.copy_bytes_per_s * 1e6, 2 * bench.empty_us)
+    floor_us = bench.floor_us(num_bytes, num_launches=2)
     return Pair(target, bench.time_us(sgmv.pair), bench.time_us(sgmv.unchained), floor_us, error)
 
 

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from punica_kernels.bench.timing import matmul_flop_per_s
 from punica_serve.bench.kernels.case import Case, paper_bytes, paper_flop
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
 from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
@@ -27,8 +26,7 @@ def measure(bench: KernelBench) -> tuple[TableData, dict[str, float]]:
     """The points, and the roof: bytes per second of a copy and FLOP per second of a large product, both measured."""
     cells = [(population, batch) for population in POPULATIONS for batch in bench.settings.batch_sizes]
     bench.begin("figure 7", len(cells))
-    size = 8192 if bench.device.type == "cuda" else 256
-    peak = matmul_flop_per_s(bench.device, bench.dtype, size)
+    peak = bench.flop_per_s
     weights = bench.weights(bench.pages_for(bench.settings.max_batch_size, RANK))
     rows = []
     for population, batch in cells:

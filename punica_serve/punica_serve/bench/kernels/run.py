@@ -1,6 +1,6 @@
-"""`bench kernels`: the LoRA operators against goals, peers, torch and the machine's roofs; the fused operators.
+"""`bench kernels`: the operators against goals, peers, torch and the machine's roofs.
 
-Every operator is compared with float64 before it is timed, and a wrong one is an error, not a row.
+Every operator is compared with what is right before it is timed, and a wrong one is an error, not a row.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,19 @@ from functools import partial
 import torch
 from rich.progress import Progress
 
-from punica_serve.bench.kernels import blog, comparison, fused, layout, pair, ranks, roofline
+from punica_serve.bench.kernels import (
+    blog,
+    comparison,
+    fused,
+    layout,
+    linear,
+    merge_attention,
+    paged_attention,
+    pair,
+    ranks,
+    roofline,
+    sampling,
+)
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
@@ -73,6 +85,26 @@ def _fused(bench: KernelBench) -> Measured:
     return table, partial(fused.draw, table)
 
 
+def _linear(bench: KernelBench) -> Measured:
+    table = linear.measure(bench, _batches(bench, 1, 8, 32, 64))
+    return table, partial(linear.draw, table)
+
+
+def _paged_attention(bench: KernelBench) -> Measured:
+    table = paged_attention.measure(bench)
+    return table, partial(paged_attention.draw, table)
+
+
+def _merge_attention(bench: KernelBench) -> Measured:
+    table = merge_attention.measure(bench)
+    return table, partial(merge_attention.draw, table)
+
+
+def _sampling(bench: KernelBench) -> Measured:
+    table = sampling.measure(bench)
+    return table, partial(sampling.draw, table)
+
+
 def _layouts(bench: KernelBench) -> Measured:
     table = layout.measure(bench, _batches(bench, 1, 32, 64))
     return table, partial(layout.draw, table)
@@ -85,6 +117,10 @@ _MEASURE: dict[Section, Callable[[KernelBench], Measured]] = {
     Section.RANKS: _ranks,
     Section.ADD_LORA: _add_lora,
     Section.FUSED: _fused,
+    Section.LINEAR: _linear,
+    Section.PAGED_ATTENTION: _paged_attention,
+    Section.MERGE_ATTENTION: _merge_attention,
+    Section.SAMPLING: _sampling,
     Section.LAYOUTS: _layouts,
 }
 

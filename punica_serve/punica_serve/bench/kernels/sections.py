@@ -12,6 +12,10 @@ class Section(StrEnum):
     RANKS = "figure9"
     ADD_LORA = "add-lora"
     FUSED = "fused"
+    LINEAR = "linear"
+    PAGED_ATTENTION = "paged-attention"
+    MERGE_ATTENTION = "merge-attention"
+    SAMPLING = "sampling"
     LAYOUTS = "layouts"
 
 

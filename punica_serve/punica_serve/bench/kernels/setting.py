@@ -1,11 +1,12 @@
 """What all sections of `bench kernels` share: the device, the shape of the operators, the roofs, the progress bar."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from rich.progress import Progress
 
-from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us
+from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us, matmul_flop_per_s
 from punica_serve.bench.cells import Bench
 from punica_serve.bench.kernels import peers
 from punica_serve.bench.kernels.operators import LayerCall, calls
@@ -53,6 +54,16 @@ class KernelBench(Bench):
         self.settings = settings
         self.copy_bytes_per_s = copy_bytes_per_s(device, 1 << 30 if device.type == "cuda" else 1 << 24)
         self.empty_us = empty_kernel_us(device)
+
+    @cached_property
+    def flop_per_s(self) -> float:
+        """Of a large product."""
+        return matmul_flop_per_s(self.device, self.dtype, 8192 if self.device.type == "cuda" else 256)
+
+    def floor_us(self, num_bytes: int, *, flop: int = 0, num_launches: int = 1) -> float:
+        """Microseconds that no operator of these bytes, operations and launches is quicker than."""
+        arithmetic_us = flop / self.flop_per_s * 1e6 if flop else 0.0
+        return max(num_bytes / self.copy_bytes_per_s * 1e6, arithmetic_us, num_launches * self.empty_us)
 
     def weights(self, num_pages: int, **changes: object) -> PagedWeights:
         """Weights hidden_size -> r -> hidden_size, unless changed."""

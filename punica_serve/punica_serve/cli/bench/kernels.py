@@ -20,7 +20,7 @@ def command(
     layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 32,
     replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
 ) -> None:
-    """The LoRA operators against goals, peers, torch and the machine's roofs; the fused operators."""
+    """All operators of the GPU, LoRA's first, against goals, peers, torch and the machine's roofs."""
     from punica_serve.bench.kernels.run import run
     from punica_serve.bench.kernels.setting import KernelSettings
 

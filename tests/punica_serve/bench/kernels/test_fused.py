@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from punica_serve.bench.kernels import fused
+from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.fused import make_operators
-from punica_serve.bench.kernels.operators import relative_error
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import save_figure
 
@@ -30,5 +30,5 @@ def test_it_measures_both_and_draws(bench: KernelBench, tmp_path: Path) -> None:
 
 def test_one_that_differs_is_an_error(bench: KernelBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "silu_and_mul", lambda out, gate_up: out.fill_(1.0))
-    with pytest.raises(ArithmeticError, match="silu_and_mul of 2 rows differs from torch"):
+    with pytest.raises(ArithmeticError, match="silu_and_mul of 2 rows, against torch: error"):
         fused.measure(bench, (2,))

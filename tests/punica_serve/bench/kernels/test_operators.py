@@ -5,8 +5,9 @@ from typing import get_args
 import pytest
 import torch
 
+from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.case import Case
-from punica_serve.bench.kernels.operators import Rows, Sgmv, _gpu_calls, checked, reference, relative_error
+from punica_serve.bench.kernels.operators import Rows, Sgmv, _gpu_calls, checked, reference
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.kernels.torch_operators import TorchLora
 from punica_serve.bench.kernels.weights import Layout, PagedWeights

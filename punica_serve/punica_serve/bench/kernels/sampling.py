@@ -1,0 +1,143 @@
+"""The choice of the next tokens from a step's logits, against the same in torch's own operators."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from punica_kernels.sampling import Filters, SamplingRows, filter_logits, gumbel_noise, sample, scale_logits
+from punica_serve.bench.kernels.bars import draw_bars
+from punica_serve.bench.kernels.operators import LayerCall
+from punica_serve.bench.kernels.setting import KernelBench
+from punica_serve.bench.report import Column, TableData, Value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NUM_ROWS, VOCAB_SIZES = (32, 256), (32_000, 128_256)
+#: Of two scores, in float32: how far the one that was taken may lie below the best.
+_REGRET_LIMIT = 1e-4
+_TEMPERATURE, _TOP_K, _TOP_P = 0.8, 50, 0.9
+COLUMNS = (
+    Column("how", "how"),
+    Column("rows", "rows"),
+    Column("vocab", "vocabulary", ",d"),
+    Column("us", "µs", ",.1f"),
+    Column("torch_us", "torch", ",.1f"),
+    Column("times_faster", "x faster", ".2f"),
+    Column("floor_us", "floor", ".2f"),
+    Column("times_floor", "x floor", ".2f"),
+)
+
+
+class How(StrEnum):
+    """What all rows ask for."""
+
+    GREEDY = "greedy"
+    TEMPERATURE = "temperature"
+    TOP_K = "top_k"
+    TOP_P = "top_p"
+
+
+def measure(
+    bench: KernelBench, row_counts: tuple[int, ...] = NUM_ROWS, vocab_sizes: tuple[int, ...] = VOCAB_SIZES
+) -> TableData:
+    """Checks that every row takes its best token, then times it. Every call has logits of its own."""
+    bench.begin("sampling", 2 * len(How) * len(row_counts) * len(vocab_sizes))
+    rows = [row for vocab in vocab_sizes for num_rows in row_counts for row in _measure(bench, num_rows, vocab)]
+    return TableData(
+        "sampling",
+        f"Sampling from {bench.settings.dtype} logits, µs in a CUDA graph on cold logits",
+        COLUMNS,
+        rows,
+        notes=(
+            f"temperature {_TEMPERATURE}; top_k {_TOP_K} and top_p {_TOP_P} at that temperature, for all rows",
+            "torch: argmax, or softmax and multinomial's own way, a race of exponential noise, without its checks;"
+            " filters sort in both",
+            "floor: the logits read once at the measured copy rate, at least two empty kernels",
+        ),
+    )
+
+
+def _measure(bench: KernelBench, num_rows: int, vocab: int) -> list[tuple[Value, ...]]:
+    """The cells of one shape, which share the logits."""
+    logits = torch.empty(bench.settings.num_layers, num_rows, vocab, dtype=bench.dtype, device=bench.device)
+    logits.normal_(std=3)
+    floor_us = bench.floor_us(logits[0].nbytes, num_launches=2)
+    found: list[tuple[Value, ...]] = []
+    for how in How:
+        rows, plain = make_rows(how, num_rows, bench.device), torch_way(how)
+        _check(how, logits[-1], rows)
+        us = bench.time_us(_on_layers(partial(sample, rows=rows), logits))
+        torch_us = bench.time_us(_on_layers(plain, logits))
+        found.append((how.value, num_rows, vocab, us, torch_us, torch_us / us, floor_us, us / floor_us))
+    return found
+
+
+def _on_layers(choose: Callable[[Tensor], Tensor], logits: Tensor) -> LayerCall:
+    return lambda layer: choose(logits[layer])
+
+
+def make_rows(how: How, num_rows: int, device: torch.device) -> SamplingRows:
+    """Rows that all ask for the same, with seeds and positions of their own."""
+    temperature = 0.0 if how is How.GREEDY else _TEMPERATURE
+    numbers = torch.arange(num_rows, device=device)
+    filters = None
+    if how in (How.TOP_K, How.TOP_P):
+        zeros = torch.zeros(num_rows, device=device)
+        filters = Filters(
+            rows=numbers,
+            top_k=torch.full_like(numbers, _TOP_K if how is How.TOP_K else 0),
+            top_p=zeros + (_TOP_P if how is How.TOP_P else 1.0),
+            min_p=zeros,
+        )
+    return SamplingRows(torch.full((num_rows,), temperature, device=device), numbers * 7919, numbers + 100, filters)
+
+
+def torch_way(how: How) -> Callable[[Tensor], Tensor]:
+    """The same distribution from torch's operators, drawn with its own noise."""
+
+    def greedy(logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+    def drawn(logits: Tensor) -> Tensor:
+        scores = logits.to(torch.float32, copy=True).div_(_TEMPERATURE)
+        if how is How.TOP_K:
+            lowest = scores.topk(_TOP_K).values[:, -1:]
+            scores.masked_fill_(scores < lowest, -torch.inf)
+        elif how is How.TOP_P:
+            scores, token_ids = scores.sort(dim=-1, descending=True)
+            probs = scores.softmax(-1)
+            probs[probs.cumsum(-1) - probs >= _TOP_P] = 0.0
+            return token_ids.gather(1, _race(probs)[:, None])[:, 0]
+        return _race(scores.softmax(-1))
+
+    return greedy if how is How.GREEDY else drawn
+
+
+def _race(probs: Tensor) -> Tensor:
+    return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
+
+
+def _check(how: How, logits: Tensor, rows: SamplingRows) -> None:
+    """Raises ArithmeticError unless each row takes its best token, up to the last bits of scores."""
+    tokens = sample(logits, rows)
+    scores = logits.float()
+    if how is not How.GREEDY:
+        scores = scale_logits(logits, rows.temperatures)
+        if rows.filters:
+            filter_logits(scores, rows.filters.top_k, rows.filters.top_p, rows.filters.min_p)
+        scores += gumbel_noise(rows.seeds, rows.positions, logits.shape[1])
+    taken = scores.gather(1, tokens.clamp_min(0)[:, None])[:, 0]
+    regret = float((scores.amax(-1) - taken).where(tokens >= 0, torch.inf).max())
+    if not regret <= _REGRET_LIMIT:
+        raise ArithmeticError(f"sample, {how}, of {len(tokens)} rows takes a token {regret:.2e} below the best")
+
+
+def draw(table: TableData, figure: "Figure") -> None:
+    """Bars, a group for each shape and what is asked for."""
+    series = {"us": "this kernel", "torch_us": "torch"}
+    draw_bars(table, figure, series, lambda record: f"{record['how']}\n{record['rows']} of {record['vocab']:,}")
