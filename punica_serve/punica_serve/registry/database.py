@@ -26,7 +26,6 @@ _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _WRITES = "punica_writes"
 #: Other failures of a file may pass, as when its folder is not mounted yet.
 _MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
-_NO_FOLDER = {errno.EEXIST, errno.ENOTDIR}
 
 
 class Database:
@@ -136,10 +135,8 @@ def _make_file(file: Path) -> None:
         if error.errno in _MAY_NOT_WRITE:
             message = f"the registry's file {file} can't be written: {error.strerror}; see that its folder may be"
             raise ConfigError(f"{message}, or set `data_folder` or `registry.url`", param="data_folder") from error
-        if error.errno in _NO_FOLDER:
-            message = f"the registry's file {file} can't be made: {file.parent} is no folder"
-            raise ConfigError(f"{message}; set `data_folder` or `registry.url`", param="data_folder") from error
-        detail = f"{file}: {error.strerror}"
+        reason = f"{file.parent} is no folder" if error.errno == errno.EEXIST else error.strerror
+        detail = f"{file}: {reason}"
         raise RegistryUnavailable("the registry's file can't be opened", detail=detail) from error
 
 

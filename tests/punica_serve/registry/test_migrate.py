@@ -78,7 +78,7 @@ async def test_a_file_is_nobody_elses_to_read(tmp_path: Path) -> None:
 
 async def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"/file/registry\.db can't be made: .*/file is no folder; set `data_folder`"):
+    with pytest.raises(RegistryUnavailable, match=r"can't be opened \(.*/file/registry\.db: .*/file is no folder\)"):
         await Registry.open(f"sqlite:///{tmp_path}/file/registry.db")
 
 
