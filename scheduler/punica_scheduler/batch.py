@@ -10,7 +10,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from punica_scheduler.capacity import STEPS_AHEAD
 from punica_scheduler.request import TOKEN_TYPE, RequestRecord
@@ -19,7 +21,7 @@ from punica_serve.protocol import StepReport
 _Column = tuple[Any, ...]
 
 
-class Share(NamedTuple):
+class Share(Struct, frozen=True):
     """The rows of a report whose requests are one frontend's."""
 
     frontend_id: str

@@ -64,11 +64,11 @@ class GpuIndex:
 
     def update(self, gpu: GpuRecord) -> None:
         """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
-        size, room = len(gpu.working_set), gpu.room
         filed = self._filed.get(gpu)
-        if filed == (size, room):
+        if gpu.is_draining or (filed is None and gpu.is_full):
             return
-        if gpu.is_draining:
+        size, room = len(gpu.working_set), gpu.room
+        if filed == (size, room):
             return
         if filed is None or size != filed[0]:
             self._take_out(gpu)

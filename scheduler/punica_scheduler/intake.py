@@ -7,7 +7,7 @@ from punica_scheduler.decision import Decision
 from punica_scheduler.gpu import GpuRecord
 from punica_scheduler.recent import Recent
 from punica_scheduler.request import RequestRecord
-from punica_serve.protocol import StepReport, with_names
+from punica_serve.protocol import Deliveries, StepReport, with_names
 
 
 def take_tokens(report: StepReport, gpu: GpuRecord, recent: Recent, decision: Decision) -> dict[int, str]:
@@ -86,8 +86,11 @@ def _note_gap(num_taken: int, num_continued: int, gpu: GpuRecord, recent: Recent
 
 def _deliver(report: StepReport, shares: Iterable[Share], offset: int, decision: Decision) -> None:
     for share in shares:
-        columns = decision.columns_of(share.frontend_id)
-        columns.handles, columns.positions, columns.offset = share.handles, share.positions, offset
-        columns.token_ids = share.pick(report.token_ids)
-        if report.logprobs and any(logprobs := share.pick(report.logprobs)):
-            columns.logprobs = logprobs
+        logprobs = share.pick(report.logprobs) if report.logprobs else ()
+        decision.deliveries[share.frontend_id] = Deliveries(
+            share.handles,
+            share.positions,
+            share.pick(report.token_ids),
+            logprobs if any(logprobs) else (),
+            offset=offset,
+        )

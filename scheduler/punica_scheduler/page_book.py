@@ -11,6 +11,8 @@ from punica_serve.protocol import AssignmentId
 class PageBook:
     """The free pages of one GPU's KvCache, and the numbers of the commands to it."""
 
+    __slots__ = ("_last_stop_seq", "_num_booked", "_starts", "applied_seq", "last_seq", "num_reported_free")
+
     def __init__(self, num_pages: int) -> None:
         self.num_reported_free = num_pages
         self.applied_seq = 0

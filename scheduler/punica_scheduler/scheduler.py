@@ -112,8 +112,8 @@ class Scheduler:
 
     def _apply(self, event: events.Event, decision: Decision) -> None:
         match event:
-            case events.StepFinished(report):
-                self._step_finished(report, decision)
+            case events.StepFinished():
+                self._step_finished(event.report, decision)
             case events.RequestArrived():
                 self._request_arrived(event, decision)
             case events.RequestCancelled(frontend_id, request_id):

@@ -205,10 +205,10 @@ class Server:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Deliver(frontend_id, deliveries):
+            case Deliver():
                 if self._spans:
                     self._spans.delivered(action)
-                _send(self._links[_frontend(frontend_id)], deliveries, may_wait=True)
+                _send(self._links[_frontend(action.frontend_id)], action.deliveries, may_wait=True)
             case Start(gpu_uuid, seq, assignment, request):
                 _log_request("request placed", request, gpu=gpu_uuid)
                 if self._spans:
