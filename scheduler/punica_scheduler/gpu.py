@@ -208,12 +208,9 @@ class GpuRecord:
             }
         self._update_room()
 
-    def _num_free_pages(self) -> int:
-        free_by_book, free_by_need = self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead
-        return free_by_book if free_by_book < free_by_need else free_by_need
-
     def _update_room(self) -> None:
-        self.room = self._num_free_pages() * self.info.page_size
+        free_by_book, free_by_need = self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead
+        self.room = (free_by_book if free_by_book < free_by_need else free_by_need) * self.info.page_size
 
     def check_invariants(self) -> None:
         """Audits the sums. AssertionError is a bug of ours."""
@@ -226,7 +223,8 @@ class GpuRecord:
             assert self.batch.records == [self.working_set[counter] for counter in self.naming.counters], self.uuid
         assert len(in_batch) == (len(self.batch.records) if self.batch else 0), f"the batch of {self.uuid}"
         assert self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}"
-        assert self.room == self._num_free_pages() * self.info.page_size, f"room of {self.uuid}"
+        num_free_pages = min(self.book.num_free, self.info.num_kv_pages - self.num_pages_ahead)
+        assert self.room == num_free_pages * self.info.page_size, f"room of {self.uuid}"
         assert self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}"
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():

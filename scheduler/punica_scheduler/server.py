@@ -266,10 +266,17 @@ class Server:
 
     def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:
-            case StepReport() | AssignmentsFailed() | GpuLost():
-                # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
-                if self._gpus.get(message.gpu_uuid) is channel:
-                    self._gpu_said(message)
+            # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
+            case StepReport() | AssignmentsFailed() | GpuLost() if self._gpus.get(message.gpu_uuid) is not channel:
+                pass
+            case StepReport():
+                self.apply(events.StepFinished(message))
+            case AssignmentsFailed():
+                self.apply(events.AssignmentsFailed(message))
+            case GpuLost(gpu_uuid, reason):
+                log.warning("GPU %s is lost: %s", gpu_uuid, reason)
+                self.apply(events.GpuLost(gpu_uuid))
+                del self._gpus[gpu_uuid]
             case GpuJoined(gpu):
                 _check_gpu(gpu)
                 log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
@@ -283,17 +290,6 @@ class Server:
                 self.apply(events.RunnerDrainRequested(runner_id))
             case _:
                 raise ProtocolError(f"a runner may not send {type(message).__name__}")
-
-    def _gpu_said(self, message: GpuLost | StepReport | AssignmentsFailed) -> None:
-        match message:
-            case StepReport():
-                self.apply(events.StepFinished(message))
-            case AssignmentsFailed():
-                self.apply(events.AssignmentsFailed(message))
-            case GpuLost(gpu_uuid, reason):
-                log.warning("GPU %s is lost: %s", gpu_uuid, reason)
-                self.apply(events.GpuLost(gpu_uuid))
-                del self._gpus[gpu_uuid]
 
 
 def _log_request(what: str, request: Request, **more: str) -> None:
