@@ -6,9 +6,11 @@ goes on with its batch: it is checked and taken as a whole, and a token costs no
 its request: the lists of sixteen thousand are spread over more memory than a core's cache holds.
 """
 
+import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -51,6 +53,12 @@ def _picker(indices: Sequence[int]) -> Callable[[_Column], _Column]:
     return itemgetter(*indices)
 
 
+@lru_cache(maxsize=1024)
+def _packer(num_rows: int) -> Callable[..., bytes]:
+    """Makes an array's bytes of a step's tokens."""
+    return struct.Struct(f"{num_rows}{TOKEN_TYPE}").pack
+
+
 class Batch:
     """The requests that each step of a GPU gives a token, a row each, while all of them are in its working set.
 
@@ -60,8 +68,9 @@ class Batch:
     __slots__ = (
         "_next_repeat",
         "_num_left",
+        "_pack",
         "_page_size",
-        "_token_ids",
+        "_steps",
         "_turns",
         "gpu_s",
         "max_steps",
@@ -81,7 +90,9 @@ class Batch:
         self.num_steps = 0
         #: GPU time of each row.
         self.gpu_s = 0.0
-        self._token_ids = array(TOKEN_TYPE)
+        #: The tokens of each step. One array of all of them would be copied whole, and out of memory, as it grows.
+        self._steps: list[bytes] = []
+        self._pack = _packer(len(records))
         self._page_size = page_size
         rows = list(zip(records, positions, strict=True))
         #: A row needs a page more ahead every ``page_size`` steps: its turn among them.
@@ -111,7 +122,7 @@ class Batch:
         """The tokens of a report that continues the batch; returns how many pages more its requests need ahead."""
         step = self.num_steps
         num_pages = self._num_pages_at(step)
-        self._token_ids.extend(report.token_ids)
+        self._steps.append(self._pack(*report.token_ids))
         self.num_steps = step + 1
         self._next_repeat = report.num_repeats + 1
         self.gpu_s += report.duration_s / len(self.records)
@@ -126,7 +137,7 @@ class Batch:
 
     def end(self) -> None:
         """Gives each request what is its own."""
-        token_ids, num_rows, gpu_s = self._token_ids, len(self.records), self.gpu_s
+        token_ids, num_rows, gpu_s = array(TOKEN_TYPE, b"".join(self._steps)), len(self.records), self.gpu_s
         for row, record in enumerate(self.records):
             record.generated_ids += token_ids[row::num_rows]
             record.gpu_s += gpu_s

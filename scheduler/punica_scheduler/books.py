@@ -4,7 +4,6 @@ Whatever takes a request off a GPU puts it back into the queue at its place by a
 there is one way to run a request: ``place``.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from punica_scheduler.actions import Start, Stop
@@ -58,7 +57,7 @@ class Books:
         self.quotas = Quotas()
         self.waiting = Waiting(QUEUES[settings.queue]())
         self.trials = Trials(self.waiting.suspects)
-        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self.recent = Recent()
         self.marks = Marks()
         self.marks.add("scheduler_started", None, incarnation)
