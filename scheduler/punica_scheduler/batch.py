@@ -90,7 +90,7 @@ class Batch:
         self.num_steps = 0
         #: GPU time of each row.
         self.gpu_s = 0.0
-        #: The tokens of each step. One array of all of them would be copied whole, and out of memory, as it grows.
+        #: The tokens of each step, an array's bytes. One array of all would be copied again and again as it grows.
         self._steps: list[bytes] = []
         self._pack = _packer(len(records))
         self._page_size = page_size
