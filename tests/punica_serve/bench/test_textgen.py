@@ -90,6 +90,7 @@ def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
     speed = textgen_report._by_row(speeds, "tokens_per_s")
     goals = textgen_report._goals(speed | {"distinct": 4399.0}, steps)
     assert sum(goal.measured is not None for goal in goals) == 7
+    assert goals[4].measured == 4399.0 / speed["same_adapter_only"], "all requests against one after the other"
     assert goals[0].is_met is False and goals[5].measured is not None and goals[5].measured > 1
     vllm = {record["row"]: record["vllm_tokens_per_s"] for record in textgen_report._with_vllm(speeds).records}
     assert [vllm[row] for row in ("uniform", "identical", "backbone", "files")] == [1883, 3041, 4407, 659]
