@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from punica_serve.adapters.random_adapter import ALL_MODULES
+from punica_serve.bench.blas import blas_library
 from punica_serve.bench.subject import Subject
 from punica_serve.workload import RequestLength
 
@@ -26,8 +27,14 @@ class PeftTimes:
 def run_peft(subject: Subject, lengths: Sequence[RequestLength], rank: int) -> PeftTimes:
     """Answers the first requests greedily with one adapter on all seven projections, one after the other.
 
+    An engine before it in the process may have chosen a library for dense products; this has torch's default.
     Raises ImportError without transformers or PEFT.
     """
+    with blas_library("default"):
+        return _run(subject, lengths, rank)
+
+
+def _run(subject: Subject, lengths: Sequence[RequestLength], rank: int) -> PeftTimes:
     model = _make_model(subject, rank)
     taken = lengths[:NUM_REQUESTS]
     _generate(model, subject, RequestLength(8, 8))
