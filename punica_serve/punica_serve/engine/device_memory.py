@@ -8,6 +8,8 @@ import torch
 from punica_serve.errors import ConfigError
 
 _GIB = 1 << 30
+#: In lower case: of CUDA, cuBLAS and cuDNN, torch on a CPU, and its sizes beyond any memory.
+_OUT_OF_MEMORY_SIGNS = ("out of memory", "_alloc_failed", "allocat", "storage size")
 
 
 def open_device(name: str) -> torch.device:
@@ -29,19 +31,25 @@ def reserving(what: str, num_bytes: int, device: torch.device, *, fix: str, para
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        reason = str(error).splitlines()[0] if str(error) else "out of memory"
         free = f", {gib(free_bytes(device))} are free" if device.type == "cuda" else ""
-        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}{free}; {fix} ({reason})"
+        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}{free}; {fix} ({first_line(error)})"
         raise ConfigError(message, param=param) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch's own is a RuntimeError, and on a CPU a plain one, whose text alone tells."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Only torch's allocator on a GPU has an error of its own. Of CUDA itself (pinned memory, graphs), of its libraries
+    and of a CPU, the text alone tells.
+    """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return "allocat" in str(error) or "Storage size" in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY_SIGNS)
+
+
+def first_line(error: Exception) -> str:
+    """What an error for want of memory says, without its stack; Python's own says nothing."""
+    return str(error).splitlines()[0] if str(error) else "out of memory"
 
 
 def gib(num_bytes: int) -> str:

@@ -1,9 +1,7 @@
 """Which runner a device's steps take."""
 
-import torch
-
 from punica_serve.config import EngineConfig
-from punica_serve.engine.device_memory import free_bytes, gib
+from punica_serve.engine.device_memory import first_line, free_bytes, gib, is_out_of_memory
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.lora_batch import PagesOf
 from punica_serve.engine.lora_pool import LoraPool
@@ -24,13 +22,18 @@ def make_runner(
     from punica_serve.engine.cuda_runner import CudaRunner
 
     shapes = StepShapes(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
+    before = free_bytes(device)
     try:
         return CudaRunner(*parts, shapes, use_graphs=config.cuda_graphs)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        # What they had is not given back yet: the error holds it.
+        taken = before - free_bytes(device)
         raise ConfigError(
             f"steps of {config.max_batch_size} requests and {config.prefill_budget_tokens} prompt tokens do not fit"
-            f" {device} beside its KvCache, of which {gib(free_bytes(device))} are left; lower"
+            f" {device}: of the {gib(before)} beside its KvCache they took {gib(taken)} and asked for more; lower"
             " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
-            f" ({str(error).splitlines()[0]})",
+            f" ({first_line(error)})",
             param="engine.device_memory_share",
         ) from error

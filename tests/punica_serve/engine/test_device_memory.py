@@ -28,6 +28,33 @@ def test_what_does_not_fit_names_size_setting_and_fix() -> None:
     assert caught.value.param == "x"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Storage size calculation overflowed with sizes=[1152921504606846976]"),
+    ],
+)
+def test_every_way_of_running_out_is_known(error: Exception) -> None:
+    with (
+        pytest.raises(ConfigError, match="the pool does not fit cpu: .*; lower it") as caught,
+        reserving("the pool", 1, CPU, fix="lower it", param="x"),
+    ):
+        raise error
+    assert caught.value.__cause__ is error and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: device-side assert triggered", "mat1 and mat2 shapes cannot be multiplied"]
+)
+def test_what_went_wrong_otherwise_is_no_lack_of_memory(text: str) -> None:
+    with pytest.raises(RuntimeError, match=text), reserving("the pool", 1, CPU, fix="", param="x"):
+        raise RuntimeError(text)
+
+
 def test_other_errors_pass() -> None:
     with pytest.raises(ValueError, match="mine"), reserving("the pool", 1, CPU, fix="", param="x"):
         raise ValueError("mine")
