@@ -38,6 +38,30 @@ def test_a_cpu_takes_torchs() -> None:
     torch.testing.assert_close(public_linear(x, weight, in_parts=True), x @ weight.T)
 
 
+@pytest.mark.parametrize(
+    ("x", "weight", "named"),
+    [
+        ((3, 6), (7, 5), "x"),
+        ((3, 4), (7, 5), "x"),
+        ((5,), (7, 5), "x"),
+        ((2, 3, 5), (7, 5), "x"),
+        ((3, 5), (2, 7, 5), "weight"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(x: tuple[int, ...], weight: tuple[int, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{named} must be"):
+        public_linear(torch.zeros(x, device=DEVICE), torch.zeros(weight, device=DEVICE))
+
+
+@pytest.mark.gpu
+def test_gaps_in_memory_are_named() -> None:
+    x, weight, _ = _inputs(3, 128, 512, torch.float16)
+    with pytest.raises(ValueError, match=r"^x must have a stride of 1"):
+        public_linear(x.T.contiguous().T, weight)
+    with pytest.raises(ValueError, match=r"^weight must be contiguous"):
+        public_linear(x, weight.T.contiguous().T)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("num_out", "num_in"), [(4096, 4096), (12288, 4096), (22016, 4096), (4096, 11008), (72, 40)])
