@@ -53,7 +53,6 @@ def test_merged_parts_are_the_attention_to_all_keys(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", GPU_TOLERANCES)
 def test_on_a_gpu(dtype: torch.dtype) -> None:
     check(lambda *tensors: triton.merge_attention(*tensors, chained=True), 32, 128, dtype)

@@ -1,4 +1,6 @@
-"""Paged attention in Triton: CUDA's way wherever FlashInfer has none (float32, unusual head sizes).
+"""Paged attention in Triton: CUDA's for every prefill, and for decodes where FlashInfer has no kernels.
+
+Those are decodes in float32 and of unusual head sizes.
 
 One program holds a block of a request's query rows for all query heads that share one kv head, and walks over the
 request's keys and values once, in blocks of tokens, with the running softmax of FlashAttention (Dao et al., 2022).

@@ -61,7 +61,7 @@ class Llama:
         self._cos, self._sin = rotary_tables(frequencies, config.max_position_embeddings)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch) -> Tensor:
-        """token_ids, positions: int64 [rows] -> the last hidden states, normed, [rows, hidden]."""
+        """token_ids, positions: integers [rows] -> the last hidden states, normed, [rows, hidden]."""
         config, weights = self.config, self._weights
         residual = embedding(token_ids, weights.embedding)
         hidden = torch.empty_like(residual)
