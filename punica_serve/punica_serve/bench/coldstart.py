@@ -5,7 +5,6 @@ adapter that only host memory, or only the disk, holds. Beside it a stream on ad
 of the two comes first alternates over the rounds.
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import numpy as np
 from rich.progress import Progress
 
 from punica_serve.bench.driver import bring, step
-from punica_serve.bench.random_adapters import fill_host_cache, write_folders
+from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine
@@ -85,16 +84,15 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         num_resident=max(num_warm + num_cold, 4 * settings.batch_size),
     )
     measured = Measured(StreamTimes(), StreamTimes())
-    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
+    with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
             engine = Engine(config, str(subject.device))
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
             refs = fill_host_cache(engine, num_host, settings.rank, subject.dtype, lambda: progress.advance(task))
             if settings.source == "files":
-                path, device = Path(folder), subject.device
                 refs += write_folders(
-                    path, subject.model, num_cold, settings.rank, device, lambda: progress.advance(task)
+                    folder, subject.model, num_cold, settings.rank, subject.device, lambda: progress.advance(task)
                 )
             _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, progress)
         finally:

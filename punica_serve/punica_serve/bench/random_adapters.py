@@ -5,8 +5,10 @@ The numbers are drawn on the device and copied down, since drawing 40 GB of them
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +30,15 @@ _MAX_THREADS = 8
 
 #: Told after each adapter.
 OnMade = Callable[[], None]
+
+
+@contextmanager
+def adapter_files(parent: Path | None) -> Iterator[Path]:
+    """A new folder for adapters' files in ``parent``, which is made, or where the system keeps such; gone at the end."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent) as folder:
+        yield Path(folder)
 
 
 def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, on_made: OnMade) -> list[AdapterRef]:

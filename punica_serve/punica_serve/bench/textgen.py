@@ -5,7 +5,6 @@ exactly as many tokens as the workload says. Adapters are random, and each has b
 files. Rows take turns over the rounds; the figures of a row are those of its median round.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
-from punica_serve.bench.random_adapters import fill_host_cache, write_folders
+from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
 from punica_serve.bench.token_bar import TokenBar, told
@@ -101,12 +100,12 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         # At least four batches, so that loads have somewhere to go.
         num_resident=max(resident, 4 * settings.batch_size),
     )
-    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=settings.folder) as folder:
+    with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
             engine = Engine(config, str(subject.device))
         try:
             with told(progress, f"{sum(counts.values())} adapters"):
-                stock = _make_adapters(engine, subject, counts, settings.rank, Path(folder), progress)
+                stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
         finally:

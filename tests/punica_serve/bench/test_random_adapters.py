@@ -7,7 +7,7 @@ import torch
 
 from punica_serve.adapters.folder import load_adapter
 from punica_serve.bench.driver import InFlight, drive
-from punica_serve.bench.random_adapters import fill_host_cache, write_folders
+from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.config import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -56,3 +56,13 @@ def test_folders_are_adapters_with_bytes_of_their_own(tiny_model: ModelConfig, t
     assert pair.rank == 4 and pair.scaling == 1.0 and pair.a.dtype == "BF16"
     assert 0.01 < pair.b.float32().std() < 0.03
     assert refs[0].ranks == dict.fromkeys(tiny_model.linear_shapes, 4)
+
+
+def test_files_have_a_folder_of_their_own_for_a_while(tmp_path: Path) -> None:
+    parent = tmp_path / "not" / "there"
+    with adapter_files(parent) as first, adapter_files(parent) as second:
+        assert first.parent == second.parent == parent and first != second
+        (first / "adapter").write_text("bytes")
+    assert parent.is_dir() and not list(parent.iterdir())
+    with adapter_files(None) as folder:
+        assert folder.is_dir() and tmp_path not in folder.parents

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, measure
 from punica_serve.cli.bench.engine_options import (
     REFRESH_PER_S,
     EngineConfigOption,
@@ -52,6 +52,8 @@ def command(
     """Time to first token on an adapter that is not on the device, and what the requests beside it notice."""
     from punica_serve.bench.coldstart import Settings
 
+    if folder is not None:
+        check_folder(folder, "--folder")
     settings = Settings(
         source=source.value,
         num_arrivals=arrivals,

@@ -48,8 +48,9 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
-def check_folder(out: Path) -> None:
-    """Before minutes of measuring, not after. Raises ConfigError if the folder can't be made."""
-    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Before minutes of measuring, not after. Raises ConfigError about the option if the folder can't be made."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ConfigError(f"`--out` {out}: {existing} is no folder that can be written to", param="out")
+        message = f"`{option}` {folder}: {existing} is no folder that can be written to"
+        raise ConfigError(message, param=option.removeprefix("--"))

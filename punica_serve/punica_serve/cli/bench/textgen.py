@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, measure
 from punica_serve.cli.bench.engine_options import (
     REFRESH_PER_S,
     EngineConfigOption,
@@ -65,6 +65,8 @@ def command(
     from punica_serve.bench.textgen_rows import parse_rows
     from punica_serve.workload import RequestLength
 
+    if folder is not None:
+        check_folder(folder, "--folder")
     subject = subject_of(config, shape, device)
     if not subject.on_gpu:
         requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH

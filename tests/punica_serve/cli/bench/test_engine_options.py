@@ -71,6 +71,8 @@ def test_other_benchmarks_from_end_to_end(command: str, options: list[str], conf
         (["--length", "-5", "64"], "--length"),
         (["--length", "300000", "64"], "--length"),
         (["--out", "{file}"], "--out"),
+        (["--folder", "{file}"], "--folder"),
+        (["--folder", "{file}/below"], "--folder"),
     ],
 )
 def test_what_can_not_be_is_said_before_anything_is_measured(config_file: Path, options: list[str], named: str) -> None:
