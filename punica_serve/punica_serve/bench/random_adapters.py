@@ -34,7 +34,7 @@ OnMade = Callable[[], None]
 
 @contextmanager
 def adapter_files(parent: Path | None) -> Iterator[Path]:
-    """A new folder for adapters' files in ``parent``, which is made, or where the system keeps such; gone at the end."""
+    """Makes a new folder for adapters' files in ``parent``, or where the system keeps such; it is gone in the end."""
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent) as folder:

@@ -40,16 +40,14 @@ def test_what_does_not_fit_names_size_setting_and_fix() -> None:
 )
 def test_every_way_of_running_out_is_known(error: Exception) -> None:
     with (
-        pytest.raises(ConfigError, match="the pool does not fit cpu: .*; lower it") as caught,
+        pytest.raises(ConfigError, match=r"the pool does not fit cpu: .*; lower it") as caught,
         reserving("the pool", 1, CPU, fix="lower it", param="x"),
     ):
         raise error
     assert caught.value.__cause__ is error and "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "text", ["CUDA error: device-side assert triggered", "mat1 and mat2 shapes cannot be multiplied"]
-)
+@pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered", "mat1 and mat2 do not fit"])
 def test_what_went_wrong_otherwise_is_no_lack_of_memory(text: str) -> None:
     with pytest.raises(RuntimeError, match=text), reserving("the pool", 1, CPU, fix="", param="x"):
         raise RuntimeError(text)
