@@ -86,6 +86,7 @@ class Books:
         record.gpu_uuid = record.last_gpu_uuid = gpu.uuid
         record.num_generated_at_start = record.num_generated
         record.home_uuid = None
+        record.is_owed = True
         seq = gpu.add(assignment, record)
         self.fleet.index.update(gpu)
         decision.actions.append(Start(gpu.uuid, seq, assignment, record.as_it_is()))

@@ -7,7 +7,7 @@ only on GPUs that have improved since: a step that frees nothing costs nothing h
 from collections.abc import Collection
 from operator import attrgetter
 
-from punica_scheduler.admission import refusal
+from punica_scheduler.admission import could_go_on, refusal
 from punica_scheduler.books import Books
 from punica_scheduler.decision import Decision
 from punica_scheduler.gpu import GpuRecord
@@ -28,6 +28,8 @@ class Placer:
         self._placement = placement
         #: The head that no GPU had room for, but those that have improved since may.
         self._blocked: RequestRecord | None = None
+        #: Of the fleet that has been asked to hold those who wait for a larger GPU.
+        self._fleet_version = self._fleet.version
         #: The GPU that is kept for a trial.
         self._apart: GpuRecord | None = None
 
@@ -35,6 +37,9 @@ class Placer:
         """After everything else that an event leads to."""
         if not self._waiting or not self._fleet.gpus:
             return
+        if self._fleet_version != self._fleet.version:
+            self._fleet_version = self._fleet.version
+            self._waiting.free_outsize()
         if self._apart is not None or not self._books.trials.is_idle:
             self._begin_trial(decision)
             self._keep_apart()
@@ -63,17 +68,13 @@ class Placer:
     def _begin_trial(self, decision: Decision) -> None:
         """Empties a GPU for the next suspect, and places it there once the pages are back."""
         trials = self._books.trials
-        while suspect := trials.next_suspect:
-            if error := refusal(suspect, self._fleet):
-                self._books.fail(suspect, WireError.of(error), decision)
-                continue
-            gpu = trials.gpu_apart(self._fleet.gpus)
-            if gpu is None:
-                return
-            for record in list(gpu.working_set.values()):
-                self._books.make_way(record, gpu, decision)
-            if not decision.allows(suspect, gpu) or not gpu.has_room_for(suspect):
-                return
+        suspect = trials.next_suspect
+        gpu = trials.gpu_apart(self._fleet.gpus)
+        if suspect is None or gpu is None:
+            return
+        for record in list(gpu.working_set.values()):
+            self._books.make_way(record, gpu, decision)
+        if decision.allows(suspect, gpu) and gpu.has_room_for(suspect):
             self._books.place(suspect, gpu, decision)
             trials.begin(suspect)
 
@@ -95,7 +96,11 @@ class Placer:
     def _place_from_queue(self, improved: Collection[GpuRecord], decision: Decision) -> None:
         """A head that does not fit blocks those behind it."""
         while record := self._waiting.queue.head:
-            if error := refusal(record, self._fleet):
+            if record.is_owed:
+                if not could_go_on(record, self._fleet):
+                    self._waiting.await_larger(record)
+                    continue
+            elif error := refusal(record, self._fleet):
                 self._books.fail(record, WireError.of(error), decision)
                 continue
             if record is self._blocked and not any(self._takes(gpu, record, decision) for gpu in improved):

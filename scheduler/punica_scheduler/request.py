@@ -101,6 +101,10 @@ class RequestRecord:
     home_uuid: str | None = None
     #: Until when it waits aside: the store did not give its adapter. None: it does not.
     aside_until_ns: int | None = None
+    #: It has run, or its frontend has added it before: where no GPU is large enough any more, it waits for one.
+    is_owed: bool = False
+    #: It does so now.
+    awaits_larger: bool = False
     #: It was moved to empty a GPU. That happens to a request once.
     was_consolidated: bool = False
     #: What its tenant has been charged for it, in weighted tokens; see ``vtc_queue``.

@@ -212,13 +212,14 @@ class Scheduler:
 
     def _request_arrived(self, event: events.RequestArrived, decision: Decision) -> None:
         record = RequestRecord.of(event.frontend_id, event.handle, event.request)
+        record.is_owed = not event.is_new
         self._books.counters["arrived"] += 1
         previous = self._books.requests.get(record.request_id)
         if previous is not None and previous.frontend_id == record.frontend_id:
             self._books.cancel(previous, decision)
         knows_gpus = self._is_settled and bool(self._fleet.gpus)
         max_queue = self._settings.max_queue
-        error = refusal_on_arrival(record, self._books, max_queue, is_new=event.is_new, knows_gpus=knows_gpus)
+        error = refusal_on_arrival(record, self._books, max_queue, knows_gpus=knows_gpus)
         if error is None and event.is_new:
             error = self._books.quotas.refusal(record, event.quota, decision.now_ns)
         if error is not None:

@@ -9,10 +9,11 @@ from punica_scheduler.request import RequestRecord
 
 
 class Waiting:
-    """The queue, and beside it three kinds of requests that neither wait for it nor hold it up.
+    """The queue, and beside it four kinds of requests that neither wait for it nor hold it up.
 
-    Suspects must run alone; see ``trials``. Without migration, an evicted request waits for the GPU that it ran on. And
-    one whose adapter the store does not give waits aside, where it takes no place that others could use.
+    Suspects must run alone; see ``trials``. Without migration, an evicted request waits for the GPU that it ran on. One
+    whose adapter the store does not give waits aside, where it takes no place that others could use. And one whose GPU
+    was lost, and that none of the others could hold, waits for a larger one: most often the same, back again.
     """
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -21,13 +22,14 @@ class Waiting:
         #: GPU UUID -> those that wait for this GPU; none is empty.
         self.homebound: dict[str, Line] = {}
         self.aside = Line()
+        self.outsize = Line()
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[RequestRecord]:
-        return chain(self.queue, self.suspects, *self.homebound.values(), self.aside)
+        return chain(self.queue, self.suspects, *self.homebound.values(), self.aside, self.outsize)
 
     @property
     def num_for_gpu(self) -> int:
@@ -51,6 +53,8 @@ class Waiting:
             return self.suspects
         if record.aside_until_ns is not None:
             return self.aside
+        if record.awaits_larger:
+            return self.outsize
         if record.home_uuid is not None:
             return self.homebound.setdefault(record.home_uuid, Line())
         return self.queue
@@ -59,6 +63,19 @@ class Waiting:
         """The GPU is no more: who waited for it takes any."""
         for record in self.homebound.pop(gpu_uuid, ()):
             record.home_uuid = None
+            self.queue.add(record)
+
+    def await_larger(self, record: RequestRecord) -> None:
+        """No GPU could hold this one of the queue."""
+        self.queue.remove(record)
+        record.awaits_larger = True
+        self.outsize.add(record)
+
+    def free_outsize(self) -> None:
+        """The fleet has changed: they take their places in the queue, by arrival."""
+        outsize, self.outsize = self.outsize, Line()
+        for record in outsize:
+            record.awaits_larger = False
             self.queue.add(record)
 
     def call_back(self, is_due: Callable[[RequestRecord], bool], now_ns: int) -> None:
@@ -75,8 +92,9 @@ class Waiting:
         assert all(record.aside_until_ns is not None and not record.is_suspect for record in self.aside), "aside"
         assert all(record.is_suspect for record in self.suspects), "an innocent waits to run alone"
         assert not any(record.home_uuid for record in self.suspects), "a suspect waits for one GPU"
-        strays = (record.is_suspect or record.home_uuid or record.aside_until_ns is not None for record in self.queue)
-        assert not any(strays), "one waits in the wrong line"
+        assert all(self._line_of(record) is self.queue for record in self.queue), "one waits in the wrong line"
+        self.outsize.check_invariants()
+        assert all(self._line_of(record) is self.outsize for record in self.outsize), "outsize"
         for uuid, line in self.homebound.items():
             line.check_invariants()
             assert line and all(record.home_uuid == uuid for record in line), f"the line for {uuid} is wrong"

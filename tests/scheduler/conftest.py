@@ -170,14 +170,14 @@ class Cluster:
         tenant: str | None = None,
         is_new: bool = True,
     ) -> list[str]:
-        """A request; ``at`` is its arrival, by default after all others."""
+        """A request; ``at`` is its arrival, by default after all others. One with tokens is added again."""
         self.now_ns += 1
         sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
         request = Request(name, at or self.now_ns, (7,) * prompt, sampling, lora, tuple(range(generated)), tenant)
         if generated:
             self.delivered[name] = list(range(generated))
         self.names[self.now_ns] = name
-        return self.tell(events.RequestArrived(frontend, self.now_ns, request, is_new=is_new))
+        return self.tell(events.RequestArrived(frontend, self.now_ns, request, is_new=is_new and not generated))
 
     def is_cancelled(self, name: str, *, frontend: str = "frontend") -> list[str]:
         """What else comes of it: a request that is there ends as cancelled."""

@@ -106,9 +106,10 @@ def test_a_suspect_waits_no_longer_than_others(with_suspects: Any) -> None:
     assert cluster.time_passes(600) == ["r1: out_of_capacity"]
 
 
-def test_a_suspect_that_no_gpu_can_run_fails(with_suspects: Any) -> None:
+def test_a_suspect_that_no_gpu_can_run_waits_for_one_that_can(with_suspects: Any) -> None:
     cluster = with_suspects("r1", "r2")
-    assert cluster.gpu_joins("A", lora=0) == ["r1: invalid_request", "r2: invalid_request"]
+    assert cluster.gpu_joins("A", lora=0) == []
+    assert cluster.gpu_joins("B") == ["B: start r1"]
 
 
 def test_a_suspect_that_outgrows_its_gpu_goes_on_in_another(with_suspects: Any) -> None:
