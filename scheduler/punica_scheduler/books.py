@@ -114,8 +114,8 @@ class Books:
     def make_way(self, record: RequestRecord, gpu: GpuRecord, decision: Decision) -> None:
         """The GPU is needed for something else: the request goes on elsewhere or later."""
         decision.barred[record.request_id] = gpu.uuid
-        waits_for_trial = record.is_suspect
-        if not self._settings.migration and not gpu.is_draining and not waits_for_trial:
+        may_come_back = not gpu.is_draining and gpu.capacity.could_run(record)
+        if not self._settings.migration and may_come_back and not record.is_suspect:
             record.home_uuid = gpu.uuid
         self.requeue(record, decision, tell_worker=True)
 

@@ -101,6 +101,15 @@ def test_a_request_that_has_outgrown_all_that_is_left_waits_for_a_larger_gpu(new
     assert cluster.gpu_joins("large", pages=4) == ["large: start r1 after 2"]
 
 
+def test_without_migration_it_waits_for_no_gpu_that_it_has_outgrown(new_cluster: Any) -> None:
+    cluster = new_cluster(migration=False)
+    cluster.gpu_joins("small", pages=2)
+    cluster.gpu_joins("large", pages=4)
+    cluster.arrives("r1", prompt=5, max_tokens=8)
+    cluster.steps("small", "r1")
+    assert cluster.steps("small", "r1") == ["r1: 1 token at 1", "small: stop r1", "large: start r1 after 2"]
+
+
 def test_migration_as_in_the_paper(filled: Any) -> None:
     """Punica, figure 5: a long request outgrows the busiest GPU, and the newest there moves to the next busiest."""
     cluster = filled("1", "2", "3", pages=8, batch=4)
