@@ -1,7 +1,7 @@
 """Attention over a paged KvCache (Kwon et al., PagedAttention, SOSP 2023), for prefill chunks and decodes alike.
 
-The keys and values of a request lie in pages anywhere in the cache, in the order of its page table. The query rows of a
-request are the last rows of its context, so a decode is a chunk of one row.
+The keys and values of a request lie in pages anywhere in the cache, in the order of its list of pages. The query rows
+of a request are the last rows of its context, so a decode is a chunk of one row.
 """
 
 from itertools import pairwise
@@ -17,7 +17,8 @@ def paged_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    page_table: Tensor,
+    pages: Tensor,
+    page_starts: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
     max_query_rows: int,
@@ -33,7 +34,8 @@ def paged_attention(
     Args:
         out, q: [num_rows, heads, head_dim] of one dtype.
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
-        page_table: int32 [N, max_pages]: the pages of each request; unused entries are not read.
+        pages: int32 [any number]: the pages of all requests; what no request uses is not read.
+        page_starts: int32 [N + 1]: the pages of request i begin at pages[page_starts[i]].
         context_lengths: int32 [N]: tokens in the cache, the query rows' own included. The rows of a request of length
             0 are not written.
         query_starts: int32 [N + 1]: request i has rows query_starts[i] to query_starts[i + 1] - 1.
@@ -41,13 +43,14 @@ def paged_attention(
 
     Raises ValueError, naming the argument, when the shapes do not fit.
     """
-    _check(out, q, keys, values, page_table, context_lengths, query_starts)
-    arguments = (out, q, keys, values, page_table, context_lengths, query_starts, max_query_rows, scale)
+    _check(out, q, keys, values, pages, page_starts, context_lengths, query_starts)
+    arguments = (out, q, keys, values, pages, page_starts, context_lengths, query_starts, max_query_rows, scale)
     if q.is_cuda:
         from punica_kernels.gpu import paged_attention as kernels
 
         require_dense_rows(out=out, q=q, keys=keys, values=values)
-        require_dense_rows(page_table=page_table, context_lengths=context_lengths, query_starts=query_starts)
+        require_dense_rows(pages=pages, page_starts=page_starts)
+        require_dense_rows(context_lengths=context_lengths, query_starts=query_starts)
         kernels.paged_attention(*arguments)
     else:
         _paged_attention(*arguments[:-2], scale)
@@ -58,18 +61,19 @@ def _paged_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    page_table: Tensor,
+    pages: Tensor,
+    page_starts: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
     scale: float,
 ) -> None:
-    for request, (start, end) in enumerate(pairwise(query_starts.tolist())):
+    for request, (first, end) in enumerate(pairwise(query_starts.tolist())):
         context = int(context_lengths[request])
-        if context and start < end:
-            pages = page_table[request, : -(-context // keys.shape[1])]
-            k = keys.index_select(0, pages).flatten(0, 1)[:context]
-            v = values.index_select(0, pages).flatten(0, 1)[:context]
-            out[start:end] = _attend(q[start:end], k, v, scale)
+        if context and first < end:
+            start = int(page_starts[request])
+            own = pages[start : start - (-context // keys.shape[1])]
+            k, v = (pool.index_select(0, own).flatten(0, 1)[:context] for pool in (keys, values))
+            out[first:end] = _attend(q[first:end], k, v, scale)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -89,15 +93,17 @@ def _check(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    page_table: Tensor,
+    pages: Tensor,
+    page_starts: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
 ) -> None:
-    num_requests, kv_heads = page_table.shape[0], keys.shape[2]
+    num_requests, kv_heads = len(context_lengths), keys.shape[2]
     require_shape("out", out, *q.shape)
     require_shape("keys", keys, *keys.shape[:3], q.shape[2])
     require_shape("values", values, *keys.shape)
-    require_shape("context_lengths", context_lengths, num_requests)
+    require_shape("pages", pages, len(pages))
+    require_shape("page_starts", page_starts, num_requests + 1)
     require_shape("query_starts", query_starts, num_requests + 1)
     if q.shape[1] % kv_heads:
         raise ValueError(f"q must have a multiple of the {kv_heads} kv heads, got {q.shape[1]} heads")

@@ -30,7 +30,8 @@ class Case:
     q: Tensor
     keys: Tensor
     values: Tensor
-    page_table: Tensor
+    pages: Tensor
+    page_starts: Tensor
 
     def run(self, attend: Callable[..., None]) -> Tensor:
         """A poisoned `out` after the call."""
@@ -38,7 +39,8 @@ class Case:
         contexts, rows = zip(*self.requests, strict=True)
         lengths = torch.tensor(contexts, dtype=torch.int32, device=self.q.device)
         starts = torch.tensor([0, *rows], device=self.q.device).cumsum(0).to(torch.int32)
-        attend(out, self.q, self.keys, self.values, self.page_table, lengths, starts, max(rows), SCALE)
+        tables = (self.pages, self.page_starts, lengths, starts)
+        attend(out, self.q, self.keys, self.values, *tables, max(rows), SCALE)
         return out
 
     def expected(self) -> Tensor:
@@ -46,7 +48,8 @@ class Case:
         out, start = torch.full_like(self.q, torch.nan, dtype=torch.float64), 0
         for request, (context, rows) in enumerate(self.requests):
             if context and rows:
-                pages = self.page_table[request, : -(-context // self.keys.shape[1])]
+                first = int(self.page_starts[request])
+                pages = self.pages[first : first - (-context // self.keys.shape[1])]
                 k, v = (
                     pool[pages].flatten(0, 1)[:context].double().transpose(0, 1) for pool in (self.keys, self.values)
                 )
@@ -67,21 +70,22 @@ def make_case(
     requests: list[tuple[int, int]] = REQUESTS,
     device: torch.device = DEVICE,
 ) -> Case:
-    """Pages scattered over one layer of a pool of two; unused entries of the page table point nowhere."""
+    """Pages scattered over one layer of a pool of two; each request's list goes on with a page that is not there."""
     needed = [-(-context // page_size) for context, _ in requests]
     num_pages = sum(needed) + 3
     pool = torch.full((num_pages, 2, 2, page_size, kv_heads, head_dim), torch.nan, dtype=dtype, device=device)
     keys, values = pool[:, 1, 0], pool[:, 1, 1]
     free = torch.randperm(num_pages).tolist()
-    table = torch.full((len(requests), max(needed) + 1), 2**30, dtype=torch.int32)
+    starts = torch.tensor([0, *needed]).cumsum(0).to(torch.int32) + torch.arange(len(needed) + 1, dtype=torch.int32)
+    pages = torch.full((int(starts[-1]),), 2**30, dtype=torch.int32)
     for request, (context, _) in enumerate(requests):
         for ordinal in range(needed[request]):
-            table[request, ordinal] = page = free.pop()
+            pages[starts[request] + ordinal] = page = free.pop()
             filled = min(page_size, context - ordinal * page_size)
             keys[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
             values[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
     q = torch.randn(sum(rows for _, rows in requests), heads, head_dim).to(device, dtype)
-    return Case(requests, q, keys, values, table.to(device))
+    return Case(requests, q, keys, values, pages.to(device), starts.to(device))
 
 
 def check(case: Case, attend: Callable[..., None]) -> None:
@@ -118,13 +122,14 @@ def test_large_scores_do_not_overflow() -> None:
         ("q", torch.zeros(3, 3, 4)),
         ("keys", torch.zeros(5, 4, 2, 5)),
         ("values", torch.zeros(5, 3, 2, 4)),
-        ("page_table", torch.zeros(2, 3, dtype=torch.int32)),
+        ("pages", torch.zeros(2, 3, dtype=torch.int32)),
+        ("page_starts", torch.zeros(3, dtype=torch.int32)),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
     case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
     setattr(case, argument, value)
-    with pytest.raises(ValueError, match=r"^(context_lengths|keys|values|q) must"):
+    with pytest.raises(ValueError, match=r"^(keys|values|q|pages|page_starts) must"):
         case.run(public.paged_attention)
 
 
@@ -144,7 +149,7 @@ def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with() -> None:
     out = torch.full_like(case.q, torch.nan)
     lengths = torch.tensor([100, 35, 900], dtype=torch.int32, device=DEVICE)
     starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
-    arguments = (out, case.q, case.keys, case.values, case.page_table, lengths, starts, 1, SCALE)
+    arguments = (out, case.q, case.keys, case.values, case.pages, case.page_starts, lengths, starts, 1, SCALE)
     triton.paged_attention(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

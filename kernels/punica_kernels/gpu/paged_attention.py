@@ -24,7 +24,8 @@ def paged_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    page_table: Tensor,
+    pages: Tensor,
+    page_starts: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
     max_query_rows: int,
@@ -33,7 +34,7 @@ def paged_attention(
     """out = softmax(q k^T * scale) v over each row's own request, one launch."""
     _, heads, head_dim = q.shape
     _, page_size, kv_heads, _ = keys.shape
-    num_requests = page_table.shape[0]
+    num_requests = len(context_lengths)
     if num_requests == 0 or max_query_rows == 0:
         return
     block_group = triton.next_power_of_2(heads // kv_heads)
@@ -48,7 +49,8 @@ def paged_attention(
         q,
         keys,
         values,
-        page_table,
+        pages,
+        page_starts,
         context_lengths,
         query_starts,
         scale * math.log2(math.e),
@@ -56,7 +58,6 @@ def paged_attention(
         *q.stride()[:2],
         *keys.stride()[:3],
         *values.stride()[:3],
-        page_table.stride(0),
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
         GROUP=heads // kv_heads,
@@ -74,7 +75,8 @@ def _paged_attention(
     q,
     keys,
     values,
-    page_table,
+    pages,
+    page_starts,
     context_lengths,
     query_starts,
     log2_scale,
@@ -88,7 +90,6 @@ def _paged_attention(
     value_page_stride,
     value_slot_stride,
     value_head_stride,
-    table_stride,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -118,7 +119,7 @@ def _paged_attention(
 
     last_seen = context - num_rows + query
     end = tl.minimum(context, context - num_rows + first_query + BLOCK_ROWS)
-    page_table += request.to(tl.int64) * table_stride
+    pages += tl.load(page_starts + request)
     keys += kv_head * key_head_stride + dims
     values += kv_head * value_head_stride + dims
     highest = tl.full((BLOCK_ROWS * BLOCK_GROUP,), float("-inf"), dtype=tl.float32)
@@ -127,7 +128,7 @@ def _paged_attention(
     for start in range(0, end, BLOCK_TOKENS):
         token = start + tl.arange(0, BLOCK_TOKENS)
         is_token = token < end
-        page = tl.load(page_table + token // PAGE_SIZE, mask=is_token, other=0).to(tl.int64)[:, None]
+        page = tl.load(pages + token // PAGE_SIZE, mask=is_token, other=0).to(tl.int64)[:, None]
         slot = (token % PAGE_SIZE)[:, None]
         # Beyond the context lies anything, even NaN, which a probability of zero would not silence.
         is_there = is_token[:, None] & (dims < HEAD_DIM)
