@@ -66,12 +66,12 @@ def build_batch(plan: StepPlan, device: torch.device) -> Batch:
 
 
 def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segments:
-    """Merges neighbouring rows of one adapter. ``num_prefill_rows``: what a prefill is padded to, if it is."""
+    """Merges neighbouring rows of one adapter. ``num_prefill_rows``: what a prefill is padded to in front, if it is."""
     runs: list[tuple[str | None, int]] = []
     if plan.prefill:
-        runs.append((plan.prefill.sequence.digest, plan.prefill.num_tokens))
         if num_prefill_rows is not None and num_prefill_rows > plan.prefill.num_tokens:
             runs.append((None, num_prefill_rows - plan.prefill.num_tokens))
+        runs.append((plan.prefill.sequence.digest, plan.prefill.num_tokens))
     runs.extend((sequence.digest, 1) for sequence in plan.decodes)
     indptr: list[int] = [0]
     digests: list[str | None] = []

@@ -7,7 +7,8 @@ from bisect import bisect_left
 
 import numpy as np
 
-from punica_serve.engine.step_pages import Int32s, PageRuns
+from punica_serve.engine.step_pages import PageRuns
+from punica_serve.engine.step_words import Int32s
 
 #: Shorter parts cost more to merge than they save.
 _MIN_PART_TOKENS = 128

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.engine.cuda_attention import make_attentions
+from punica_serve.engine.cuda_attention import attention_parts, make_attentions
 from punica_serve.engine.cuda_lora import CudaLora
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.lora_batch import PagesOf
@@ -23,6 +23,7 @@ from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_inputs import StepInputs
 from punica_serve.engine.step_program import StepProgram
 from punica_serve.engine.step_shape import StepShape, StepShapes
+from punica_serve.engine.step_words import StepWords
 from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
 from punica_serve.models.llama import Llama
 
@@ -37,7 +38,7 @@ class CudaStep:
         self._end = end
 
     def draws(self) -> Series[Draw | None]:
-        """Waits for the step: the only place where the host waits for the device."""
+        """Waits for the step: where the host waits for the device, but for the copies that ``launch`` waits for."""
         self._end.synchronize()
         return self._pending.read()
 
@@ -82,7 +83,7 @@ class CudaRunner:
             program.stage(plan, self._draw_rows, self._pages_of)
             self._staged.record()
             logits = program.run()
-            rows = _draw_rows(plan, shape)
+            rows = draw_rows(plan, shape)
             pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
             end = torch.cuda.Event()
             end.record()
@@ -105,6 +106,8 @@ class CudaRunner:
                     self._sampler.warm_up(logits)
                     warm.add(shape.num_sampled)
                 torch.cuda.synchronize(self._stream.device)  # no two copies of inputs may be under way
+            # Captures empty the allocator's cache: what sampling takes at most is to be there from here on.
+            self._sampler.warm_up(logits.new_zeros(max(warm), logits.shape[1]))
 
 
 def _make_programs(
@@ -114,12 +117,17 @@ def _make_programs(
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {shape: _table_shape(shape) for shape in shapes.all}
     workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
+    words = {
+        shape: StepWords(StepInputs.parts(shape, table) | attention_parts(cache, model.config, shape), device)
+        for shape, table in tables.items()
+    }
     programs: dict[tuple[StepShape, bool], StepProgram] = {}
-    for shape, attention in make_attentions(cache, model.config, shapes.all).items():
+    for shape, attention in make_attentions(cache, model.config, words).items():
+        inputs = StepInputs(shape, tables[shape], words[shape])
         for with_lora in (True, False):
-            inputs = StepInputs(shape, tables[shape] if with_lora else None, device)
-            lora = CudaLora(lora_pool, inputs.tables, workspace, side)
-            programs[shape, with_lora] = StepProgram(model, inputs, attention, lora, draws)
+            lora = CudaLora(lora_pool, inputs.tables if with_lora else {}, workspace, side)
+            parts = (model, words[shape], inputs, attention, lora, draws)
+            programs[shape, with_lora] = StepProgram(*parts, with_lora=with_lora)
     return programs
 
 
@@ -133,7 +141,7 @@ def _workspace_numel(pool: LoraPool, table: LoraTableShape) -> int:
     return max(workspace_numel(table, group.a.shape[2]) for group in pool.groups.values())
 
 
-def _draw_rows(plan: StepPlan, shape: StepShape) -> dict[Sequence, int]:
+def draw_rows(plan: StepPlan, shape: StepShape) -> dict[Sequence, int]:
     """The row of the logits, and so of the draws, of each sequence that gets a token."""
     first = 1 if shape.num_prefill_rows else 0
     rows = {sequence: first + number for number, sequence in enumerate(plan.decodes)}

@@ -13,9 +13,9 @@ Past the end of a request FlashInfer fills values with zeros and replaces scores
 tail of a page, NaN included, stays out of the sums.
 """
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from torch import Tensor
@@ -23,11 +23,11 @@ from torch import Tensor
 from punica_kernels.merge_attention import merge_attention
 from punica_serve.engine.context_parts import divide_longest
 from punica_serve.engine.kv_cache import KvCache
-from punica_serve.engine.pinned_words import PinnedWords
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.step_pages import PageRuns, lay_out_pages
 from punica_serve.engine.step_shape import StepShape
-from punica_serve.engine.triton_attention import RequestTables
+from punica_serve.engine.step_words import StepWords
+from punica_serve.engine.triton_attention import PrefillAttention, num_page_words, write_pages
 from punica_serve.model_config import ModelConfig
 
 _FLOAT_BYTES = 128 << 20
@@ -66,36 +66,51 @@ class FlashInferWorkspace:
 class FlashInferAttention:
     """Attention of one step shape. ``plan`` before ``run``; when it is made, it plans padding alone."""
 
-    def __init__(self, cache: KvCache, model: ModelConfig, shape: StepShape, workspace: FlashInferWorkspace) -> None:
+    def __init__(
+        self, cache: KvCache, model: ModelConfig, shape: StepShape, words: StepWords, workspace: FlashInferWorkspace
+    ) -> None:
         self._cache = cache
         self._shape = shape
+        self._words = words
         self.num_copies = num_copies(model, cache.pool.device, shape.num_decode_rows)
         self._out = workspace.out[: shape.num_rows + self.num_copies]
         self._log_sums = workspace.log_sums[: shape.num_decode_rows + self.num_copies]
-        self._slots = PinnedWords(shape.num_rows, cache.pool.device)
         #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
-        self.slots = self._slots.device
-        # Zeros in front: a prefill's rows have no copies.
-        self._copy_starts = PinnedWords(shape.num_rows + 1, cache.pool.device)
-        self.copy_starts = self._copy_starts.device if self.num_copies else None
-        self._prefill = RequestTables(cache, model, 1, shape.num_prefill_rows)
-        self._decode = (
-            _Decode(cache, model, shape.num_decode_rows + self.num_copies, workspace) if shape.num_decode_rows else None
-        )
+        self.slots = words.device("slots")
+        self.copy_starts = words.device("copy_starts") if self.num_copies else None
+        self._prefill = PrefillAttention(model, shape.num_prefill_rows, words)
+        self._decode = _Decode(cache, model, words, workspace) if shape.num_decode_rows else None
         self.plan(StepPlan(None, ()))
 
-    def plan(self, step: StepPlan) -> None:
-        """Queues the tables of a step, which must fit the shape, on the current stream.
+    @staticmethod
+    def parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dict[str, int]:
+        """The words that it takes, those of pages last."""
+        num_decodes = shape.num_decode_rows + num_copies(model, cache.pool.device, shape.num_decode_rows)
+        return {
+            "slots": shape.num_rows,
+            "copy_starts": shape.num_rows + 1,
+            **PrefillAttention.PARTS,
+            "decode_lengths": num_decodes,
+            "page_starts": num_decodes + 1,
+            "last_page_lengths": num_decodes,
+            "pages": num_page_words(cache, shape, num_decodes),
+        }
 
-        Copies of the plan before it must have ended, as they are read from the memory that this one writes.
+    def plan(self, step: StepPlan) -> None:
+        """Writes the tables of a step, which must fit the shape, into the words, and plans the decodes.
+
+        What FlashInfer plans is copied on the current stream. Copies of the plan before must have ended, as they are
+        read from the memory that this one writes.
         """
         cache = self._cache
         pages = lay_out_pages(step, self._shape, page_size=cache.page_size, null_page=cache.null_page)
-        self._slots.send(pages.slots)
-        if pages.prefill:
-            self._prefill.send(pages.prefill, [0, pages.num_prefill_rows])
+        if pages.decodes:
+            pages = replace(pages, decodes=self._divide(pages.decodes))
+        self._words.write("slots", pages.slots)
+        write_pages(self._words, pages.decodes, pages.prefill)
+        self._prefill.write(pages)
         if self._decode and pages.decodes:
-            self._decode.plan(self._divide(pages.decodes))
+            self._decode.plan(pages.decodes)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
@@ -109,18 +124,19 @@ class FlashInferAttention:
         keys_and_values = self._cache.layer(layer)
         num_prefill = self._shape.num_prefill_rows
         if num_prefill:
-            self._prefill.attend(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
+            self._prefill.run(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
         if self._decode:
             self._run_decodes(self._decode, q[num_prefill:], keys_and_values, self._out[num_prefill:])
         return self._out[: self._shape.num_rows].flatten(1)
 
     def _divide(self, decodes: PageRuns) -> PageRuns:
-        """The decodes as FlashInfer gets them; queues what the merge has to know."""
+        """The decodes as FlashInfer gets them; writes what the merge has to know."""
         if not self.num_copies:
             return decodes
         cache = self._cache
         parts, starts = divide_longest(decodes, self.num_copies, page_size=cache.page_size, null_page=cache.null_page)
-        self._copy_starts.send(np.append(np.zeros(self._shape.num_prefill_rows, dtype=np.int32), starts))
+        # Zeros in front: a prefill's rows have no copies.
+        self._words.words("copy_starts")[self._shape.num_prefill_rows :] = starts
         return parts
 
     def _run_decodes(self, decode: "_Decode", q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor) -> None:
@@ -131,29 +147,11 @@ class FlashInferAttention:
         merge_attention(out, self._log_sums, self.copy_starts[self._shape.num_prefill_rows :], chained=True)
 
 
-class _Tables:
-    """Pages of a fixed number of requests, as FlashInfer takes them."""
-
-    def __init__(self, cache: KvCache, num_requests: int, max_pages: int) -> None:
-        device = cache.pool.device
-        self.lengths = PinnedWords(num_requests, device)
-        self.indptr = PinnedWords(num_requests + 1, device)
-        self.indices = PinnedWords(max_pages, device)
-        self.last_page_lengths = PinnedWords(num_requests, device)
-
-    def send(self, runs: PageRuns) -> Tensor:
-        """The page indices on the device. FlashInfer copies the other tables itself, but this one it would wait for."""
-        self.lengths.write(runs.lengths)
-        self.indptr.write(runs.indptr)
-        self.last_page_lengths.write(runs.last_page_lengths)
-        self.indices.send(runs.indices)
-        return self.indices.device[: len(runs.indices)]
-
-
 class _Decode:
     """All decodes of a step: one row, one request."""
 
-    def __init__(self, cache: KvCache, model: ModelConfig, num_requests: int, workspace: FlashInferWorkspace) -> None:
+    def __init__(self, cache: KvCache, model: ModelConfig, words: StepWords, workspace: FlashInferWorkspace) -> None:
+        self._words = words
         self._settings: dict[str, Any] = {
             "num_qo_heads": model.num_attention_heads,
             "num_kv_heads": model.num_key_value_heads,
@@ -163,25 +161,28 @@ class _Decode:
             "kv_data_type": cache.pool.dtype,
             "non_blocking": True,
         }
-        self._tables = tables = _Tables(cache, num_requests, cache.pages.num_pages + num_requests)
         self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
             use_cuda_graph=True,
             use_tensor_cores=model.num_attention_heads // model.num_key_value_heads >= _TENSOR_CORE_GROUP,
-            paged_kv_indptr_buffer=tables.indptr.device,
-            paged_kv_indices_buffer=tables.indices.device,
-            paged_kv_last_page_len_buffer=tables.last_page_lengths.device,
+            paged_kv_indptr_buffer=words.device("page_starts"),
+            paged_kv_indices_buffer=words.device("pages"),
+            paged_kv_last_page_len_buffer=words.device("last_page_lengths"),
             backend="fa2",
         )
         self.wrapper.reset_workspace_buffer(workspace.floats, workspace.ints)
 
     def plan(self, runs: PageRuns) -> None:
-        indices = self._tables.send(runs)
+        """The pages are in the words. FlashInfer copies the other tables itself, but this one it would wait for."""
+        words = self._words
+        words.write("decode_lengths", runs.lengths)
+        words.write("page_starts", runs.indptr)
+        words.write("last_page_lengths", runs.last_page_lengths)
         self.wrapper.plan(
-            self._tables.indptr.host,
-            indices,
-            self._tables.last_page_lengths.host,
-            seq_lens=self._tables.lengths.host,
+            words.host("page_starts"),
+            words.device("pages")[: len(runs.indices)],
+            words.host("last_page_lengths"),
+            seq_lens=words.host("decode_lengths"),
             **self._settings,
         )
 

@@ -66,6 +66,7 @@ class Sampler:
         #: Int64 [max_batch_size]: what the newest step has drawn, by row of its logits; -1 where they are not finite.
         self.draws = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._zeros = torch.zeros_like(self.draws)
+        self._rows = torch.arange(max_batch_size, device=device)
 
     def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingDraws:
         """Draws for ``sequences``, whose logits are in ``rows``; other rows are drawn greedily and not read.
@@ -82,14 +83,18 @@ class Sampler:
         return PendingDraws(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compiles what any request may ask for, so that nobody waits for it later. Logits of any numbers will do."""
+        """Compiles what any request may ask for, so that nobody waits for it later, and takes the memory that it takes
+        if all of them ask at once. Logits of any numbers will do."""
+        num_rows = len(logits)
         for likely in (logits, logits.float()):
-            zeros = self._zeros[: len(likely)]
-            first = Filters(self._int64([0]), self._int64([1]), self._float32([0.5]), self._float32([0.0]))
-            for filters in (None, first):
+            zeros = self._zeros[:num_rows]
+            every = Filters(self._rows[:num_rows], zeros + 1, zeros.float() + 0.5, zeros.float())
+            for filters in (None, every):
                 for masked in (False, True):
                     sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
-        token_logprobs(logits.float(), self._zeros[: len(logits)], 1)
+        places = self._rows[:num_rows]
+        self._histories.penalize(logits.to(torch.float32, copy=True), places, [SamplingParams()] * num_rows)
+        token_logprobs(logits.float(), self._zeros[:num_rows], 1)
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""

@@ -1,8 +1,8 @@
 """Where the requests of a step lie in the KvCache, as the int32 tables that the attention kernels of a GPU read.
 
-Plain numpy, on the host. A step is laid out in a StepShape: the prefill's rows first, padded to their number, then one
-row for each decode, padded too. Rows that pad write no keys and values; those of decodes read one token of the null
-page and those of a prefill nothing, and nobody looks at what they become.
+Plain numpy, on the host. A step is laid out in a StepShape: the prefill's rows first, padded in front to their number,
+then one row for each decode, padded behind. Rows that pad write no keys and values; those of decodes read one token of
+the null page and those of a prefill nothing, and nobody looks at what they become.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.step_shape import StepShape
-
-Int32s = npt.NDArray[np.int32]
+from punica_serve.engine.step_words import Int32s
 
 #: The slot of rows whose keys and values go nowhere.
 NO_SLOT = -1
@@ -47,8 +45,8 @@ class StepPages:
 
     #: page * page_size + offset, where each row's key and value go; NO_SLOT for rows that pad: [rows].
     slots: Int32s
-    #: Rows of the prefill that do not pad: the last ones of its context.
-    num_prefill_rows: int
+    #: The first row of the prefill that does not pad: from there on they are the last ones of its context.
+    first_prefill_row: int
     #: One request, if the shape has prefill rows.
     prefill: PageRuns | None
     #: One request for each decode row, if the shape has any.
@@ -65,9 +63,9 @@ def lay_out_pages(step: StepPlan, shape: StepShape, *, page_size: int, null_page
     if num_prefill_tokens > shape.num_prefill_rows or len(step.decodes) > shape.num_decode_rows:
         raise ValueError(f"a step of {num_prefill_tokens} prefill rows and {len(step.decodes)} decodes in {shape}")
     slots = np.full(shape.num_rows, NO_SLOT, dtype=np.int32)
-    num_prefill_rows, prefill = _lay_out_prefill(step, page_size, null_page, slots[: shape.num_prefill_rows])
+    first_prefill_row, prefill = _lay_out_prefill(step, page_size, null_page, slots[: shape.num_prefill_rows])
     decodes = _lay_out_decodes(step, page_size, null_page, slots[shape.num_prefill_rows :])
-    return StepPages(slots, num_prefill_rows, prefill, decodes)
+    return StepPages(slots, first_prefill_row, prefill, decodes)
 
 
 def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size: int) -> PageRuns:
@@ -82,11 +80,12 @@ def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size:
 def _lay_out_prefill(step: StepPlan, page_size: int, null_page: int, slots: Int32s) -> tuple[int, PageRuns | None]:
     chunk, num_rows = step.prefill, len(slots)
     if chunk is None:
-        return num_rows, _padding(num_rows, page_size, null_page) if num_rows else None
+        return 0, _padding(num_rows, page_size, null_page) if num_rows else None
     runs = page_runs([chunk.end], [chunk.sequence.pages], page_size)
     positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-    slots[: len(positions)] = runs.indices[positions // page_size] * page_size + positions % page_size
-    return len(positions), runs
+    first_row = num_rows - len(positions)
+    slots[first_row:] = runs.indices[positions // page_size] * page_size + positions % page_size
+    return first_row, runs
 
 
 def _padding(num_tokens: int, page_size: int, null_page: int) -> PageRuns:

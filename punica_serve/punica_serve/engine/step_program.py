@@ -6,10 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from punica_kernels.drawn_tokens import place_drawn
 from punica_serve.engine.lora_batch import PagesOf
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_inputs import StepInputs
+from punica_serve.engine.step_words import StepWords
 from punica_serve.models.llama import Attention, Llama, LoraBatch
 
 
@@ -17,7 +19,7 @@ class PlannedAttention(Attention, Protocol):
     """Attention of one step shape."""
 
     def plan(self, step: StepPlan) -> None:
-        """Tells the device where the step's requests lie. Never waits for it."""
+        """Writes into the shape's words where the step's requests lie. Never waits for the device."""
         ...
 
 
@@ -25,21 +27,35 @@ class StepProgram:
     """A forward pass over fixed tensors: ``stage`` a step, then ``run``. Logits stay in the same place."""
 
     def __init__(
-        self, model: Llama, inputs: StepInputs, attention: PlannedAttention, lora: LoraBatch, draws: Tensor
+        self,
+        model: Llama,
+        words: StepWords,
+        inputs: StepInputs,
+        attention: PlannedAttention,
+        lora: LoraBatch,
+        draws: Tensor,
+        *,
+        with_lora: bool,
     ) -> None:
+        """``inputs`` and ``attention`` lie in ``words``. ``with_lora``: ``lora`` reads the tables of ``inputs``."""
         self._model = model
+        self._words = words
         self._inputs = inputs
         self._attention = attention
         self._lora = lora
+        self._with_lora = with_lora
         #: int [most sampled rows of any shape]: what the newest step has drawn.
         self._draws = draws
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
 
     def stage(self, plan: StepPlan, draw_rows: Mapping[Sequence, int], pages_of: PagesOf) -> None:
-        """Queues the copies of a step's inputs; see ``StepInputs.stage``."""
-        self._inputs.stage(plan, draw_rows, pages_of)
+        """Writes a step and queues the copy; ``draw_rows``: see ``StepInputs.write``."""
+        self._inputs.write(plan, draw_rows)
+        if self._with_lora:
+            self._inputs.write_lora(plan, pages_of)
         self._attention.plan(plan)
+        self._words.queue()
 
     def capture(self, pool: Any) -> None:
         """Makes a CUDA graph of ``run``, whose memory comes from a ``graph_pool_handle``. A step must be staged.
@@ -63,11 +79,7 @@ class StepProgram:
         return self._logits
 
     def _forward(self) -> Tensor:
-        inputs = self._inputs
-        drawn = self._draws.index_select(0, inputs.sources.clamp_min(0))
-        # A row that was not finite has drawn -1; whatever it does now is thrown away.
-        token_ids = torch.where(inputs.sources < 0, inputs.token_ids, drawn).clamp_min(0)
-        hidden = self._model.forward(token_ids, inputs.positions, self._attention, self._lora)
-        if num_prefill_rows := inputs.shape.num_prefill_rows:
-            hidden = torch.cat([hidden.index_select(0, inputs.last_row), hidden[num_prefill_rows:]])
-        return self._model.logits(hidden)
+        inputs, first_sampled = self._inputs, max(self._inputs.shape.num_prefill_rows - 1, 0)
+        place_drawn(inputs.token_ids, inputs.sources, self._draws)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._attention, self._lora)
+        return self._model.logits(hidden[first_sampled:])

@@ -49,6 +49,11 @@ def test_prefill_and_decodes_of_one_adapter_form_one_segment() -> None:
     assert build_segments(plan) == Segments(indptr=(0, 5, 7, 8), digests=("x", "y", None))
 
 
+def test_padding_is_in_front_so_that_a_prefill_stays_next_to_the_decodes_of_its_adapter() -> None:
+    plan = StepPlan(PrefillChunk(_sequence(4, "x"), 0, 4, True), (_decoding("x"), _decoding("y")))
+    assert build_segments(plan, 7) == Segments(indptr=(0, 3, 8, 9), digests=(None, "x", "y"))
+
+
 def test_base_only_rows_are_one_segment_without_adapter() -> None:
     plan = StepPlan(PrefillChunk(_sequence(2), 0, 2, True), (_decoding(),))
     assert build_segments(plan) == Segments((0, 3), (None,))

@@ -4,18 +4,20 @@ Without a GPU the same tables go through the torch implementation of Triton's ke
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from device_waits import waits_are_errors
-from punica_serve.engine.cuda_attention import make_attentions
+from punica_serve.engine.cuda_attention import attention_parts, make_attentions
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.planner import PrefillChunk, StepPlan
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_program import PlannedAttention
 from punica_serve.engine.step_shape import StepShape
+from punica_serve.engine.step_words import StepWords
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import Request, SamplingParams
 from tiny_config import tiny_config
@@ -60,8 +62,9 @@ class _Desk:
         self.cache.pool.fill_(torch.nan)
         self._free: Iterator[int] = iter(torch.randperm(NUM_PAGES).tolist())
 
-    def attention(self, shape: StepShape) -> PlannedAttention:
-        return make_attentions(self.cache, self.model, [shape])[shape]
+    def attention(self, shape: StepShape) -> "_StagedAttention":
+        words = StepWords(attention_parts(self.cache, self.model, shape), self.device)
+        return _StagedAttention(make_attentions(self.cache, self.model, {shape: words})[shape], words)
 
     def sequence(self, length: int, num_cached: int) -> Sequence:
         """``length`` tokens, all of whose keys and values are there, ``num_cached`` of them from earlier steps."""
@@ -105,7 +108,7 @@ class _Desk:
         out = out.view_as(q).float()
         tolerance = 1e-3 if q.dtype == torch.float32 else 2e-2
         if chunk := step.prefill:
-            rows = slice(chunk.num_tokens)
+            rows = slice(shape.num_prefill_rows - chunk.num_tokens, shape.num_prefill_rows)
             expected = self.reference(layer, q[rows], chunk.sequence, chunk.end)
             torch.testing.assert_close(out[rows], expected, atol=tolerance, rtol=tolerance)
         for row, sequence in enumerate(step.decodes, start=shape.num_prefill_rows):
@@ -113,12 +116,30 @@ class _Desk:
             torch.testing.assert_close(out[row : row + 1], expected, atol=tolerance, rtol=tolerance)
 
 
+class _StagedAttention(NamedTuple):
+    """An attention and the words that it is in."""
+
+    attention: PlannedAttention
+    words: StepWords
+
+    @property
+    def slots(self) -> Tensor:
+        return self.attention.slots
+
+    def plan(self, step: StepPlan) -> None:
+        self.attention.plan(step)
+        self.words.queue()
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        return self.attention.run(layer, q)
+
+
 def _random_lengths(count: int) -> list[int]:
     lengths: list[int] = torch.randint(1, 1001, (count,)).tolist()
     return lengths
 
 
-def _plan(attention: PlannedAttention, step: StepPlan) -> None:
+def _plan(attention: _StagedAttention, step: StepPlan) -> None:
     """Plans, and fails where torch would make the host wait for the device."""
     if not attention.slots.is_cuda:
         attention.plan(step)
@@ -196,5 +217,5 @@ def test_slots_are_where_the_new_tokens_go(kind: Kind) -> None:
     _plan(attention, step)
     assert step.prefill
     first, second = step.prefill.sequence.pages[:2]
-    expected = [first * 16 + 15, second * 16, second * 16 + 1, -1, step.decodes[0].pages[1] * 16, -1, -1]
+    expected = [-1, first * 16 + 15, second * 16, second * 16 + 1, step.decodes[0].pages[1] * 16, -1, -1]
     assert attention.slots.tolist() == expected

@@ -3,14 +3,12 @@
 import torch
 
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.engine.lora_pool import AdapterPages
 from punica_serve.engine.planner import PrefillChunk, StepPlan
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_inputs import StepInputs
 from punica_serve.engine.step_shape import StepShape
+from punica_serve.engine.step_words import StepWords
 from punica_serve.protocol import Request, SamplingParams
-
-CPU = torch.device("cpu")
 
 
 def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
@@ -19,24 +17,22 @@ def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
     return sequence
 
 
-def _no_pages(digest: str) -> AdapterPages:
-    raise AssertionError(digest)
+def _inputs(shape: StepShape, table: LoraTableShape) -> tuple[StepInputs, StepWords]:
+    words = StepWords(StepInputs.parts(shape, table), torch.device("cpu"))
+    return StepInputs(shape, table, words), words
 
 
 def test_rows_are_the_prefills_then_the_decodes_and_those_in_flight_name_their_source() -> None:
-    inputs = StepInputs(StepShape(4, 3), LoraTableShape(7, 5, 2), CPU)
+    inputs, words = _inputs(StepShape(4, 3), LoraTableShape(7, 5, 2))
     known, unknown = _sequence(11, 12, num_cached=1), _sequence(13, num_cached=1)
     unknown.num_in_flight = 1
     chunk = PrefillChunk(_sequence(5, 6, 7, 8, 9), 1, 4, is_last=False)
     for _ in range(2):  # whatever the step before has left
-        inputs.stage(StepPlan(chunk, (known, unknown)), {unknown: 2}, _no_pages)
-    assert inputs.token_ids.tolist() == [6, 7, 8, 0, 12, 0, 0]
-    assert inputs.positions.tolist() == [1, 2, 3, 0, 1, 1, 0]
+        inputs.write(StepPlan(chunk, (known, unknown)), {unknown: 2})
+        words.queue()
+    assert inputs.token_ids.tolist() == [0, 6, 7, 8, 12, 0, 0]
+    assert inputs.positions.tolist() == [0, 1, 2, 3, 1, 1, 0]
     assert inputs.sources.tolist() == [-1, -1, -1, -1, -1, 2, -1]
-    assert inputs.last_row.tolist() == [2]
-    inputs.stage(StepPlan(None, ()), {}, _no_pages)
+    inputs.write(StepPlan(None, ()), {})
+    words.queue()
     assert not inputs.token_ids.any() and not inputs.positions.any() and (inputs.sources == -1).all()
-
-
-def test_without_lora_there_are_no_tables() -> None:
-    assert StepInputs(StepShape(0, 2), None, CPU).tables == {}

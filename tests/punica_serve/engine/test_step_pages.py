@@ -61,8 +61,8 @@ def test_decodes_that_pad_read_one_token_of_the_null_page_and_write_nothing() ->
 def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
     step = StepPlan(PrefillChunk(_sequence(20, 3, [5, 9, 1, 0, 2, 4]), 3, 9, is_last=False), (_sequence(2, 1, [7]),))
     pages = _lay_out(step, StepShape(8, 2))
-    assert pages.num_prefill_rows == 6
-    assert pages.slots.tolist() == [5 * 4 + 3, 36, 37, 38, 39, 4, -1, -1, 29, -1]
+    assert pages.first_prefill_row == 2
+    assert pages.slots.tolist() == [-1, -1, 5 * 4 + 3, 36, 37, 38, 39, 4, 29, -1]
     assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1], [1])
     assert _numbers(pages.decodes) == ([2, 1], [0, 1, 2], [7, NULL_PAGE], [2, 1])
 
@@ -70,7 +70,7 @@ def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
 def test_an_empty_step_is_padding_that_fills_the_shape() -> None:
     pages = _lay_out(StepPlan(None, ()), StepShape(6, 1))
     assert pages.slots.tolist() == [-1] * 7
-    assert pages.num_prefill_rows == 6
+    assert pages.first_prefill_row == 0
     assert _numbers(pages.prefill) == ([6], [0, 2], [NULL_PAGE] * 2, [2])
     assert _numbers(pages.decodes) == ([1], [0, 1], [NULL_PAGE], [1])
 

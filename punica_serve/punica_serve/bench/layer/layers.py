@@ -4,7 +4,7 @@ Decode steps of these layers are planned as the engine plans them, then called a
 hold. Embedding and final norm are part of it, a few microseconds in all; the head is not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.sequence import Sequence as EngineSequence
 from punica_serve.engine.step_program import PlannedAttention
 from punica_serve.engine.step_shape import StepShape
+from punica_serve.engine.step_words import StepWords
 from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK, pages_needed
 from punica_serve.model_config import ModelConfig
 from punica_serve.models.llama import Attention, Llama, LoraBatch
@@ -66,7 +67,8 @@ class Layers:
         self._cache.pool.normal_()  # not before: on a CPU, pages come zeroed
         self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
         self._pool, self._adapter_pages = _random_adapters(self.config, max_batch, self._ref, dtype, device)
-        self._attentions = _make_attentions(self._cache, self.config, batch_sizes) if device.type == "cuda" else {}
+        self._words = _make_words(self._cache, self.config, batch_sizes) if device.type == "cuda" else {}
+        self._attentions = _make_attentions(self._cache, self.config, self._words) if self._words else {}
 
     def decode(self, adapters: Sequence[int | None]) -> DecodeStep:
         """A decode of each request at the context length; rows that share an adapter are to be adjacent."""
@@ -106,14 +108,21 @@ class Layers:
         from punica_serve.engine.step_inputs import StepInputs
 
         num_rows = len(plan.decodes)
+        shape = StepShape(0, num_rows)
         table = LoraTableShape(num_rows, num_rows, MAX_LORA_RANK // LORA_PAGE_RANKS)
-        inputs = StepInputs(StepShape(0, num_rows), table if plan.num_adapters else None, self.device)
-        inputs.stage(plan, {}, self._pages_of)
+        # Not the attention's: steps of one size differ in their adapters alone.
+        words = StepWords(StepInputs.parts(shape, table), self.device)
+        inputs = StepInputs(shape, table, words)
+        inputs.write(plan, {})
+        inputs.write_lora(plan, self._pages_of)
+        words.queue()
         numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
         workspace = torch.empty(numel, device=self.device)
-        lora = CudaLora(self._pool, inputs.tables, workspace, torch.cuda.Stream(self.device))
-        attention = self._attentions[num_rows]
+        tables = inputs.tables if plan.num_adapters else {}
+        lora = CudaLora(self._pool, tables, workspace, torch.cuda.Stream(self.device))
+        attention = self._attentions[shape]
         attention.plan(plan)
+        self._words[shape].queue()
         return DecodeStep(inputs.token_ids, inputs.positions, attention, lora)
 
     def _pages_of(self, digest: str) -> AdapterPages:
@@ -158,8 +167,16 @@ def _random_adapters(
     return pool, pages
 
 
-def _make_attentions(cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> dict[int, PlannedAttention]:
-    from punica_serve.engine.cuda_attention import make_attentions
+def _make_words(cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> dict[StepShape, StepWords]:
+    from punica_serve.engine.cuda_attention import attention_parts
 
     shapes = [StepShape(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
-    return {shape.num_decode_rows: attention for shape, attention in make_attentions(cache, model, shapes).items()}
+    return {shape: StepWords(attention_parts(cache, model, shape), cache.pool.device) for shape in shapes}
+
+
+def _make_attentions(
+    cache: KvCache, model: ModelConfig, words: Mapping[StepShape, StepWords]
+) -> dict[StepShape, PlannedAttention]:
+    from punica_serve.engine.cuda_attention import make_attentions
+
+    return make_attentions(cache, model, words)
