@@ -30,6 +30,7 @@ FAULTS = (
     faults.freeze(RUNNERS[0]),
     faults.freeze("scheduler"),
     faults.freeze(FRONTENDS[0]),
+    faults.freeze("scheduler", RUNNERS[0]),
     *(
         fault
         for names in ((RUNNERS[0],), (FRONTENDS[0],), LINKS)

@@ -119,11 +119,12 @@ def freeze_worker(runner: str = RUNNERS[0], index: int = 1) -> Fault:
     return Fault(f"freeze worker {index} of {runner}", inject)
 
 
-def freeze(name: str) -> Fault:
+def freeze(*names: str) -> Fault:
     async def inject(cluster: Cluster) -> None:
-        cluster.processes[name].freeze()
+        for name in names:
+            cluster.processes[name].freeze()
 
-    return Fault(f"freeze {name}", inject, (name,) if name in FRONTENDS else ())
+    return Fault(f"freeze {' and '.join(names)}", inject, tuple(name for name in names if name in FRONTENDS))
 
 
 # ---------------------------------------------------------------- links
