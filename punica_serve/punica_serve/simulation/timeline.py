@@ -43,6 +43,7 @@ def draw(columns: Mapping[str, Timeline], path: Path, *, title: str) -> Path:
     A column for each timeline, side by side at one scale.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9 * len(columns), 8), layout="constrained")
     figure.suptitle(title)
@@ -68,6 +69,7 @@ def draw(columns: Mapping[str, Timeline], path: Path, *, title: str) -> Path:
             axes.grid(alpha=0.3)
     for axes, label in zip(panels[:, 0], ("requests/s", "tokens/s", "GPU"), strict=True):
         axes.set_ylabel(label)
+    panels[2, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=panels[2].tolist(), label="batch size")
     figure.savefig(path, dpi=110)
     return path

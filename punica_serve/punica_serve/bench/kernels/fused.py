@@ -10,6 +10,7 @@ from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
 from punica_kernels.bench.timing import launched_us
+from punica_kernels.drawn_tokens import place_drawn
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.bench.kernels import unfused
@@ -56,7 +57,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
 
 
 def make_operators(bench: KernelBench, num_rows: int) -> list[Operator]:
-    """Norm, norm with residual, activation, rotary with append, on random rows."""
+    """Norm, norm with residual, activation, rotary with append, on random rows; and what was drawn in their place."""
 
     def make(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=bench.dtype, device=bench.device)
@@ -69,6 +70,7 @@ def make_operators(bench: KernelBench, num_rows: int) -> list[Operator]:
         _rotary(
             make(num_rows, 3 * hidden), make(2, -(-num_rows // PAGE_SIZE), PAGE_SIZE, hidden // HEAD_DIM, HEAD_DIM)
         ),
+        _place_drawn(num_rows, bench.device),
     ]
 
 
@@ -117,6 +119,21 @@ def _rotary(qkv: Tensor, cache: Tensor) -> Operator:
 
     plain = partial(unfused.rotary_append, qkv, positions, cos, sin, keys, values, slots)
     return Operator("rotary_append", fused, plain)
+
+
+def _place_drawn(num_rows: int, device: torch.device) -> Operator:
+    """Every other row has a token that the step before has drawn."""
+    draws = torch.randint(1, 1 << 15, (num_rows,), device=device)
+    token_ids = torch.randint(1, 1 << 15, (num_rows,), dtype=torch.int32, device=device)
+    sources = torch.arange(num_rows, dtype=torch.int32, device=device)
+    sources[1::2] = -1
+    plain_ids = token_ids.clone()
+
+    def fused() -> Tensor:
+        place_drawn(token_ids, sources, draws)
+        return token_ids
+
+    return Operator("place_drawn", fused, lambda: unfused.place_drawn(plain_ids, sources, draws))
 
 
 def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Value, ...]:

@@ -65,6 +65,7 @@ class PrefillTensors:
         self.pages = torch.randperm(num_pages).to(device, torch.int32)
         self.q = torch.randn(prefill.num_new, num_heads, HEAD_DIM, dtype=dtype, device=device)
         self.out = torch.empty_like(self.q)
+        self._page_starts = torch.tensor([0, num_pages], dtype=torch.int32, device=device)
         self._lengths = torch.tensor([prefill.context], dtype=torch.int32, device=device)
         self._starts = torch.tensor([0, prefill.num_new], dtype=torch.int32, device=device)
 
@@ -75,7 +76,7 @@ class PrefillTensors:
     def attend(self, layer: int) -> None:
         """Our kernel, into ``out``."""
         paged_attention(
-            *(self.out, self.q, *self.layer(layer), self.pages[None], self._lengths, self._starts),
+            *(self.out, self.q, *self.layer(layer), self.pages, self._page_starts, self._lengths, self._starts),
             self.prefill.num_new,
             HEAD_DIM**-0.5,
         )

@@ -38,6 +38,11 @@ def rotary_append(
     return rotated
 
 
+def place_drawn(token_ids: Tensor, sources: Tensor, draws: Tensor) -> Tensor:
+    drawn = draws.index_select(0, sources.clamp_min(0))
+    return torch.where(sources < 0, token_ids, drawn).clamp_min(0)
+
+
 def _rotate_half(heads: Tensor) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)

@@ -4,7 +4,7 @@ Decode steps of these layers are planned as the engine plans them, then called a
 hold. Embedding and final norm are part of it, a few microseconds in all; the head is not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,13 +67,12 @@ class Layers:
         self._cache.pool.normal_()  # not before: on a CPU, pages come zeroed
         self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
         self._pool, self._adapter_pages = _random_adapters(self.config, max_batch, self._ref, dtype, device)
-        self._words = _make_words(self._cache, self.config, batch_sizes) if device.type == "cuda" else {}
-        self._attentions = _make_attentions(self._cache, self.config, self._words) if self._words else {}
+        self._gpu = _GpuParts(self._cache, self.config, batch_sizes) if device.type == "cuda" else None
 
     def decode(self, adapters: Sequence[int | None]) -> DecodeStep:
         """A decode of each request at the context length; rows that share an adapter are to be adjacent."""
         plan = StepPlan(None, tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
-        return self._plan_on_gpu(plan) if self.device.type == "cuda" else self._plan_on_cpu(plan)
+        return self._plan_on_gpu(plan, self._gpu) if self._gpu else self._plan_on_cpu(plan)
 
     def forward(self, step: DecodeStep) -> Callable[[], Tensor]:
         """The layers over a step, ready to be timed."""
@@ -101,7 +100,7 @@ class Layers:
         lora.plan(batch.segments)
         return DecodeStep(batch.token_ids, batch.positions, attention, lora)
 
-    def _plan_on_gpu(self, plan: StepPlan) -> DecodeStep:
+    def _plan_on_gpu(self, plan: StepPlan, gpu: "_GpuParts") -> DecodeStep:
         from punica_kernels.gpu.sgmv import workspace_numel
         from punica_kernels.lora_table import LoraTableShape
         from punica_serve.engine.cuda_lora import CudaLora
@@ -119,11 +118,8 @@ class Layers:
         numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
         workspace = torch.empty(numel, device=self.device)
         tables = inputs.tables if plan.num_adapters else {}
-        lora = CudaLora(self._pool, tables, workspace, torch.cuda.Stream(self.device))
-        attention = self._attentions[shape]
-        attention.plan(plan)
-        self._words[shape].queue()
-        return DecodeStep(inputs.token_ids, inputs.positions, attention, lora)
+        lora = CudaLora(self._pool, tables, workspace, gpu.side)
+        return DecodeStep(inputs.token_ids, inputs.positions, gpu.attend(plan, shape), lora)
 
     def _pages_of(self, digest: str) -> AdapterPages:
         return self._adapter_pages[digest]
@@ -167,16 +163,23 @@ def _random_adapters(
     return pool, pages
 
 
-def _make_words(cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> dict[StepShape, StepWords]:
-    from punica_serve.engine.cuda_attention import attention_parts
+class _GpuParts:
+    """What the steps of one model share on a GPU."""
 
-    shapes = [StepShape(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
-    return {shape: StepWords(attention_parts(cache, model, shape), cache.pool.device) for shape in shapes}
+    def __init__(self, cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> None:
+        from punica_serve.engine.cuda_attention import attention_parts, make_attentions
 
+        device = cache.pool.device
+        shapes = [StepShape(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
+        self._words = {shape: StepWords(attention_parts(cache, model, shape), device) for shape in shapes}
+        self._attentions = make_attentions(cache, model, self._words)
+        #: LoRA's stream. One for all steps: torch hands out 32 in turn, and after as many the one that graphs are
+        #: captured on comes up, beside which nothing runs.
+        self.side = torch.cuda.Stream(device)
 
-def _make_attentions(
-    cache: KvCache, model: ModelConfig, words: Mapping[StepShape, StepWords]
-) -> dict[StepShape, PlannedAttention]:
-    from punica_serve.engine.cuda_attention import make_attentions
-
-    return make_attentions(cache, model, words)
+    def attend(self, plan: StepPlan, shape: StepShape) -> PlannedAttention:
+        """The attention of a planned step."""
+        attention = self._attentions[shape]
+        attention.plan(plan)
+        self._words[shape].queue()
+        return attention

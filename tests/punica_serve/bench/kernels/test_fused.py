@@ -13,15 +13,16 @@ from punica_serve.bench.report import save_figure
 
 def test_both_ways_compute_the_same(bench: KernelBench) -> None:
     operators = make_operators(bench, 5)
-    assert [op.name for op in operators] == ["rms_norm", "add_rms_norm", "silu_and_mul", "rotary_append"]
+    names = ["rms_norm", "add_rms_norm", "silu_and_mul", "rotary_append", "place_drawn"]
+    assert [op.name for op in operators] == names
     for operator in operators:
         assert relative_error(operator.fused(), operator.plain().double()) < 1e-6, operator.name
 
 
 def test_it_measures_both_and_draws(bench: KernelBench, tmp_path: Path) -> None:
     table = fused.measure(bench, (2, 3))
-    assert [(record["operator"], record["rows"]) for record in table.records][3:5] == [
-        ("rotary_append", 2),
+    assert [(record["operator"], record["rows"]) for record in table.records][4:6] == [
+        ("place_drawn", 2),
         ("rms_norm", 3),
     ]
     assert all(record["fused_us"] and record["torch_launched_us"] for record in table.records)
