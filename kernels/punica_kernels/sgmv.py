@@ -14,9 +14,8 @@ rank are zero. Products are summed in float32 whatever the tensors' dtype. The c
 
 The caller owns every buffer. The pools may be strided views of one layer; x, y and v too.
 
-The index says where the work is done: a `SegmentIndex` in torch, on any device, which is the kernels' reference; a
-`LoraTable` on the GPU, in two launches that a CUDA graph can hold. There, rows have a stride of 1, pages hold 8 rank
-rows and lie without gaps in a layer, and v is flat, of `punica_kernels.gpu.sgmv.workspace_numel` elements.
+These are the operators in torch, on any device, which are the kernels' reference. A GPU's, in two launches that a CUDA
+graph can hold, have another index and another v, and so functions of their own: `punica_kernels.gpu.sgmv`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,43 +24,30 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from punica_kernels.checks import require_dense_rows, require_shape
-from punica_kernels.lora_table import PAGE_RANKS, LoraTable
 from punica_kernels.segments import SegmentIndex, TileGroup
-
-#: Which rows use which pages.
-LoraIndex = SegmentIndex | LoraTable
 
 # Weights gathered at a time, in elements. Beyond some megabytes the gathered copy leaves the cache and each call
 # asks the system for fresh memory, which costs more than the product.
 _GATHER_ELEMENTS = 1 << 20
-# Most projections stacked in one group on the GPU: q, k and v.
-_MAX_SLICES = 3
 
 
-def sgmv_shrink(v: Tensor, x: Tensor, a_pages: Tensor, index: LoraIndex) -> None:
+def sgmv_shrink(v: Tensor, x: Tensor, a_pages: Tensor, index: SegmentIndex) -> None:
     """v = x A for the rows of `index` that have LoRA; other rows, and ranks past a row's pages, are left as they are.
 
     Args:
-        v: float32 [>= num_rows, S, >= max_pages * P], or the flat workspace of a table.
+        v: float32 [>= num_rows, S, >= max_pages * P].
         x: [num_rows, h_in].
         a_pages: [num_pages, S, P, h_in].
         index: the segments of this step in this group of projections.
 
     Raises ValueError, naming the argument, when the shapes or v's dtype do not fit.
     """
-    if isinstance(index, LoraTable):
-        from punica_kernels.gpu import sgmv as gpu
-
-        _check_table_shrink(v, x, a_pages, index)
-        gpu.shrink(v, x, a_pages, index)
-        return
     _check_shrink(v, x, a_pages, index)
     _shrink(v, x, a_pages, index)
 
 
 def sgmv_expand(
-    y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], index: LoraIndex, *, accumulate: bool = True
+    y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], index: SegmentIndex, *, accumulate: bool = True
 ) -> None:
     """y += v B in place for the rows of `index` that have LoRA; the bits of other rows stay as they are.
 
@@ -77,12 +63,6 @@ def sgmv_expand(
 
     Raises ValueError, naming the argument, when the shapes or v's dtype do not fit.
     """
-    if isinstance(index, LoraTable):
-        from punica_kernels.gpu import sgmv as gpu
-
-        _check_table_expand(y, v, b_pages, out_offsets, index)
-        gpu.expand(y, v, b_pages, out_offsets, index, accumulate=accumulate)
-        return
     _check_expand(y, v, b_pages, out_offsets, index)
     if not accumulate:
         y.zero_()
@@ -95,14 +75,14 @@ def add_lora(
     a_pages: Tensor,
     b_pages: Tensor,
     out_offsets: Sequence[int],
-    index: LoraIndex,
+    index: SegmentIndex,
     v: Tensor,
 ) -> None:
     """y += x A B in place: shrink into the scratch buffer `v`, then expand. Nothing happens without LoRA rows.
 
     Shapes and errors are those of `sgmv_shrink` and `sgmv_expand`.
     """
-    if isinstance(index, SegmentIndex) and not index.has_lora:
+    if not index.has_lora:
         return
     sgmv_shrink(v, x, a_pages, index)
     sgmv_expand(y, v, b_pages, out_offsets, index)
@@ -169,36 +149,3 @@ def _check_v(v: Tensor, num_slices: int, page_ranks: int, index: SegmentIndex) -
             f"v must be at least {[index.num_rows, num_slices, num_ranks]} with exactly {num_slices} slices, "
             f"got {list(v.shape)}"
         )
-
-
-def _check_table_shrink(v: Tensor, x: Tensor, a_pages: Tensor, table: LoraTable) -> None:
-    if a_pages.dim() != 4 or a_pages.shape[2] != PAGE_RANKS:
-        raise ValueError(f"a_pages must be [num_pages, slices, {PAGE_RANKS}, h_in], got {list(a_pages.shape)}")
-    require_shape("x", x, table.shape.max_rows, a_pages.shape[3])
-    require_dense_rows(x=x)
-    if not a_pages[0].is_contiguous():
-        raise ValueError(f"a_pages must have pages without gaps, got strides {a_pages.stride()}")
-    _check_table_v(v, a_pages.shape[1], table)
-
-
-def _check_table_expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], table: LoraTable) -> None:
-    if b_pages.dim() != 3 or b_pages.shape[1] != PAGE_RANKS:
-        raise ValueError(f"b_pages must be [num_pages, {PAGE_RANKS}, h_out], got {list(b_pages.shape)}")
-    h_out = b_pages.shape[2]
-    require_shape("y", y, table.shape.max_rows, h_out)
-    require_dense_rows(y=y)
-    if not b_pages[0].is_contiguous():
-        raise ValueError(f"b_pages must have pages without gaps, got strides {b_pages.stride()}")
-    if not 2 <= len(out_offsets) <= _MAX_SLICES + 1 or out_offsets[0] != 0 or out_offsets[-1] != h_out:
-        raise ValueError(
-            f"out_offsets must be 2 to {_MAX_SLICES + 1} from 0 to h_out = {h_out}, got {list(out_offsets)}"
-        )
-    _check_table_v(v, len(out_offsets) - 1, table)
-
-
-def _check_table_v(v: Tensor, num_slices: int, table: LoraTable) -> None:
-    from punica_kernels.gpu.sgmv import workspace_numel
-
-    needed = workspace_numel(table.shape, num_slices)
-    if v.dtype != torch.float32 or v.dim() != 1 or v.shape[0] < needed:
-        raise ValueError(f"v must be float32 [>= {needed}], got {v.dtype} {list(v.shape)}")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_kernels.gpu.sgmv import expand, shrink, workspace_numel
+from punica_kernels.activation import silu_and_mul
+from punica_kernels.gpu.sgmv import add_lora, expand, shrink, workspace_numel
 from punica_kernels.gpu.sgmv_config import shrink_config
 from punica_kernels.lora_table import LoraTable, LoraTableShape
-from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Relative Frobenius error: what rounding the result costs. The interpreter multiplies bfloat16 wrongly.
@@ -173,8 +173,7 @@ def test_arguments_that_do_not_fit_are_named(make_case: MakeCase, argument: str,
     case = make_case([5, 1], [16, 3])
     setattr(case, argument, value)
     with pytest.raises(ValueError, match=f"^{argument} must"):
-        sgmv_shrink(case.v, case.x, case.a_pages, case.table)
-        sgmv_expand(case.y, case.v, case.b_pages, case.out_offsets, case.table)
+        add_lora(case.y, case.x, case.a_pages, case.b_pages, case.out_offsets, case.table, case.v)
 
 
 def mixed_ranks(num_adapters: int) -> list[int]:
@@ -229,3 +228,29 @@ def test_a_cuda_graph_serves_other_segments_than_it_was_captured_with(
         case.v.fill_(torch.nan)
         graph.replay()
         assert relative_error(delta, case.expected_delta()) < GPU_TOLERANCES[torch.bfloat16]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [[0] * 64, [16] * 32 + [0] * 32])
+def test_chained_launches_overtake_no_reader_of_what_they_write(make_case: MakeCase, ranks: list[int]) -> None:
+    """A kernel that lets the next one start early reads y, which the pair behind it overwrites, with zeros too."""
+    width = 11008
+    case = make_case([1] * 64, ranks, dtype=torch.bfloat16, h_in=4096, slice_widths=(width, width))
+    y, out = case.y.clone(), case.y.new_empty(len(case.y), width)
+    silu_and_mul(out, y)
+    expected = out.clone()
+
+    def read_then_write() -> None:
+        silu_and_mul(out, y, chained=True)
+        shrink(case.v, case.x, case.a_pages, case.table, chained=True)
+        expand(y, case.v, case.b_pages, case.out_offsets, case.table, accumulate=False, chained=True)
+
+    read_then_write()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        read_then_write()
+    for _ in range(20):
+        y.copy_(case.y)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)

@@ -1,19 +1,26 @@
-"""Launches of the SGMV kernels. `punica_kernels.sgmv` checks the arguments and has the shapes.
+"""SGMV on a GPU: `punica_kernels.sgmv` has the maths and the other shapes, `LoraTable` says which rows use which pages.
 
-The workspace v is flat: [rows, slices, splits of h_in, ranks] of the group and table at hand, so that groups that take
-turns share one.
+Rows have a stride of 1, pages hold 8 rank rows and lie without gaps in a layer. The workspace v is flat: [rows, slices,
+splits of h_in, ranks] of the group and table at hand, so that groups that take turns share one.
+
+All raise ValueError, naming the argument, when the shapes do not fit.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
+from punica_kernels.checks import require_dense_rows, require_shape
 from punica_kernels.gpu.launch import can_overlap, launch_options
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
-from punica_kernels.lora_table import LoraTable, LoraTableShape
+from punica_kernels.lora_table import PAGE_RANKS, LoraTable, LoraTableShape
+
+#: Most projections stacked in one group: q, k and v.
+_MAX_SLICES = 3
 
 
 def workspace_numel(shape: LoraTableShape, num_slices: int) -> int:
@@ -35,6 +42,7 @@ def shrink(
     `chained` lets it start while the kernel before it on the stream still runs, which then must not write the weights
     or the table; it waits before it reads x or writes v.
     """
+    _check_shrink(v, x, a_pages, table)
     _, num_slices, _, h_in = a_pages.shape
     config = config or shrink_config(table.shape, h_in, num_slices)
     overlap = can_overlap(x.device)
@@ -71,8 +79,10 @@ def expand(
 ) -> None:
     """y += v B, or, without `accumulate`, y = v B for all of the table's rows, zeros where a row has no LoRA.
 
-    Must follow its shrink on the stream. `chained` lets the kernel after it start early, as a chained shrink may.
+    Must follow its shrink on the stream, and waits for it before it writes. `chained` lets the kernel after it start
+    early, as a chained shrink may.
     """
+    _check_expand(y, v, b_pages, out_offsets, table)
     num_slices = len(out_offsets) - 1
     widths = [end - start for start, end in pairwise(out_offsets)]
     config = config or expand_config(table.shape, num_slices, max(widths))
@@ -101,3 +111,53 @@ def expand(
         maxnreg=config.max_registers,
         **launch_options(config.num_warps, overlap=overlap),
     )
+
+
+def add_lora(
+    y: Tensor,
+    x: Tensor,
+    a_pages: Tensor,
+    b_pages: Tensor,
+    out_offsets: Sequence[int],
+    table: LoraTable,
+    v: Tensor,
+    *,
+    chained: bool = False,
+) -> None:
+    """y += x A B in place: shrink, then expand."""
+    shrink(v, x, a_pages, table, chained=chained)
+    expand(y, v, b_pages, out_offsets, table, accumulate=True, chained=chained)
+
+
+def _check_shrink(v: Tensor, x: Tensor, a_pages: Tensor, table: LoraTable) -> None:
+    if a_pages.dim() != 4 or a_pages.shape[2] != PAGE_RANKS:
+        raise ValueError(f"a_pages must be [num_pages, slices, {PAGE_RANKS}, h_in], got {list(a_pages.shape)}")
+    require_shape("x", x, table.shape.max_rows, a_pages.shape[3])
+    require_dense_rows(x=x)
+    _check_pages("a_pages", a_pages)
+    _check_v(v, a_pages.shape[1], table)
+
+
+def _check_expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], table: LoraTable) -> None:
+    if b_pages.dim() != 3 or b_pages.shape[1] != PAGE_RANKS:
+        raise ValueError(f"b_pages must be [num_pages, {PAGE_RANKS}, h_out], got {list(b_pages.shape)}")
+    h_out = b_pages.shape[2]
+    require_shape("y", y, table.shape.max_rows, h_out)
+    require_dense_rows(y=y)
+    _check_pages("b_pages", b_pages)
+    if not 2 <= len(out_offsets) <= _MAX_SLICES + 1 or out_offsets[0] != 0 or out_offsets[-1] != h_out:
+        raise ValueError(
+            f"out_offsets must be 2 to {_MAX_SLICES + 1} from 0 to h_out = {h_out}, got {list(out_offsets)}"
+        )
+    _check_v(v, len(out_offsets) - 1, table)
+
+
+def _check_pages(name: str, pages: Tensor) -> None:
+    if not pages[:1].is_contiguous():
+        raise ValueError(f"{name} must have pages without gaps, got strides {pages.stride()}")
+
+
+def _check_v(v: Tensor, num_slices: int, table: LoraTable) -> None:
+    needed = workspace_numel(table.shape, num_slices)
+    if v.dtype != torch.float32 or v.dim() != 1 or v.shape[0] < needed:
+        raise ValueError(f"v must be float32 [>= {needed}], got {v.dtype} {list(v.shape)}")

@@ -59,6 +59,9 @@ def sgmv_expand(
     y += first_row * y_stride + n_start
     v += part * (SPLITS * MAX_RANKS) + first_row * V_ROW
     if num_items == 0:
+        # Also where nothing is written: whoever waits for this launch takes it that those before it have ended.
+        if PDL:
+            tl.extra.cuda.gdc_wait()
         if not ACCUMULATE:
             for row in range(rows):
                 tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)

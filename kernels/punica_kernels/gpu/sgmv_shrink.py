@@ -69,6 +69,9 @@ def sgmv_shrink(
             v_rows = out + (row + tile) * v_row_stride
             tl.store(v_rows[:, None] + ranks[None, :], totals, mask=live[:, None])
         first_row, rows, place, page_0, page_1 = next_item
+    if CHAINED:
+        # Without items, too: an expand that waits for this launch writes what those before it may still read.
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -129,8 +129,6 @@ def _gpu_calls(
         sgmv.expand(rows.y, v, weights.layer(layer)[1], offsets, table, accumulate=True)
 
     def pair(layer: int) -> None:
-        a_pages, b_pages = weights.layer(layer)
-        sgmv.shrink(v, rows.x, a_pages, table, chained=True)
-        sgmv.expand(rows.y, v, b_pages, offsets, table, accumulate=True, chained=True)
+        sgmv.add_lora(rows.y, rows.x, *weights.layer(layer), offsets, table, v, chained=True)
 
     return shrink, expand, pair
