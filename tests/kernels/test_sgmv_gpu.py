@@ -153,6 +153,22 @@ def test_strided_rows(make_case: MakeCase, relative_error: RelativeError) -> Non
     assert (wide[:, 34:] == 7).all()
 
 
+@pytest.mark.parametrize(("v_scale", "b_scale"), [(3e4, 2**-8), (1.0, 1.0), (1e-5, 2**10)])
+@pytest.mark.parametrize("rank", [16, 40])
+def test_what_lies_between_may_leave_float16(
+    make_case: MakeCase, relative_error: RelativeError, rank: int, v_scale: float, b_scale: float
+) -> None:
+    """v of some rows is beyond float16, or below it: alone or in a tile beside others, each row has its own answer."""
+    case = make_case([1, 5], [rank, rank], dtype=torch.float16)
+    case.a_pages *= v_scale**0.5
+    case.x *= v_scale**0.5
+    case.b_pages *= b_scale
+    case.x[2] *= 0.1
+    expected, delta = case.expected_delta(), case.delta()
+    for row in range(6):
+        assert relative_error(delta[row], expected[row]) < 2 * TOLERANCES[torch.float16]
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

@@ -244,12 +244,30 @@ def _sum_rows(v_rows, live, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _product(v, b, acc):
-    """acc + v b for float32 v. Where b is of a half type the product is done twice, so that v loses nothing."""
+    """acc + v b for float32 v. Where b is of a half type the product is done twice, so that v loses nothing.
+
+    Exponents of float16 are too few for v, so there each row is taken from 1 on, in powers of two, and brought back.
+    """
     if b.dtype == tl.float32:
         return tl.dot(v, b, acc, input_precision="ieee")
+    if b.dtype == tl.float16:
+        scale, inverse = _powers_of_two(tl.max(tl.abs(v), axis=1))
+        return acc + _split_product(v * inverse[:, None], b, tl.zeros_like(acc)) * scale[:, None]
+    return _split_product(v, b, acc)
+
+
+@triton.jit
+def _split_product(v, b, acc):
     high = v.to(b.dtype)
     low = (v - high.to(tl.float32)).to(b.dtype)
     return tl.dot(low, b, tl.dot(high, b, acc))
+
+
+@triton.jit
+def _powers_of_two(x):
+    """The largest power of two within each float32, and its inverse, both in the range of normal numbers."""
+    exponent = tl.minimum(tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
+    return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
