@@ -44,14 +44,16 @@ class Sgmv:
     """shrink, expand and their pair on one batch.
 
     On a GPU each launch of ``pair`` starts while the one before it ends (programmatic dependent launch), also from one
-    pair to the next; in ``unchained`` only an expand may, after its shrink.
+    pair to the next; in ``unchained`` only an expand may, after its shrink. There, the table holds ranks up to
+    ``max_rank``; by default the batch's own.
     """
 
-    def __init__(self, weights: PagedWeights, case: Case, rows: Rows) -> None:
+    def __init__(self, weights: PagedWeights, case: Case, rows: Rows, *, max_rank: int | None = None) -> None:
         pages = weights.pages(case)
         offsets = (0, weights.h_out)
         if weights.device.type == "cuda":
-            self.shrink, self.expand, self.pair = _gpu_calls(weights, case.indptr, pages, offsets, rows)
+            max_pages = -(-(max_rank or max(case.ranks)) // LORA_PAGE_RANKS)
+            self.shrink, self.expand, self.pair = _gpu_calls(weights, case.indptr, pages, max_pages, offsets, rows)
         else:
             self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)
 
@@ -110,13 +112,19 @@ def _cpu_calls(
 
 
 def _gpu_calls(
-    weights: PagedWeights, indptr: Sequence[int], pages: list[list[int]], offsets: tuple[int, int], rows: Rows
+    weights: PagedWeights,
+    indptr: Sequence[int],
+    pages: list[list[int]],
+    max_pages: int,
+    offsets: tuple[int, int],
+    rows: Rows,
 ) -> tuple[LayerCall, LayerCall, LayerCall]:
     from punica_kernels.gpu import sgmv
 
-    # As the engine's graphs have it: decodes may all be of different adapters, whether this batch's are or not.
+    # As in the engine's graphs, decodes may all be of different adapters, whether this batch's are or not. Those graphs
+    # also hold the highest rank there can be: so does this table if it is asked for.
     num_rows = indptr[-1]
-    shape = LoraTableShape(num_rows, _max_segments(num_rows, len(pages)), max(map(len, pages)))
+    shape = LoraTableShape(num_rows, _max_segments(num_rows, len(pages)), max_pages)
     words = np.empty(shape.num_words, np.int32)
     shape.fill(words, indptr, pages)
     table = LoraTable(torch.from_numpy(words).to(weights.device), shape)

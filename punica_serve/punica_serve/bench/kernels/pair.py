@@ -10,6 +10,7 @@ from punica_serve.bench.kernels.peers import Peer
 from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.report import Column, TableData, Value, numbers
+from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.workload import Population
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ COLUMNS = (
     Column("rank", "rank"),
     Column("us", "µs", ".2f"),
     Column("unchained_us", "unchained", ".2f"),
+    Column("engine_us", "engine's table", ".2f"),
     Column("goal_us", "goal", ".1f"),
     Column("met", "met"),
     Column("unchained_met", "unchained met"),
@@ -50,6 +52,8 @@ class Pair:
     target: Target
     microseconds: float
     unchained_us: float
+    #: Unchained, over a table that holds any rank.
+    engine_us: float
     floor_us: float
     error: float
 
@@ -57,7 +61,8 @@ class Pair:
     def row(self) -> tuple[Value, ...]:
         case, goal, peer = self.target.case, self.target.goal_us, self.target.peer
         return (
-            *(case.name, case.num_rows, case.num_adapters, case.rank_text, self.microseconds, self.unchained_us),
+            *(case.name, case.num_rows, case.num_adapters, case.rank_text),
+            *(self.microseconds, self.unchained_us, self.engine_us),
             *(goal, _met(self.microseconds, goal), _met(self.unchained_us, goal)),
             *((peer.microseconds, peer.name, peer.microseconds / self.microseconds) if peer else (None, None, None)),
             *(self.floor_us, self.microseconds / self.floor_us if self.floor_us else None, self.error),
@@ -98,7 +103,7 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
     settings = bench.settings
     rows = targets(batch_sizes, settings.num_prefill_rows, with_peers=settings.match_peers)
     mixes = rank_mixes(32)
-    bench.begin("pair", 2 * (len(rows) + len(mixes)))
+    bench.begin("pair", 3 * (len(rows) + len(mixes)))
     weights = bench.weights(bench.pages_for(max(*batch_sizes, 32), 64))
     measured = [_measure(bench, weights, target) for target in rows]
     mixed, equal = (_measure(bench, weights, Target(case)) for case in mixes)
@@ -114,6 +119,8 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
             f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {peers.MIXED_RANKS_GOAL_RATIO}: {met})",
             "unchained: a pair starts when the one before it has ended; so did each launch of the peers, none of which"
             " overlapped its launches: `x faster` compares them with this kernel's overlapping ones",
+            f"engine's table: unchained, with room for rank {MAX_LORA_RANK} in the table, as in its graphs; the"
+            " others' tables have room for the batch's own ranks",
             "floor: bytes of adapters, x and y over the measured copy rate, at least two empty kernels",
             peers.SOURCE,
         ),
@@ -125,9 +132,12 @@ def _measure(bench: KernelBench, weights: PagedWeights, target: Target) -> Pair:
     rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
     sgmv = Sgmv(weights, case, rows)
     error = checked(sgmv.pair, weights, case, rows, "sgmv")
+    in_engine = Sgmv(weights, case, rows, max_rank=MAX_LORA_RANK)
+    checked(in_engine.unchained, weights, case, rows, "sgmv over the engine's table")
     num_bytes = case.pair_bytes(weights.h_in, weights.h_out, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, num_launches=2)
-    return Pair(target, bench.time_us(sgmv.pair), bench.time_us(sgmv.unchained), floor_us, error)
+    chained_us, unchained_us, engine_us = map(bench.time_us, (sgmv.pair, sgmv.unchained, in_engine.unchained))
+    return Pair(target, chained_us, unchained_us, engine_us, floor_us, error)
 
 
 def draw(table: TableData, figure: "Figure") -> None:

@@ -53,14 +53,15 @@ def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+@pytest.mark.parametrize("max_pages", [3, 16])
 @pytest.mark.parametrize("chained", [False, True])
-def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, chained: bool) -> None:
+def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, chained: bool, max_pages: int) -> None:
     """On the CPU's tensors, in Triton's interpreter."""
     pytest.importorskip("triton")
     case = Case("ranks", (1, 2, 1), (8, 24, 16))
     weights = bench.weights(6)
     rows = _rows(weights, case)
-    shrink, expand, pair = _gpu_calls(weights, case.indptr, weights.pages(case), (0, weights.h_out), rows)
+    shrink, expand, pair = _gpu_calls(weights, case.indptr, weights.pages(case), max_pages, (0, weights.h_out), rows)
     call = pair if chained else lambda layer: (shrink(layer), expand(layer))
     assert checked(call, weights, case, rows, "sgmv") < 1e-6
 

@@ -43,9 +43,10 @@ def test_a_row_says_whether_its_goal_is_met(
     microseconds: float, unchained_us: float, met: str, unchained_met: str
 ) -> None:
     target = Target(Case.of(Population.DISTINCT, 1, 16), 3.0, Peer("peer", 6.2))
-    row = Pair(target, microseconds, unchained_us, 1.5, 1e-3).row
+    row = Pair(target, microseconds, unchained_us, 3.5, 1.5, 1e-3).row
     record = dict(zip([column.key for column in pair.COLUMNS], row, strict=True))
     assert record["met"] == met and record["unchained_met"] == unchained_met
+    assert record["engine_us"] == 3.5
     assert record["times_floor"] == microseconds / 1.5
     assert record["times_faster"] == 6.2 / microseconds
 
@@ -54,7 +55,7 @@ def test_it_measures_every_cell(bench: KernelBench) -> None:
     table = pair.measure(bench, (1, 4))
     # Rank 16 and 64 at one row and at four of four populations, rank 8 at four; a mixed step; two mixes of ranks.
     assert len(table.rows) == 2 * (1 + 4) + 4 + 1 + 2
-    assert all(record["us"] and record["error"] for record in table.records)
+    assert all(record["us"] and record["engine_us"] and record["error"] for record in table.records)
     assert table.notes[0].startswith("mixed ranks / equal ranks of the same bytes: ")
 
 
