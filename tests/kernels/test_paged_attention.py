@@ -129,7 +129,7 @@ def test_large_scores_do_not_overflow() -> None:
 def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
     case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
     setattr(case, argument, value)
-    with pytest.raises(ValueError, match=r"^(keys|values|q|pages|page_starts) must"):
+    with pytest.raises(ValueError, match=f"^{argument} must"):
         case.run(public.paged_attention)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import ssl
 
 from punica_serve.errors import ClusterUnavailable
 
@@ -24,7 +26,9 @@ def _reason(error: BaseException) -> str:
     """The system's own words where there are any: libraries put numbers and addresses round them."""
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, (ssl.SSLError, socket.gaierror)):
+            return cause.strerror or str(cause)  # their numbers are not the system's
         if isinstance(cause, OSError) and cause.errno and cause.strerror:
-            return os.strerror(cause.errno) if cause.errno > 0 else cause.strerror  # name look-up has negative ones
+            return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__

@@ -83,8 +83,9 @@ class Sampler:
         return PendingDraws(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compiles what any request may ask for, so that nobody waits for it later, and takes the memory that it takes
-        if all of them ask at once. Logits of any numbers will do."""
+        """Compiles what any request may ask for, so that nobody waits for it later, and takes the memory of every row
+        asking for each. Logits of any numbers will do.
+        """
         num_rows = len(logits)
         for likely in (logits, logits.float()):
             zeros = self._zeros[:num_rows]
@@ -92,9 +93,11 @@ class Sampler:
             for filters in (None, every):
                 for masked in (False, True):
                     sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
-        places = self._rows[:num_rows]
-        self._histories.penalize(logits.to(torch.float32, copy=True), places, [SamplingParams()] * num_rows)
-        token_logprobs(logits.float(), self._zeros[:num_rows], 1)
+        # As a step has them: a copy of all rows, and of those with penalties beside it; then one for log-probabilities.
+        adjusted = logits.to(torch.float32, copy=True)
+        self._histories.penalize(adjusted.clone(), self._rows[:num_rows], [SamplingParams()] * num_rows)
+        token_logprobs(logits.to(torch.float32, copy=True), self._zeros[:num_rows], 1)
+        del adjusted  # not before
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""

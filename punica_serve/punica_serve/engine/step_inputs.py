@@ -18,6 +18,9 @@ from punica_serve.engine.step_words import StepWords
 from punica_serve.lora_layout import LORA_GROUPS
 from punica_serve.protocol import LoraGroup
 
+#: The part that follows the LoRA tables: a step without LoRA needs nothing before it.
+FIRST_BEHIND_LORA = "token_ids"
+
 
 class StepInputs:
     """The inputs of one step shape, in parts of its words."""
@@ -35,9 +38,9 @@ class StepInputs:
 
     @staticmethod
     def parts(shape: StepShape, table_shape: LoraTableShape) -> dict[str, int]:
-        """The words that it takes."""
-        rows = dict.fromkeys(("token_ids", "sources", "positions"), shape.num_rows)
-        return rows | dict.fromkeys(LORA_GROUPS, table_shape.num_words)
+        """The words that it takes, those of LoRA first."""
+        tables: dict[str, int] = dict.fromkeys(LORA_GROUPS, table_shape.num_words)
+        return tables | dict.fromkeys((FIRST_BEHIND_LORA, "sources", "positions"), shape.num_rows)
 
     def write(self, plan: StepPlan, draw_rows: Mapping[Sequence, int]) -> None:
         """Writes the rows of a step. ``draw_rows``: where the tokens in flight were drawn."""

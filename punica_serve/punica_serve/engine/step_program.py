@@ -10,7 +10,7 @@ from punica_kernels.drawn_tokens import place_drawn
 from punica_serve.engine.lora_batch import PagesOf
 from punica_serve.engine.planner import StepPlan
 from punica_serve.engine.sequence import Sequence
-from punica_serve.engine.step_inputs import StepInputs
+from punica_serve.engine.step_inputs import FIRST_BEHIND_LORA, StepInputs
 from punica_serve.engine.step_words import StepWords
 from punica_serve.models.llama import Attention, Llama, LoraBatch
 
@@ -55,7 +55,7 @@ class StepProgram:
         if self._with_lora:
             self._inputs.write_lora(plan, pages_of)
         self._attention.plan(plan)
-        self._words.queue()
+        self._words.queue(None if self._with_lora else FIRST_BEHIND_LORA)
 
     def capture(self, pool: Any) -> None:
         """Makes a CUDA graph of ``run``, whose memory comes from a ``graph_pool_handle``. A step must be staged.

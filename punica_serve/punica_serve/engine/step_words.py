@@ -50,9 +50,10 @@ class StepWords:
         if name == self._last:
             self._end = self._places[name].start + len(words)
 
-    def queue(self) -> None:
-        """Queues the copy on the current stream."""
-        self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
+    def queue(self, first: str | None = None) -> None:
+        """Queues the copy on the current stream; of what lies before the part ``first``, nothing."""
+        start = self._places[first].start if first is not None else 0
+        self._device[start : self._end].copy_(self._host[start : self._end], non_blocking=True)
 
 
 def _lay_out(parts: Mapping[str, int]) -> tuple[dict[str, slice], int]:

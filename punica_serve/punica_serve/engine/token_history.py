@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.sampling import apply_penalties
+from punica_serve.engine.device_memory import reserving
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.transfers import to_device
 from punica_serve.protocol import SamplingParams
@@ -29,8 +30,11 @@ class TokenHistories:
         #: (its row, index of the generated token that it draws next).
         self._places: dict[Sequence, tuple[int, int]] = {}
         shape = (max_requests, vocab_size)
-        self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
-        self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
+        num_bytes = max_requests * vocab_size * (torch.bool.itemsize + torch.int32.itemsize)
+        what = f"the token counts of {max_requests} requests"
+        with reserving(what, num_bytes, device, fix="lower it", param="engine.max_batch_size"):
+            self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
+            self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def follow(self, sequences: Series[Sequence]) -> Tensor:
         """Int64 [sequences]: their rows in this step, in order. Those of all others are forgotten."""

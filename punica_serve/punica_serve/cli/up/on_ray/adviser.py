@@ -31,11 +31,11 @@ class Adviser:
                     continue
                 self._take(answer)
                 return
-            except (httpx.HTTPError, ValueError, KeyError):
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
                 continue
 
     def _take(self, answer: httpx.Response) -> None:
-        """Raises httpx.HTTPError, ValueError and KeyError for what is not a cluster's view."""
+        """Raises httpx.HTTPError, ValueError, KeyError or TypeError for what is not a cluster's view."""
         cluster = answer.raise_for_status().json()
         advice = cluster["advice"]
         self.advice = ScaleAdvice(advice["num_more_gpus"], tuple(advice["releasable_runners"]))

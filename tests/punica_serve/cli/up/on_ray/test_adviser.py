@@ -30,7 +30,15 @@ async def test_the_first_that_answers_is_heard() -> None:
         assert (asked.advice, asked.num_gpus) == (ScaleAdvice(2, ("ray-a",)), 3)
 
 
-@pytest.mark.parametrize("failure", [httpx.Response(503), httpx.Response(200, text="hello"), httpx.Response(401)])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        httpx.Response(503),
+        httpx.Response(200, text="hello"),
+        httpx.Response(200, json=["hello"]),
+        httpx.Response(401),
+    ],
+)
 async def test_while_nobody_answers_the_newest_advice_stands(failure: httpx.Response) -> None:
     answers = [httpx.Response(200, json=CLUSTER), failure, failure]
     async with adviser(lambda _: answers.pop(0)) as asked:
