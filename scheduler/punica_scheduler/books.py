@@ -123,11 +123,19 @@ class Books:
         """A GPU is gone with all that ran there: its worker has died, or its runner or the link to it is lost."""
         for record in list(gpu.working_set.values()):
             self._lose(record, gpu, decision, is_death=is_death)
-        self.fleet.lose(gpu)
-        decision.has_drained |= gpu.is_draining
-        self.waiting.free_homebound(gpu.uuid)
+        self._remove(gpu, decision)
         self.counters["gpus_lost"] += 1
         self.marks.add("gpu_lost", gpu.uuid, decision.now_ns)
+
+    def part_with(self, gpu: GpuRecord, decision: Decision) -> None:
+        """A GPU on which nothing is left is gone with its runner, as planned."""
+        self._remove(gpu, decision)
+        self.marks.add("gpu_left", gpu.uuid, decision.now_ns)
+
+    def _remove(self, gpu: GpuRecord, decision: Decision) -> None:
+        self.fleet.remove(gpu)
+        decision.has_drained |= gpu.is_draining
+        self.waiting.free_homebound(gpu.uuid)
 
     def _lose(self, record: RequestRecord, gpu: GpuRecord, decision: Decision, *, is_death: bool) -> None:
         """Takes a request off a lost GPU. Only if its start was acknowledged was it running there, and may be why."""

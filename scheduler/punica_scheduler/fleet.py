@@ -42,7 +42,7 @@ class Fleet:
         if not gpu.is_draining:
             self._open(gpu)
 
-    def lose(self, gpu: GpuRecord) -> None:
+    def remove(self, gpu: GpuRecord) -> None:
         """A GPU whose working set is empty."""
         del self.gpus[gpu.uuid]
         self._count(self.capacities, gpu, -1)
@@ -87,6 +87,10 @@ class Fleet:
         self._drained_runners.setdefault(runner_id, False)
         for gpu in self.of_runner(runner_id):
             self._update(gpu)
+
+    def is_released(self, gpu: GpuRecord) -> bool:
+        """Its runner is about to stop, and nothing is left there."""
+        return gpu.runner_id in self._drained_runners and not gpu.working_set
 
     def forget_runner(self, runner_id: str) -> None:
         """Its link is down."""

@@ -238,10 +238,13 @@ class Scheduler:
 
     def _runner_lost(self, runner_id: str, decision: Decision) -> None:
         self._runners.discard(runner_id)
-        self._fleet.forget_runner(runner_id)
         self._books.adapters.lose_runner(runner_id)
         for gpu in self._fleet.of_runner(runner_id):
-            self._books.lose_gpu(gpu, decision, is_death=False)
+            if self._fleet.is_released(gpu):
+                self._books.part_with(gpu, decision)
+            else:
+                self._books.lose_gpu(gpu, decision, is_death=False)
+        self._fleet.forget_runner(runner_id)
         self._announce_new_limits(decision)
 
     def _gpu_joined(self, runner_id: str, info: GpuInfo, decision: Decision) -> None:

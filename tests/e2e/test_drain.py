@@ -58,3 +58,4 @@ async def test_sigterm_to_a_runner_moves_its_requests(two_runners: Any, until: U
         stop.set()
     counters = two_runners.counters()
     assert counters["failed"] == 0 and counters["migrations"] > 0
+    assert counters["gpus_lost"] == 0

@@ -80,6 +80,7 @@ def test_a_runner_is_told_once_when_nothing_is_left_there(filled: Any) -> None:
     assert cluster.steps("A", "r3", finished="r3") == ["r3: 1 token at 0 stop", "host: drained"]
     assert cluster.time_passes(0.2) == []
     assert cluster.tell(events.RunnerLost("host")) == []
+    assert cluster.counter("gpus_lost") == 0
 
 
 def test_a_runner_with_no_gpu_has_nothing_left(cluster: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from punica_scheduler import events
 from punica_scheduler.marks import MAX_MARKS, Marks
 
 S = 1_000_000_000
@@ -25,6 +26,22 @@ def test_gpus_that_come_and_go(cluster: Any) -> None:
     cluster.is_drained("gpu", drain=False)
     cluster.gpu_is_lost("gpu")
     assert kinds(cluster) == ["scheduler_started", "gpu_joined", "gpu_drained", "gpu_taken_back", "gpu_lost"]
+
+
+def test_a_gpu_that_is_released_has_left_and_one_that_still_runs_a_request_is_lost(cluster: Any) -> None:
+    cluster.gpu_joins("A", runner="host")
+    cluster.arrives("r1")
+    cluster.gpu_joins("B", runner="host", batch=1)
+    cluster.tell(events.RunnerDrainRequested("host"))
+    cluster.tell(events.RunnerLost("host"))
+    assert sorted(kinds(cluster)[-2:]) == ["gpu_left", "gpu_lost"]
+    assert cluster.counter("gpus_lost") == 1
+
+
+def test_an_idle_gpu_whose_runner_does_not_say_that_it_stops_is_lost(cluster: Any) -> None:
+    cluster.gpu_joins("A", runner="host")
+    cluster.tell(events.RunnerLost("host"))
+    assert kinds(cluster)[-1] == "gpu_lost" and cluster.counter("gpus_lost") == 1
 
 
 def test_an_eviction_and_where_the_request_went(cluster: Any) -> None:

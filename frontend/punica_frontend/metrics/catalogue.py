@@ -146,7 +146,9 @@ COUNTERS = {
     "evictions": _counter("evictions", "Requests taken off a GPU that ran out of KvCache pages."),
     "migrations": _counter("migrations", "Requests moved to another GPU."),
     "consolidations": _counter("consolidations", "Lightly loaded GPUs that were emptied."),
-    "gpus_lost": _counter("gpus_lost", "GPUs lost with their workers or runners."),
+    "gpus_lost": _counter(
+        "gpus_lost", "GPUs lost with their workers or runners; not those that a runner leaves empty."
+    ),
 }
 
 

@@ -67,7 +67,7 @@ class Child:
     environment: Mapping[str, str]
 
     async def keep_running(self) -> Never:
-        """Starts the process, and again whenever it dies; stops it when cancelled.
+        """Starts the process, and again whenever it ends; stops it when cancelled.
 
         Raises ConfigError when the process says that a user's mistake ended it.
         """
@@ -77,7 +77,8 @@ class Child:
             if returncode == EXIT_USER_MISTAKE:
                 raise ConfigError(f"the {self.name} can't run, for the reason above; everything is stopped")
             wait_s = backoff.after(lived_s)
-            log.warning("the %s died: %s; it starts again in %.1f s", self.name, death_reason(returncode), wait_s)
+            end = f"died: {death_reason(returncode)}" if returncode else "has ended in order"
+            log.warning("the %s %s; it starts again in %.1f s", self.name, end, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _run_once(self) -> tuple[int, float]:

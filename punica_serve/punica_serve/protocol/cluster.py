@@ -54,6 +54,7 @@ class RecentFigures(Struct, frozen=True):
 MarkKind = Literal[
     "scheduler_started",
     "gpu_joined",
+    "gpu_left",
     "gpu_lost",
     "gpu_drained",
     "gpu_taken_back",

@@ -80,6 +80,17 @@ async def test_a_dead_process_is_started_again(
     assert "the tester died: killed by SIGKILL; it starts again in" in caplog.text
 
 
+async def test_one_that_has_ended_in_order_is_started_again_and_did_not_die(
+    lifeline_fd: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = tmp_path / "notes"
+    code = "import os; print('here', file=open(os.environ['NOTES'], 'a'))"
+    async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
+        await lines(notes, 2)
+    assert "the tester has ended in order; it starts again in" in caplog.text
+    assert "died" not in caplog.text
+
+
 async def test_a_users_mistake_ends_everything(lifeline_fd: int) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         async with kept_running("import sys; sys.exit(2)", lifeline_fd=lifeline_fd):

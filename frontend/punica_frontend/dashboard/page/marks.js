@@ -20,6 +20,7 @@ const MAX_LISTED = 60;
 const KINDS = {
   scheduler_started: { text: () => "scheduler started", color: "warn" },
   gpu_joined: { text: (count) => (count > 1 ? `${count} GPUs joined` : "GPU joined"), color: "good" },
+  gpu_left: { text: (count) => (count > 1 ? `${count} GPUs left` : "GPU left"), color: "warn" },
   gpu_lost: { text: (count) => (count > 1 ? `${count} GPUs lost` : "GPU lost"), color: "bad" },
   gpu_drained: { text: (count) => (count > 1 ? `${count} GPUs draining` : "GPU draining"), color: "warn" },
   gpu_taken_back: { text: (count) => (count > 1 ? `${count} GPUs taken back` : "GPU taken back"), color: "good" },
