@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, make_console
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console
 from punica_serve.cli.options import KeyOption
-from punica_serve.cli.simulate_files import write_files
+from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
+from punica_serve.cli.simulate_files import make_folder, write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from punica_scheduler.simulator.summary import Summary
     from punica_serve.config import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
-
-EXIT_CLAIM_FAILED = 1
 
 _Row = tuple[str, Callable[["Summary"], str]]
 
@@ -56,15 +55,15 @@ def command(
 ) -> None:
     """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary.
 
-    Exit code 1: one of the paper's claims does not hold for this config, and is printed with FAIL.
+    Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
     """
     from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
     from punica_serve.cli.simulate_live import compare_live
     from punica_serve.config import load_config
     from punica_serve.errors import ConfigError
 
-    check_folder(out)
     cluster = load_config(config)
+    make_folder(out)
     arrivals = arrivals_for(cluster, seed)
     console = make_console()
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
@@ -97,13 +96,17 @@ def _simulate_one(name: str, config: "ClusterConfig", arrivals: "Arrivals", prog
 def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console") -> None:
     """Prints the summary and the checks, and writes the files.
 
-    Raises typer.Exit(1), the files written, where one of the paper's claims does not hold.
+    Raises typer.Exit(1), the files written, where requests failed or one of the paper's claims does not hold.
     """
     from punica_scheduler.simulator.summary import checks
 
     first = next(iter(results.values()))
     console.print(_table(results))
-    console.print(f"{first.summary.num_tokens:,} tokens: every stream came out exactly once", highlight=False)
+    for variant, result in results.items():
+        print_failures(variant, result.failures, console)
+    if first.summary.num_tokens:
+        which = "every stream that did not fail" if first.failures else "every stream"
+        console.print(f"{first.summary.num_tokens:,} tokens: {which} came out exactly once", highlight=False)
     found = checks(first.summary)
     for check in found:
         verdict = "pass" if check.holds else "FAIL"
@@ -116,8 +119,8 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
         name,
         console,
     )
-    if not all(check.holds for check in found):
-        raise typer.Exit(EXIT_CLAIM_FAILED)
+    if any(result.failures for result in results.values()) or not all(check.holds for check in found):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _table(results: "dict[str, Result]") -> "Table":

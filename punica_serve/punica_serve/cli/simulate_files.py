@@ -1,15 +1,28 @@
 """What `punica-serve simulate` leaves behind."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from punica_serve.cli.bench.common import check_folder
+from punica_serve.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.console import Console
 
     from punica_serve.simulation.timeline import Timeline
+
+
+def make_folder(out: Path) -> None:
+    """Before a long run. Raises ConfigError where it can't be made, or not be written to."""
+    check_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"`--out` {out} can't be made: {error.strerror}", param="out") from error
 
 
 def write_files(
@@ -22,17 +35,25 @@ def write_files(
 ) -> None:
     """The summaries as JSON, a table for each of ``tables`` by its whole name, a picture of ``columns`` side by side.
 
-    ``stem`` is the path of JSON and picture, without suffix.
+    ``stem`` is the path of JSON and picture, without suffix. Raises ConfigError where a file can't be written.
     """
-    import msgspec
-
     from punica_serve.simulation.timeline import draw, write_csv
 
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {name: asdict(summary) for name, summary in summaries.items()}
-    summary_path = stem.parent / f"{stem.name}.json"
-    summary_path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-    written = [write_csv(timeline, stem.parent / f"{name}.csv") for name, timeline in tables.items()]
-    picture = draw(columns, stem.parent / f"{stem.name}.png", title=title)
-    for path in (summary_path, *written, picture):
+    folder = stem.parent
+    writers: dict[Path, Callable[[Path], object]] = {folder / f"{stem.name}.json": partial(_write_json, summaries)}
+    writers |= {folder / f"{name}.csv": partial(write_csv, timeline) for name, timeline in tables.items()}
+    writers[folder / f"{stem.name}.png"] = partial(draw, columns, title=title)
+    for path, write in writers.items():
+        try:
+            write(path)
+        except OSError as error:
+            message = f"`--out`: {path} can't be written: {error.strerror or error}"
+            raise ConfigError(message, param="out") from error
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
+def _write_json(summaries: "Mapping[str, DataclassInstance]", path: Path) -> None:
+    import msgspec
+
+    document = {name: asdict(summary) for name, summary in summaries.items()}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

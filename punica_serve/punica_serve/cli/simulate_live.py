@@ -6,7 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from punica_serve.cli.options import wants_key
+from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
 from punica_serve.cli.simulate_files import write_files
 from punica_serve.counted import counted
 from punica_serve.errors import ClusterUnavailable, Unauthorized
@@ -35,10 +38,10 @@ def compare_live(
 ) -> None:
     """Simulates the cluster as it is found, replays the arrivals against it, and leaves picture, tables and summary.
 
-    Raises ConfigError, Unauthorized and ClusterUnavailable.
+    Raises ConfigError, Unauthorized and ClusterUnavailable; typer.Exit(1), the files written, where requests failed.
     """
     from punica_scheduler.simulator.run import simulate
-    from punica_serve.replay.comparison import figures_of, live_figures
+    from punica_serve.replay.comparison import failures_of, figures_of, live_figures
     from punica_serve.replay.watch import timeline_of
 
     gpus = asyncio.run(_gpus(urls[0], key))
@@ -58,11 +61,13 @@ def compare_live(
     )
     live = live_figures(timeline, looks, streams)
     console.print(_table(live, simulated))
-    for error in sorted({stream.error for stream in streams if stream.error is not None})[:5]:
-        console.print(f"failed: {error}", highlight=False, markup=False)
+    print_failures("live", failures_of(streams), console)
+    print_failures("simulated", predicted.failures, console)
     timelines = {"live": timeline, "simulated": predicted.timeline}
     tables = {f"{name}-{key}": timeline for key, timeline in timelines.items()}
     write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
+    if live.num_failed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 async def _gpus(url: str, key: str | None) -> "list[FoundGpu]":

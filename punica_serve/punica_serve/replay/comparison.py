@@ -1,11 +1,12 @@
 """A live run and its simulation in the same figures."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from punica_serve.replay.client import ReplayedStream
+from punica_serve.replay.client import MAX_DRAIN_S, ReplayedStream
 from punica_serve.replay.watch import Look
 from punica_serve.simulation.timeline import Timeline
 
@@ -55,7 +56,7 @@ def figures_of(
 
 
 def live_figures(timeline: Timeline, looks: Sequence[Look], streams: Sequence[ReplayedStream]) -> Figures:
-    """Of a replay that was watched. A stream that has no end has failed, too."""
+    """Of a replay that was watched."""
     first, last = looks[0].counters, looks[-1].counters
     waits_s = [stream.first_token_s - stream.sent_s for stream in streams if stream.first_token_s is not None]
     p50, p99 = np.percentile(waits_s, (50, 99)) if waits_s else (0.0, 0.0)
@@ -64,8 +65,14 @@ def live_figures(timeline: Timeline, looks: Sequence[Look], streams: Sequence[Re
         {name: count - first.get(name, 0) for name, count in last.items()},
         first_token_p50_s=float(p50),
         first_token_p99_s=float(p99),
-        num_failed=sum(stream.error is not None or stream.ended_s is None for stream in streams),
+        num_failed=failures_of(streams).total(),
     )
+
+
+def failures_of(streams: Sequence[ReplayedStream]) -> Counter[str]:
+    """Why requests failed, and how many. A stream that has no end has failed, too."""
+    no_end = f"no end came within {MAX_DRAIN_S:g} s of the last request"
+    return Counter(stream.error or no_end for stream in streams if stream.error is not None or stream.ended_s is None)
 
 
 def ratio(live: float, simulated: float) -> str:

@@ -1,18 +1,21 @@
 """What a config file says of simulated GPUs and of the requests that come to them."""
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from punica_serve.config_fields import ConfigModel, NameOrFile, NonNegative, PositiveInt, Seconds
+
+#: Of a rate over time: where it begins and where it ends.
+_MIN_POINTS = 2
 
 
 class ArrivalsConfig(ConfigModel):
     """Requests over time: a Poisson process, with lengths like ShareGPT's."""
 
     #: [second, requests per second], joined by straight lines; the last second ends the arrivals.
-    rate: Annotated[tuple[tuple[NonNegative, NonNegative], ...], Field(min_length=2)]
+    rate: tuple[tuple[NonNegative, NonNegative], ...]
     #: How requests spread over the dummy adapters: see `punica_serve.workload.Population`.
     population: Literal["distinct", "uniform", "skewed", "identical"] = "skewed"
     #: Turns of its conversation that come before a prompt and are part of it, on average.
@@ -20,14 +23,17 @@ class ArrivalsConfig(ConfigModel):
     #: Prompts are cut to their last so many tokens.
     longest_prompt: PositiveInt = 1024
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        seconds = [second for second, _ in self.rate]
+    @field_validator("rate")
+    @classmethod
+    def _check_rate(cls, rate: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        seconds = [second for second, _ in rate]
+        if len(rate) < _MIN_POINTS:
+            raise ValueError("must have two points or more, each [second, requests per second]")
         if seconds[0] != 0 or any(first >= second for first, second in pairwise(seconds)):
-            raise ValueError("`rate` must begin at second 0 and its seconds must ascend")
-        if not any(rate for _, rate in self.rate):
-            raise ValueError("`rate` is 0 throughout")
-        return self
+            raise ValueError("must begin at second 0, and its seconds must ascend")
+        if not any(per_s for _, per_s in rate):
+            raise ValueError("must be more than 0 somewhere")
+        return rate
 
     @property
     def duration_s(self) -> float:

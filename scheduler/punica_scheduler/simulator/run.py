@@ -35,6 +35,8 @@ ABLATIONS: dict[str, Mapping[str, Any]] = {
 class Result:
     timeline: Timeline
     summary: Summary
+    #: Why requests failed -> how many.
+    failures: Mapping[str, int]
 
 
 def arrivals_for(config: ClusterConfig, seed: int) -> Arrivals:
@@ -84,7 +86,7 @@ def simulate(
     with calm():
         cluster.run(on_progress)
     snapshot = scheduler.snapshot(round(cluster.now_s * 1e9))
-    return Result(cluster.recorder.timeline(cluster.now_s), summarize(cluster, snapshot))
+    return Result(cluster.recorder.timeline(cluster.now_s), summarize(cluster, snapshot), cluster.audit.failures)
 
 
 def ablated(config: ClusterConfig, name: str) -> ClusterConfig:

@@ -4,11 +4,12 @@ Tokens are kept in columns as they come and checked a million at a time, since a
 """
 
 from array import array
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.protocol import Deliveries, FinishReason
+from punica_serve.protocol import Deliveries, Ending, FinishReason
 from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
 _CHUNK_TOKENS = 1_000_000
@@ -34,8 +35,8 @@ class StreamAudit:
         self.first_token_s: npt.NDArray[np.float64] = np.full(len(lengths), np.nan)
         self._ended_by: list[FinishReason | None] = [None] * len(lengths)
         self.num_ended = 0
-        #: Streams that the scheduler refused, or gave up: they may end anywhere, but say so.
-        self.num_failed = 0
+        #: Why the scheduler refused streams, or gave them up: they may end anywhere, but say so.
+        self.failures: Counter[str] = Counter()
         self.num_tokens = 0
         #: Columns that are yet to be checked: a row for each token, and one for each delivery.
         self._streams = array(_INT)
@@ -58,7 +59,7 @@ class StreamAudit:
             self._counts.append(num_rows)
             self.num_tokens += num_rows
         for ending in deliveries.endings:
-            self._end(ending.handle, ending.num_tokens, ending.reason)
+            self._end(ending)
         if len(self._streams) >= _CHUNK_TOKENS:
             self.check()
 
@@ -88,14 +89,15 @@ class StreamAudit:
         everyone = np.arange(len(self._lengths))
         _hold((self._num_tokens == self._lengths) | ~whole, everyone, "has lost tokens")
 
-    def _end(self, stream: int, num_tokens: int, reason: FinishReason) -> None:
+    def _end(self, ending: Ending) -> None:
+        stream, reason = ending.handle, ending.reason
         assert self._ended_by[stream] is None, f"stream {stream} ended twice"
         self._ended_by[stream] = reason
         self.num_ended += 1
         if reason == "length":
-            self._ends.append((stream, num_tokens))
+            self._ends.append((stream, ending.num_tokens))
         else:
-            self.num_failed += 1
+            self.failures[ending.error.message if ending.error else f"ended by {reason}"] += 1
 
     def _check_positions(self, streams: _Ints, positions: _Ints) -> None:
         """In each stream's rows, which are adjacent and as they came, positions count on from what there was."""

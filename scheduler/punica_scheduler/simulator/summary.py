@@ -66,7 +66,7 @@ def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot) -> Summary:
     counters = snapshot.counters
     return Summary(
         num_requests=len(cluster.arrivals),
-        num_failed=audit.num_failed,
+        num_failed=audit.failures.total(),
         num_tokens=audit.num_tokens,
         duration_s=cluster.now_s,
         busy_share=_over(busy_s, gpu_s),

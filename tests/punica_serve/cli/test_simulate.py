@@ -1,9 +1,11 @@
 """`punica-serve simulate`, on small clusters."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from punica_serve.cli import app
@@ -46,6 +48,43 @@ def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, ["simulate", str(config), "--out", str(out), "--seed", str(seed)])
         tables.append((out / "small.csv").read_bytes())
     assert tables[0] == tables[1] != tables[2]
+
+
+@pytest.mark.parametrize(
+    ("max_queue", "told"),
+    [
+        (
+            1,
+            r"as configured: \d+ requests failed: 1 requests wait.*\n[\d,]+ tokens: every stream that did not fail",
+        ),
+        (None, r"as configured: \d+ requests failed: the prompt [^\n]+\n(?:pass|FAIL)  "),
+    ],
+)
+def test_why_requests_failed_is_told_and_no_more_of_streams_than_there_were(
+    config: Path, tmp_path: Path, max_queue: int | None, told: str
+) -> None:
+    document = yaml.safe_load(CONFIG)
+    if max_queue is None:  # no GPU can take any of them
+        document["engine"]["num_kv_pages"] = 1
+    else:
+        document["engine"]["max_batch_size"] = 1
+        document["scheduler"] = {"max_queue": max_queue}
+    config.write_text(yaml.safe_dump(document))
+    result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1, result.output
+    assert re.search(told, result.output), result.output
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/dev/null/x"])
+def test_a_folder_that_cannot_be_made_is_said_before_the_run(config: Path, out: str) -> None:
+    with pytest.raises(ConfigError, match=f"`--out` {out}"):
+        CliRunner().invoke(app, ["simulate", str(config), "--out", out], catch_exceptions=False)
+
+
+def test_a_file_that_cannot_be_written_is_said(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"`--out`: .*/small.csv can't be written: Is a directory"):
+        CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path)], catch_exceptions=False)
 
 
 def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from dataclasses import fields
 
 from punica_serve.replay.client import ReplayedStream
-from punica_serve.replay.comparison import ROWS, Figures, live_figures, ratio
+from punica_serve.replay.comparison import ROWS, Figures, failures_of, live_figures, ratio
 from punica_serve.replay.watch import Look
 from punica_serve.simulation.timeline import Timeline
 
@@ -34,6 +34,12 @@ def test_figures_are_of_busy_gpus_and_of_what_was_counted_meanwhile() -> None:
         consolidations=0,
         num_failed=2,
     )
+
+
+def test_failures_are_counted_by_their_reasons() -> None:
+    streams = [ReplayedStream(0.0, error="queue full", ended_s=1.0) for _ in range(2)]
+    streams += [ReplayedStream(0.0), ReplayedStream(0.0, ended_s=1.0)]
+    assert failures_of(streams) == {"queue full": 2, "no end came within 600 s of the last request": 1}
 
 
 def test_a_ratio_to_nothing_is_none() -> None:

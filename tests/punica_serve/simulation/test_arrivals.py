@@ -1,8 +1,10 @@
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
+from punica_serve.config import parse_config
+from punica_serve.errors import ConfigError
 from punica_serve.simulation.arrivals import arrivals_of
 from punica_serve.simulation.config import ArrivalsConfig
 
@@ -47,10 +49,16 @@ def test_without_adapters_all_run_the_base_model() -> None:
     [
         ([[1, 5], [2, 5]], "must begin at second 0"),
         ([[0, 5], [0, 5]], "must ascend"),
-        ([[0, 0], [9, 0]], "`rate` is 0 throughout"),
-        ([[0, 5]], "at least 2 items"),
+        ([[0, 0], [9, 0]], "must be more than 0 somewhere"),
+        ([[0, 0]], "must have two points or more"),
+        ([], "must have two points or more"),
     ],
 )
-def test_a_rate_that_makes_no_sense_is_refused(rate: list[list[float]], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        ArrivalsConfig.model_validate({"rate": rate})
+def test_a_rate_that_makes_no_sense_is_refused_and_shown_alone(
+    rate: list[list[float]], message: str, tmp_path: Path
+) -> None:
+    document = {"engine": {"model": "m"}, "simulation": {"arrivals": {"rate": rate}}}
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(document, source="c.yaml", folder=tmp_path)
+    assert caught.value.message.startswith("c.yaml: `simulation.arrivals.rate`: must ")
+    assert caught.value.message.endswith(f", got {rate}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from punica_scheduler.simulator.stream_audit import StreamAudit
-from punica_serve.protocol import Deliveries, Ending, FinishReason
+from punica_serve.protocol import Deliveries, Ending, FinishReason, WireError
 from punica_serve.simulation.tokens import token_at
 
 VOCAB_SIZE = 97
@@ -32,7 +32,7 @@ def test_whole_streams_pass() -> None:
     audit.take(_tokens([(0, 1), (1, 1)], _end(1, 2)), 2.0)
     audit.take(_tokens([(0, 2)], _end(0, 3)), 3.0)
     audit.finish()
-    assert (audit.num_tokens, audit.num_ended, audit.num_failed) == (5, 2, 0)
+    assert (audit.num_tokens, audit.num_ended, audit.failures) == (5, 2, {})
     assert audit.first_token_s.tolist() == [1.0, 1.0]
 
 
@@ -87,8 +87,9 @@ def test_a_second_end_is_found() -> None:
         audit.take(Deliveries(endings=(_end(0, 1),)), 2.0)
 
 
-def test_a_failed_stream_may_end_anywhere_and_is_counted() -> None:
+def test_a_failed_stream_may_end_anywhere_and_its_reason_is_counted() -> None:
     audit = StreamAudit([3, 1], VOCAB_SIZE)
-    audit.take(_tokens([(0, 0), (1, 0)], _end(0, 1, "error"), _end(1, 1)), 1.0)
+    failed = Ending(0, 1, "error", WireError("out_of_capacity", "the queue is full"))
+    audit.take(_tokens([(0, 0), (1, 0)], failed, _end(1, 1)), 1.0)
     audit.finish()
-    assert audit.num_failed == 1
+    assert audit.failures == {"the queue is full": 1}

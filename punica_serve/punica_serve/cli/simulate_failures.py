@@ -1,0 +1,37 @@
+"""What `punica-serve simulate` tells of requests that failed."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from punica_serve.counted import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Requests failed, or a claim does not hold.
+EXIT_FAILED = 1
+#: Of each run.
+_MAX_REASONS = 5
+
+
+def print_failures(run: str, failures: Mapping[str, int], console: "Console") -> None:
+    """``failures`` is why requests failed, and how many; the most frequent come first.
+
+    Of reasons that differ in their numbers alone, as of prompts that are too long, one is shown.
+    """
+    by_kind: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for reason, count in failures.items():
+        kind = re.sub(r"\d+", "0", reason)
+        by_kind[kind] += count
+        examples.setdefault(kind, reason)
+    by_count = by_kind.most_common()
+    for kind, count in by_count[:_MAX_REASONS]:
+        line = f"{run}: {counted(count, 'request')} failed: {examples[kind]}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if more := by_count[_MAX_REASONS:]:
+        num_requests = sum(count for _, count in more)
+        line = f"{run}: {counted(num_requests, 'request')} failed for {counted(len(more), 'other reason')}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
