@@ -256,7 +256,10 @@ def answer_room(fields: GenerateFields, num_prompt_tokens: int, max_context: int
     max_tokens = fields.max_tokens or room
     if max_tokens > room:
         prompt = counted(num_prompt_tokens, "token")
-        message = f"`max_tokens` is {max_tokens}; after the prompt's {prompt} {holder} of {most} has room for {room}"
+        message = (
+            f"`max_tokens` is {max_tokens}, but {holder} holds {most} tokens, which leaves {room} after the prompt's"
+            f" {prompt}"
+        )
         raise InvalidRequest(message, param="max_tokens")
     if fields.min_tokens > max_tokens:
         message = f"`min_tokens` is {fields.min_tokens}, more than the {max_tokens} that the answer may have"

@@ -120,7 +120,7 @@ class ScaleConfig(ConfigModel):
     #: A runner may be released when all its GPUs have been idle for so long.
     idle_s: Seconds = 60.0
     #: Command and arguments that run when the advice changes, with the advice as JSON on standard input.
-    hook: tuple[Name, ...] = ()
+    hook: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     #: A hook that takes longer is killed.
     hook_timeout_s: Seconds = 60.0
 

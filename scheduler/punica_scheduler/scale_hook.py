@@ -25,7 +25,7 @@ _STDERR = 2
 class ScaleHook:
     """Takes advice at any time, and hands it to the command while ``running``. Without a command it only logs it."""
 
-    def __init__(self, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, command: Sequence[str] | None, timeout_s: float) -> None:
         self._command = command
         self._timeout_s = timeout_s
         self._newest: ScaleAdvice | None = None
@@ -39,10 +39,10 @@ class ScaleHook:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Runs the command on advice while the context is open; one that still runs at the end is killed."""
-        if not self._command:
+        if self._command is None:
             yield
             return
-        calling = asyncio.create_task(self._keep_calling())
+        calling = asyncio.create_task(self._keep_calling(self._command))
         try:
             yield
         finally:
@@ -50,18 +50,18 @@ class ScaleHook:
             with contextlib.suppress(asyncio.CancelledError):
                 await calling
 
-    async def _keep_calling(self) -> Never:
+    async def _keep_calling(self, command: Sequence[str]) -> Never:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
             assert self._newest is not None
-            if (failure := await self._failure_of_call(self._newest)) is not None:
-                log.error("the scale hook %s failed: %s", self._command[0], failure)
+            if (failure := await self._failure_of_call(command, self._newest)) is not None:
+                log.error("the scale hook %s failed: %s", command[0], failure)
 
-    async def _failure_of_call(self, advice: ScaleAdvice) -> str | None:
+    async def _failure_of_call(self, command: Sequence[str], advice: ScaleAdvice) -> str | None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *command,
                 stdin=PIPE,
                 stdout=_STDERR,  # its words belong to the scheduler's log
                 env={name: value for name, value in os.environ.items() if name != TOKEN_ENV},

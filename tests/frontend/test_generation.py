@@ -56,8 +56,14 @@ def test_an_answer_may_fill_the_rest_of_what_holds_least() -> None:
         ({"prompt": ""}, 64, None, "prompt", "64 tokens, but the context holds 64"),
         ({"input_ids": []}, 70, None, "input_ids", "70 tokens"),
         ({}, 40, Limits(1, 32), "prompt", "largest KvCache of the cluster holds 32"),
-        ({"max_tokens": 55}, 10, None, "max_tokens", "room for 54"),
-        ({"max_tokens": 30}, 10, Limits(1, 32), "max_tokens", "largest KvCache of the cluster of 32 has room for 22"),
+        ({"max_tokens": 55}, 10, None, "max_tokens", "but the context holds 64 tokens, which leaves 54"),
+        (
+            {"max_tokens": 30},
+            10,
+            Limits(1, 32),
+            "max_tokens",
+            "largest KvCache of the cluster holds 32 tokens, which leaves 22 after the prompt's 10 tokens$",
+        ),
         ({"max_tokens": 5, "min_tokens": 6}, 10, None, "min_tokens", "more than the 5"),
     ],
 )

@@ -114,6 +114,10 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
             "`scheduler.scale.hook`: must be a list, got 'resize'",
         ),
         (
+            "engine: {model: m}\nscheduler: {scale: {hook: []}}",
+            "`scheduler.scale.hook`: must be a list that is not empty",
+        ),
+        (
             "engine: {model: m}\nscheduler: {consolidation: {interval_s: 0}}",
             "`scheduler.consolidation.interval_s`: must be more than 0",
         ),

@@ -58,7 +58,7 @@ async def test_it_is_told_the_advice_as_json(tmp_path: Path) -> None:
 )
 def test_the_log_says_it_in_words(advice: ScaleAdvice, says: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    ScaleHook((), DEADLINE_S).advise(advice)
+    ScaleHook(None, DEADLINE_S).advise(advice)
     assert caplog.messages == [f"advice: {says}"]
 
 
@@ -139,7 +139,7 @@ async def test_it_does_not_see_the_clusters_token(tmp_path: Path, monkeypatch: p
 
 async def test_without_a_command_advice_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    silent = ScaleHook((), DEADLINE_S)
+    silent = ScaleHook(None, DEADLINE_S)
     async with silent.running():
         silent.advise(ScaleAdvice(1))
     assert "advice: 1 more GPU" in caplog.text

@@ -1,7 +1,8 @@
 """Whether an adapter could be on a GPU at all, alone in the LoRA pool."""
 
-from punica_serve.errors import AdapterRejected
-from punica_serve.lora_layout import pages_needed
+from punica_serve.config import DummyAdaptersConfig
+from punica_serve.errors import AdapterRejected, ConfigError
+from punica_serve.lora_layout import LORA_PAGE_RANKS, pages_needed
 from punica_serve.protocol import AdapterRef
 
 
@@ -13,4 +14,15 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
             f"the adapter takes {num_pages} pages of {group}, and the LoRA pool has {num_lora_pages}; use an adapter of"
             f" lower rank or raise `engine.num_lora_pages` to {num_pages} or more",
             param="r",
+        )
+
+
+def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int) -> None:
+    """Raises ConfigError."""
+    num_pages = -(-dummies.rank // LORA_PAGE_RANKS)
+    if dummies.count and num_pages > num_lora_pages:
+        raise ConfigError(
+            f"`dummy_adapters.rank`: adapters of rank {dummies.rank} take {num_pages} pages each, and the LoRA pool has"
+            f" {num_lora_pages}; lower it or raise `engine.num_lora_pages` to {num_pages} or more",
+            param="dummy_adapters.rank",
         )

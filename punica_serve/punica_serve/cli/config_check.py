@@ -1,5 +1,6 @@
 """`punica-serve config check FILE`: what `up` would refuse, without starting anything."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
     configure_logging("config check", LogLevel.WARNING)
     config = load_config(file)
     model = check_config(config)
+    check_hook(config)
     shared = shared_adapters(config, model)
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
@@ -49,6 +51,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
 
     Raises ModelRejected and ConfigError.
     """
+    from punica_serve.adapters.pool_fit import check_dummies_fit_pool
     from punica_serve.model_config import read_model_config
     from punica_serve.simulation.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
@@ -60,6 +63,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
     if config.data_folder.exists() and not config.data_folder.is_dir():
         raise ConfigError(f"`data_folder`: {config.data_folder} is no folder")
+    check_dummies_fit_pool(config.dummy_adapters, config.engine.num_lora_pages)
     if config.tls:
         check_files(config.tls)
     model = read_model_config(config.engine.model)
@@ -68,6 +72,14 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     if config.engine.load_format == "safetensors":
         weight_files(config.engine.model)
     return model
+
+
+def check_hook(config: "ClusterConfig") -> None:
+    """For the machine that the scheduler is to run on. Raises ConfigError."""
+    hook = config.scheduler.scale.hook
+    if hook and shutil.which(hook[0]) is None:
+        message = f"`scheduler.scale.hook`: {hook[0]} is no command that can be run here"
+        raise ConfigError(message, param="scheduler.scale.hook")
 
 
 def _table(shared: "SharedAdapters") -> "Table":

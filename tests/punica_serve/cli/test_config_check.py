@@ -89,3 +89,27 @@ def test_a_file_is_no_data_folder(cli: Cli, write_config: WriteConfig, tmp_path:
     (tmp_path / "taken").touch()
     exit_code, _, stderr = cli("config", "check", str(write_config(data_folder="taken")))
     assert exit_code == 2 and "`data_folder`: " in stderr and "/taken is no folder" in stderr
+
+
+def test_dummies_larger_than_the_lora_pool_are_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    config = write_config(
+        engine={"model": str(model_folder), "num_lora_pages": 1}, dummy_adapters={"count": 2, "rank": 16}
+    )
+    exit_code, _, stderr = cli("config", "check", str(config))
+    assert exit_code == 2 and "raise `engine.num_lora_pages` to 2 or more" in stderr
+
+
+def test_a_scale_hook_must_be_there_and_executable(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+    hook = tmp_path / "hook"
+    path = str(write_config(scheduler={"scale": {"hook": [str(hook)]}}))
+    missing = cli("config", "check", path)
+    hook.write_text("#!/bin/sh\n")
+    not_executable = cli("config", "check", path)
+    for exit_code, _, stderr in (missing, not_executable):
+        assert exit_code == 2 and f"`scheduler.scale.hook`: {hook} is no command" in stderr
+    hook.chmod(0o700)
+    assert cli("config", "check", path)[0] == 0
+
+
+def test_a_scale_hook_is_found_by_its_name(cli: Cli, write_config: WriteConfig) -> None:
+    assert cli("config", "check", str(write_config(scheduler={"scale": {"hook": ["cat"]}})))[0] == 0

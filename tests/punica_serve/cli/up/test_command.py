@@ -69,3 +69,8 @@ def test_a_gpu_for_several_runners(cli: Cli, write_config: WriteConfig) -> None:
 def test_a_gpu_that_this_machine_lacks(cli: Cli, write_config: WriteConfig) -> None:
     config = write_config(runner={"devices": ["cpu", "cuda:0"]})
     assert_refused(cli("up", "--config", str(config)), "device 'cuda:0' can't be used: ")
+
+
+def test_a_scale_hook_that_is_not_there(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+    path = write_config(scheduler={"scale": {"hook": [f"{tmp_path}/none"]}})
+    assert_refused(cli("up", "--config", str(path)), f"`scheduler.scale.hook`: {tmp_path}/none is no command")
