@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,3 +23,15 @@ def test_arrivals_are_replayed_live_and_compared_with_their_simulation(simulated
     assert figures["live"]["tokens_per_s"] > 0
     left = {path.name for path in out.iterdir()}
     assert left == {"three-live.json", "three-live.png", "three-live.csv", "three-simulated.csv"}
+
+
+def test_a_cluster_without_the_configs_adapters_gets_no_request(simulated_cluster: Any, tmp_path: Path) -> None:
+    document = yaml.safe_load((tmp_path / "three.yaml").read_text())
+    document["dummy_adapters"]["count"] += 1
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-P", "-m", "punica_serve.cli", "simulate", str(tmp_path / "more.yaml")]
+    command += ["--live", simulated_cluster.url, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 2
+    assert "lacks 1 adapter of the config, such as 'dummy-32'" in done.stderr
+    assert simulated_cluster.counters()["arrived"] == 0

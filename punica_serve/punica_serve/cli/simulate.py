@@ -57,26 +57,36 @@ def command(
 
     Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
     """
-    from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
-    from punica_serve.cli.simulate_live import compare_live
+    from punica_scheduler.simulator.run import ABLATIONS, ablated
+    from punica_serve.cli.simulate_live import compare_live, look_first
     from punica_serve.config import load_config
     from punica_serve.errors import ConfigError
 
     cluster = load_config(config)
     make_folder(out)
-    arrivals = arrivals_for(cluster, seed)
     console = make_console()
-    console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
     if live is not None:
         if ablations:
             raise ConfigError("a running cluster is what it is: `--live` goes without `--ablations`", param="live")
-        compare_live(cluster, arrivals, live.split(","), key, name=config.stem, out=out, console=console)
+        urls = [url.strip() for url in live.split(",")]
+        gpus = look_first(cluster, urls, key)
+        arrivals = _arrivals(cluster, seed, console)
+        compare_live(cluster, gpus, arrivals, urls, key, name=config.stem, out=out, console=console)
         return
+    arrivals = _arrivals(cluster, seed, console)
     variants = {"as configured": cluster}
     if ablations:
         variants |= {name: ablated(cluster, name) for name in ABLATIONS}
     results = _simulate(variants, arrivals, console)
     _leave(results, config.stem, out, console)
+
+
+def _arrivals(config: "ClusterConfig", seed: int, console: "Console") -> "Arrivals":
+    from punica_scheduler.simulator.run import arrivals_for
+
+    arrivals = arrivals_for(config, seed)
+    console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
+    return arrivals
 
 
 def _simulate(variants: "dict[str, ClusterConfig]", arrivals: "Arrivals", console: "Console") -> "dict[str, Result]":

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from punica_serve.cli.options import wants_key
+from punica_serve.adapters.dummy import dummy_name
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
 from punica_serve.cli.simulate_files import write_files
 from punica_serve.counted import counted
-from punica_serve.errors import ClusterUnavailable, Unauthorized
+from punica_serve.errors import ClusterUnavailable
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
@@ -22,12 +22,33 @@ if TYPE_CHECKING:
     from punica_serve.config import ClusterConfig
     from punica_serve.replay.client import ReplayedStream
     from punica_serve.replay.comparison import Figures
-    from punica_serve.replay.watch import FoundGpu, GpuSize, Look
+    from punica_serve.replay.found import FoundGpu, GpuSize
+    from punica_serve.replay.watch import Look
     from punica_serve.simulation.arrivals import Arrivals
+
+
+def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
+    """The cluster's GPUs, once each of its frontends serves what the requests ask for.
+
+    Raises ConfigError, Unauthorized and ClusterUnavailable.
+    """
+    return asyncio.run(_look_first(config, urls, key))
+
+
+async def _look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
+    from punica_serve.replay.found import check_models, cluster_client, found_gpus
+
+    adapters = [dummy_name(number) for number in range(config.dummy_adapters.count)]
+    for url in urls:
+        async with cluster_client(url, key) as client:
+            await check_models(client, config.engine.served_name, adapters)
+    async with cluster_client(urls[0], key) as client:
+        return await found_gpus(client)
 
 
 def compare_live(
     config: "ClusterConfig",
+    gpus: "Sequence[FoundGpu]",
     arrivals: "Arrivals",
     urls: Sequence[str],
     key: str | None,
@@ -38,13 +59,12 @@ def compare_live(
 ) -> None:
     """Simulates the cluster as it is found, replays the arrivals against it, and leaves picture, tables and summary.
 
-    Raises ConfigError, Unauthorized and ClusterUnavailable; typer.Exit(1), the files written, where requests failed.
+    Raises ConfigError and ClusterUnavailable; typer.Exit(1), the files written, where requests failed.
     """
     from punica_scheduler.simulator.run import simulate
     from punica_serve.replay.comparison import failures_of, figures_of, live_figures
     from punica_serve.replay.watch import timeline_of
 
-    gpus = asyncio.run(_gpus(urls[0], key))
     console.print(f"the cluster has {counted(len(gpus), 'GPU')}", highlight=False)
     sizes, speed = [gpu.size for gpu in gpus], speed_of(config, gpus)
     predicted = simulate(as_found(config, sizes, speed), arrivals)
@@ -68,16 +88,6 @@ def compare_live(
     write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
     if live.num_failed:
         raise typer.Exit(EXIT_FAILED)
-
-
-async def _gpus(url: str, key: str | None) -> "list[FoundGpu]":
-    from punica_serve.replay.watch import cluster_client, found_gpus
-
-    async with cluster_client(url, key) as client:
-        try:
-            return await found_gpus(client)
-        except Unauthorized as error:
-            raise wants_key(url) from error
 
 
 def speed_of(config: "ClusterConfig", gpus: "Sequence[FoundGpu]") -> float:
@@ -114,7 +124,8 @@ def _replay(
     from rich.progress import Progress
 
     from punica_serve.replay.client import Replay, connected
-    from punica_serve.replay.watch import LOOK_INTERVAL_S, cluster_client, keep_looking
+    from punica_serve.replay.found import cluster_client
+    from punica_serve.replay.watch import LOOK_INTERVAL_S, keep_looking
 
     async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Look]]":
         async with connected(urls, key) as sockets, cluster_client(urls[0], key) as client:

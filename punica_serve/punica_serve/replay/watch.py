@@ -10,30 +10,10 @@ from typing import Any, Never
 import httpx
 import numpy as np
 
-from punica_serve.errors import ClusterUnavailable, ConfigError, Unauthorized
 from punica_serve.simulation.timeline import Timeline
 
 #: Real seconds between two looks.
 LOOK_INTERVAL_S = 1.0
-_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSize:
-    """What a simulation must know of a GPU."""
-
-    max_batch_size: int
-    page_size: int
-    num_kv_pages: int
-    num_lora_pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGpu:
-    """A GPU of the running cluster."""
-
-    device: str
-    size: GpuSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +43,6 @@ class _Counters:
             self._incarnation = incarnation
         self._newest = counters
         return {name: count + self._before[name] for name, count in counters.items()}
-
-
-def cluster_client(url: str, key: str | None = None) -> httpx.AsyncClient:
-    """For /v1/cluster of a frontend. Raises ConfigError for a URL that is none."""
-    headers = {"Authorization": f"Bearer {key}"} if key else None
-    try:
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{url!r} is not of the form http://HOST:PORT: {error}", param="live") from error
-
-
-async def found_gpus(client: httpx.AsyncClient) -> list[FoundGpu]:
-    """All that have joined. Raises Unauthorized, and ClusterUnavailable when nobody answers, or no GPU is there."""
-    try:
-        gpus = [gpu["gpu"] for gpu in (await _get(client))["gpus"]]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            raise Unauthorized(f"{client.base_url} wants a valid API key") from error
-        raise ClusterUnavailable(f"no cluster answers at {client.base_url}: {error}") from error
-    if not gpus:
-        raise ClusterUnavailable(f"the cluster at {client.base_url} has no GPU")
-    return [FoundGpu(gpu["device"], _size(gpu)) for gpu in gpus]
-
-
-def _size(gpu: dict[str, Any]) -> GpuSize:
-    num_lora_pages = min(gpu["num_lora_pages"].values())
-    return GpuSize(gpu["max_batch_size"], gpu["page_size"], gpu["num_kv_pages"], num_lora_pages)
 
 
 async def keep_looking(client: httpx.AsyncClient, now_s: Callable[[], float], looks: list[Look]) -> Never:

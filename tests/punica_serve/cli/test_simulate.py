@@ -97,7 +97,8 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--live", "http://127.0.0.1:1"], "no cluster answers at http"),
+        (["--live", "http://127.0.0.1:1"], "no frontend answers at http"),
+        (["--live", "foo"], "'foo' is not a frontend"),
         (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` goes without `--ablations`"),
     ],
 )

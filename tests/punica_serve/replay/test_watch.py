@@ -4,9 +4,8 @@ import contextlib
 import httpx
 import pytest
 
-from punica_serve.errors import ClusterUnavailable, ConfigError, PunicaError, Unauthorized
 from punica_serve.replay import watch
-from punica_serve.replay.watch import FoundGpu, GpuSize, Look, cluster_client, found_gpus, keep_looking, timeline_of
+from punica_serve.replay.watch import Look, keep_looking, timeline_of
 from waits import DEADLINE_S
 
 
@@ -41,45 +40,12 @@ def client(*answers: httpx.Response) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url="http://host:8000", transport=transport)
 
 
-GPU = {
-    "uuid": "a",
-    "device": "cuda:0",
-    "max_batch_size": 32,
-    "page_size": 16,
-    "num_kv_pages": 99,
-    "num_lora_pages": {"qkv": 8, "o": 8},
+CLUSTER = {
+    "incarnation": 1,
+    "gpus": [{"gpu": {"uuid": "a"}, "batch_size": 5}],
+    "queue_length": 2,
+    "counters": {"tokens": 7},
 }
-CLUSTER = {"incarnation": 1, "gpus": [{"gpu": GPU, "batch_size": 5}], "queue_length": 2, "counters": {"tokens": 7}}
-
-
-async def test_the_gpus_are_asked_for() -> None:
-    async with client(httpx.Response(200, json=CLUSTER)) as asked:
-        assert await found_gpus(asked) == [FoundGpu("cuda:0", GpuSize(32, 16, 99, 8))]
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        (httpx.Response(503), ClusterUnavailable, "no cluster answers at http://host:8000"),
-        (httpx.Response(200, text="hello"), ClusterUnavailable, "no cluster answers"),
-        (httpx.Response(200, json={"gpus": []}), ClusterUnavailable, "has no GPU"),
-        (httpx.Response(401), Unauthorized, "http://host:8000 wants a valid API key"),
-    ],
-)
-async def test_what_is_no_cluster_is_said(answer: httpx.Response, error: type[PunicaError], message: str) -> None:
-    async with client(answer) as asked:
-        with pytest.raises(error, match=message):
-            await found_gpus(asked)
-
-
-def test_a_url_that_is_none_is_said() -> None:
-    with pytest.raises(ConfigError, match="'http://host:x' is not of the form"):
-        cluster_client("http://host:x")
-
-
-async def test_the_key_is_sent() -> None:
-    async with cluster_client("http://host:8000", "sk-1") as asked:
-        assert asked.headers["authorization"] == "Bearer sk-1"
 
 
 async def looked_at(asked: httpx.AsyncClient, num_looks: int) -> list[Look]:
