@@ -68,7 +68,8 @@ class Placer:
     def _begin_trial(self, decision: Decision) -> None:
         """Empties a GPU for the next suspect, and places it there once the pages are back."""
         trials = self._books.trials
-        suspect = trials.next_suspect
+        while (suspect := trials.next_suspect) and not could_go_on(suspect, self._fleet):
+            self._waiting.await_larger(suspect)
         gpu = trials.gpu_apart(self._fleet.gpus)
         if suspect is None or gpu is None:
             return

@@ -33,8 +33,8 @@ class Waiting:
 
     @property
     def num_for_gpu(self) -> int:
-        """Those that wait for a GPU, rather than for the store."""
-        return self._num_waiting - len(self.aside)
+        """Those that wait for a GPU that is there, rather than for the store or for a larger one."""
+        return self._num_waiting - len(self.aside) - len(self.outsize)
 
     def add(self, record: RequestRecord) -> None:
         self._num_waiting += 1
@@ -49,12 +49,12 @@ class Waiting:
             del self.homebound[record.home_uuid]
 
     def _line_of(self, record: RequestRecord) -> Line | RequestQueue:
+        if record.awaits_larger:
+            return self.outsize
         if record.is_suspect:
             return self.suspects
         if record.aside_until_ns is not None:
             return self.aside
-        if record.awaits_larger:
-            return self.outsize
         if record.home_uuid is not None:
             return self.homebound.setdefault(record.home_uuid, Line())
         return self.queue
@@ -66,17 +66,17 @@ class Waiting:
             self.queue.add(record)
 
     def await_larger(self, record: RequestRecord) -> None:
-        """No GPU could hold this one of the queue."""
-        self.queue.remove(record)
+        """No GPU could hold this one of the queue, or of the suspects."""
+        self._line_of(record).remove(record)
         record.awaits_larger = True
         self.outsize.add(record)
 
     def free_outsize(self) -> None:
-        """The fleet has changed: they take their places in the queue, by arrival."""
+        """The fleet has changed: they take their places in their lines, by arrival."""
         outsize, self.outsize = self.outsize, Line()
         for record in outsize:
             record.awaits_larger = False
-            self.queue.add(record)
+            self._line_of(record).add(record)
 
     def call_back(self, is_due: Callable[[RequestRecord], bool], now_ns: int) -> None:
         """Requests that wait aside take their places in the queue, by arrival."""

@@ -112,6 +112,19 @@ def test_a_suspect_that_no_gpu_can_run_waits_for_one_that_can(with_suspects: Any
     assert cluster.gpu_joins("B") == ["B: start r1"]
 
 
+def test_a_suspect_that_no_gpu_can_run_does_not_hold_up_the_next(filled: Any) -> None:
+    cluster = filled("A", "B", pages=32)
+    cluster.arrives("big", prompt=40, max_tokens=40)
+    cluster.arrives("little", max_tokens=20)
+    for uuid in ("B", "A"):
+        cluster.steps(uuid)
+        cluster.gpu_is_lost(uuid)
+    assert cluster.gpu_joins("C", pages=8) == ["C: start little"]
+    cluster.gpu_joins("D", pages=8)
+    assert cluster.steps("C", "little", finished="little") == ["little: 1 token at 0 stop"]
+    assert cluster.gpu_joins("A", pages=32) == ["A: start big"]
+
+
 def test_a_suspect_that_outgrows_its_gpu_goes_on_in_another(with_suspects: Any) -> None:
     cluster = with_suspects("r1")
     cluster.arrives("r2")

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from punica_scheduler import events
+from punica_scheduler.advice import ScaleRule
+from punica_scheduler.consolidation import ConsolidationRule
+from punica_serve.protocol import ScaleAdvice
 
 
 @pytest.fixture
@@ -64,3 +67,29 @@ def test_one_whose_gpu_left_after_a_drain_waits_for_another(new_cluster: Any) ->
     assert cluster.tell(events.RunnerDrainRequested("host")) == []
     assert cluster.tell(events.RunnerLost("host")) == []
     assert cluster.gpu_joins("large", pages=16, runner="host") == ["large: start r1"]
+
+
+def test_while_it_waits_gpus_are_emptied(new_cluster: Any) -> None:
+    rule = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_s=1000, idle_s=10)
+    cluster = new_cluster(consolidation=rule)
+    cluster.gpu_joins("large", pages=128)
+    cluster.arrives("r1", prompt=300)
+    cluster.steps("large", "r1")
+    cluster.gpu_is_lost("large")
+    cluster.gpu_joins("A", pages=64)
+    cluster.arrives("a1", max_tokens=60)
+    cluster.steps("A", "a1")
+    cluster.is_drained("A")
+    cluster.gpu_joins("B", pages=64)
+    cluster.arrives("b1", max_tokens=60)
+    cluster.steps("B", "b1")
+    cluster.is_drained("A", drain=False)
+    assert cluster.scheduler.snapshot(0).queue_length == 1
+    assert cluster.time_passes(1) == ["A: stop a1", "B: start a1 after 1"]
+
+
+def test_while_it_waits_idle_gpus_are_released(without_large: Any) -> None:
+    cluster = without_large(scale=ScaleRule(idle_ns=10**9))
+    cluster.gpu_joins("other small", pages=4, runner="other host")
+    cluster.time_passes(2)
+    assert cluster.advice == ScaleAdvice(releasable_runners=("other host",))
