@@ -29,5 +29,10 @@ def pages_needed(ranks: Mapping[str, int]) -> dict[LoraGroup, int]:
     for group, modules in LORA_GROUPS.items():
         rank = max((ranks.get(module, 0) for module in modules), default=0)
         if rank:
-            pages[group] = -(-rank // LORA_PAGE_RANKS)
+            pages[group] = pages_of_rank(rank)
     return pages
+
+
+def pages_of_rank(rank: int) -> int:
+    """Pages of one group that so many rank rows take."""
+    return -(-rank // LORA_PAGE_RANKS)

@@ -156,6 +156,14 @@ class Cluster:
         """Someone asks for it, or takes it back."""
         return self.tell(events.GpuDrainRequested("f", 7, uuid, drain))
 
+    def runs_one_each(self) -> None:
+        """A, lightly loaded, runs a1, and B, as lightly, b1; each has had its first token."""
+        for uuid, name in (("A", "a1"), ("B", "b1")):
+            self.gpu_joins(uuid, pages=64)
+            self.arrives(name, max_tokens=60)
+            self.steps(uuid, name)
+            self.is_drained("A", drain=uuid == "A")
+
     def arrives(
         self,
         name: str,

@@ -125,14 +125,7 @@ def test_a_request_is_moved_for_this_once_in_its_life(spread: Any) -> None:
 
 def test_among_equals_requests_move_up_the_uuids_and_stay(new_cluster: Any) -> None:
     cluster = new_cluster(consolidation=RULE)
-    cluster.gpu_joins("A", pages=64)
-    cluster.arrives("a1", max_tokens=60)
-    cluster.steps("A", "a1")
-    cluster.is_drained("A")
-    cluster.gpu_joins("B", pages=64)
-    cluster.arrives("b1", max_tokens=60)
-    cluster.steps("B", "b1")
-    cluster.is_drained("A", drain=False)
+    cluster.runs_one_each()
     assert cluster.time_passes(1) == ["A: stop a1", "B: start a1 after 1"]
     cluster.steps("B", "a1 b1")
     assert cluster.time_passes(1) == []

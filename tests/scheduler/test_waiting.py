@@ -76,14 +76,7 @@ def test_while_it_waits_gpus_are_emptied(new_cluster: Any) -> None:
     cluster.arrives("r1", prompt=300)
     cluster.steps("large", "r1")
     cluster.gpu_is_lost("large")
-    cluster.gpu_joins("A", pages=64)
-    cluster.arrives("a1", max_tokens=60)
-    cluster.steps("A", "a1")
-    cluster.is_drained("A")
-    cluster.gpu_joins("B", pages=64)
-    cluster.arrives("b1", max_tokens=60)
-    cluster.steps("B", "b1")
-    cluster.is_drained("A", drain=False)
+    cluster.runs_one_each()
     assert cluster.scheduler.snapshot(0).queue_length == 1
     assert cluster.time_passes(1) == ["A: stop a1", "B: start a1 after 1"]
 

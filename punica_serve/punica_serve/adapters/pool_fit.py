@@ -2,7 +2,7 @@
 
 from punica_serve.config import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
-from punica_serve.lora_layout import LORA_PAGE_RANKS, pages_needed
+from punica_serve.lora_layout import pages_needed, pages_of_rank
 from punica_serve.protocol import AdapterRef
 
 
@@ -19,7 +19,7 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
 
 def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int) -> None:
     """Raises ConfigError."""
-    num_pages = -(-dummies.rank // LORA_PAGE_RANKS)
+    num_pages = pages_of_rank(dummies.rank)
     if dummies.count and num_pages > num_lora_pages:
         raise ConfigError(
             f"`dummy_adapters.rank`: adapters of rank {dummies.rank} take {num_pages} pages each, and the LoRA pool has"

@@ -9,7 +9,7 @@ from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.config import EngineConfig
 from punica_serve.engine.device_memory import open_device
 from punica_serve.engine.packing import packed_num_bytes
-from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.lora_layout import pages_of_rank
 from punica_serve.model_config import ModelConfig, read_model_config
 from punica_serve.shapes import shape_folder
 
@@ -49,7 +49,7 @@ class Subject:
 
     def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
         """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""
-        pages = -(-rank // LORA_PAGE_RANKS) * num_resident
+        pages = pages_of_rank(rank) * num_resident
         ranks = dict.fromkeys(ALL_MODULES, rank)
         needed_bytes = num_host * packed_num_bytes(ranks, self.model, self.dtype)
         return self.config.model_copy(

@@ -16,16 +16,22 @@ import { color } from "./theme.js";
 const MAX_MARKS = 256;
 const MAX_LISTED = 60;
 
+/** @param {string} what @returns {(count: number) => string} */
+const gpus = (what) => (count) => (count > 1 ? `${count} GPUs ${what}` : `GPU ${what}`);
+
+/** @param {string} what @returns {(count: number) => string} */
+const requests = (what) => (count) => (count > 1 ? `${count} requests ${what}` : `request ${what}`);
+
 /** @type {Record<string, { text: (count: number) => string, color: string }>} */
 const KINDS = {
   scheduler_started: { text: () => "scheduler started", color: "warn" },
-  gpu_joined: { text: (count) => (count > 1 ? `${count} GPUs joined` : "GPU joined"), color: "good" },
-  gpu_left: { text: (count) => (count > 1 ? `${count} GPUs left` : "GPU left"), color: "warn" },
-  gpu_lost: { text: (count) => (count > 1 ? `${count} GPUs lost` : "GPU lost"), color: "bad" },
-  gpu_drained: { text: (count) => (count > 1 ? `${count} GPUs draining` : "GPU draining"), color: "warn" },
-  gpu_taken_back: { text: (count) => (count > 1 ? `${count} GPUs taken back` : "GPU taken back"), color: "good" },
-  evicted: { text: (count) => (count > 1 ? `${count} requests evicted` : "request evicted"), color: "warn" },
-  migrated: { text: (count) => (count > 1 ? `${count} requests moved` : "request moved"), color: "series-1" },
+  gpu_joined: { text: gpus("joined"), color: "good" },
+  gpu_left: { text: gpus("left"), color: "warn" },
+  gpu_lost: { text: gpus("lost"), color: "bad" },
+  gpu_drained: { text: gpus("draining"), color: "warn" },
+  gpu_taken_back: { text: gpus("taken back"), color: "good" },
+  evicted: { text: requests("evicted"), color: "warn" },
+  migrated: { text: requests("moved"), color: "series-1" },
   consolidated: { text: () => "GPU emptied", color: "series-2" },
 };
 

@@ -14,7 +14,7 @@ from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
 from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.weights import PagedWeights
-from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.lora_layout import LORA_PAGE_RANKS, pages_of_rank
 
 #: An operator on one layer.
 LayerCall = Callable[[int], object]
@@ -52,7 +52,7 @@ class Sgmv:
         pages = weights.pages(case)
         offsets = (0, weights.h_out)
         if weights.device.type == "cuda":
-            max_pages = -(-(max_rank or max(case.ranks)) // LORA_PAGE_RANKS)
+            max_pages = pages_of_rank(max_rank or max(case.ranks))
             self.shrink, self.expand, self.pair = _gpu_calls(weights, case.indptr, pages, max_pages, offsets, rows)
         else:
             self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)

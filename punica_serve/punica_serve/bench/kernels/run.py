@@ -6,6 +6,7 @@ Every operator is compared with what is right before it is timed, and a wrong on
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from rich.progress import Progress
@@ -28,8 +29,12 @@ from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
 from punica_serve.engine.device_memory import open_device
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 #: One table and what draws it.
 Measured = tuple[TableData, Draw]
+Measure = Callable[[KernelBench], Measured]
 
 
 def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, progress: Progress) -> Report:
@@ -55,9 +60,14 @@ def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, pr
     )
 
 
-def _pair(bench: KernelBench) -> Measured:
-    table = pair.measure(bench, _batches(bench, 1, 8, 32, 64))
-    return table, partial(pair.draw, table)
+def _section(measure: Callable[[KernelBench], TableData], draw: Callable[[TableData, "Figure"], None]) -> Measure:
+    """One whose picture takes nothing but its table."""
+
+    def measured(bench: KernelBench) -> Measured:
+        table = measure(bench)
+        return table, partial(draw, table)
+
+    return measured
 
 
 def _roofline(bench: KernelBench) -> Measured:
@@ -65,66 +75,25 @@ def _roofline(bench: KernelBench) -> Measured:
     return table, partial(roofline.draw, table, roof)
 
 
-def _comparison(bench: KernelBench) -> Measured:
-    table = comparison.measure(bench)
-    return table, partial(comparison.draw, table)
-
-
-def _ranks(bench: KernelBench) -> Measured:
-    table = ranks.measure(bench)
-    return table, partial(ranks.draw, table)
-
-
-def _add_lora(bench: KernelBench) -> Measured:
-    table = blog.measure(bench)
-    return table, partial(blog.draw, table)
-
-
-def _fused(bench: KernelBench) -> Measured:
-    table = fused.measure(bench, (bench.settings.max_batch_size // 2, bench.settings.num_prefill_rows))
-    return table, partial(fused.draw, table)
-
-
-def _linear(bench: KernelBench) -> Measured:
-    table = linear.measure(bench, _batches(bench, 1, 8, 32, 64))
-    return table, partial(linear.draw, table)
-
-
-def _paged_attention(bench: KernelBench) -> Measured:
-    table = paged_attention.measure(bench)
-    return table, partial(paged_attention.draw, table)
-
-
-def _merge_attention(bench: KernelBench) -> Measured:
-    table = merge_attention.measure(bench)
-    return table, partial(merge_attention.draw, table)
-
-
-def _sampling(bench: KernelBench) -> Measured:
-    table = sampling.measure(bench)
-    return table, partial(sampling.draw, table)
-
-
-def _layouts(bench: KernelBench) -> Measured:
-    table = layout.measure(bench, _batches(bench, 1, 32, 64))
-    return table, partial(layout.draw, table)
-
-
-_MEASURE: dict[Section, Callable[[KernelBench], Measured]] = {
-    Section.PAIR: _pair,
-    Section.ROOFLINE: _roofline,
-    Section.COMPARISON: _comparison,
-    Section.RANKS: _ranks,
-    Section.ADD_LORA: _add_lora,
-    Section.FUSED: _fused,
-    Section.LINEAR: _linear,
-    Section.PAGED_ATTENTION: _paged_attention,
-    Section.MERGE_ATTENTION: _merge_attention,
-    Section.SAMPLING: _sampling,
-    Section.LAYOUTS: _layouts,
-}
+def _fused_rows(bench: KernelBench) -> tuple[int, ...]:
+    return (bench.settings.max_batch_size // 2, bench.settings.num_prefill_rows)
 
 
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:
     """The sizes up to the largest that was asked for."""
     return tuple(size for size in sizes if size <= bench.settings.max_batch_size)
+
+
+_MEASURE: dict[Section, Measure] = {
+    Section.PAIR: _section(lambda bench: pair.measure(bench, _batches(bench, 1, 8, 32, 64)), pair.draw),
+    Section.ROOFLINE: _roofline,
+    Section.COMPARISON: _section(comparison.measure, comparison.draw),
+    Section.RANKS: _section(ranks.measure, ranks.draw),
+    Section.ADD_LORA: _section(blog.measure, blog.draw),
+    Section.FUSED: _section(lambda bench: fused.measure(bench, _fused_rows(bench)), fused.draw),
+    Section.LINEAR: _section(lambda bench: linear.measure(bench, _batches(bench, 1, 8, 32, 64)), linear.draw),
+    Section.PAGED_ATTENTION: _section(paged_attention.measure, paged_attention.draw),
+    Section.MERGE_ATTENTION: _section(merge_attention.measure, merge_attention.draw),
+    Section.SAMPLING: _section(sampling.measure, sampling.draw),
+    Section.LAYOUTS: _section(lambda bench: layout.measure(bench, _batches(bench, 1, 32, 64)), layout.draw),
+}

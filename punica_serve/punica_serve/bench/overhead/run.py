@@ -16,7 +16,7 @@ from punica_serve.bench.subject import Subject
 from punica_serve.config import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.packing import packed_num_bytes
-from punica_serve.lora_layout import LORA_PAGE_RANKS
+from punica_serve.lora_layout import pages_of_rank
 from punica_serve.protocol import AdapterRef
 
 TRACE_NAME = "overhead-trace.json.gz"
@@ -48,7 +48,7 @@ def run(subject: Subject, settings: OverheadSettings, out: Path, progress: Progr
 
 def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
     """The subject's config with room for every batch and its adapters."""
-    pages = {rank: count * -(-rank // LORA_PAGE_RANKS) for rank, count in settings.num_adapters.items()}
+    pages = {rank: count * pages_of_rank(rank) for rank, count in settings.num_adapters.items()}
     # Host memory holds those of one rank; the next one's take their place.
     host_bytes = max(
         (count + 1) * packed_num_bytes(dict.fromkeys(ALL_MODULES, rank), subject.model, subject.dtype)
