@@ -28,7 +28,7 @@ def refusal_on_arrival(record: RequestRecord, books: Books, max_queue: int, *, k
         return None
     num_waiting = books.waiting.num_for_gpu
     if num_waiting >= max_queue:
-        return OutOfCapacity(f"{num_waiting} requests wait for a GPU already; try again later")
+        return OutOfCapacity(f"the queue for a GPU is full, with {counted(num_waiting, 'request')}; try again later")
     return refusal(record, books.fleet) if knows_gpus else None
 
 
@@ -67,8 +67,9 @@ def too_long_to_send(request: Request) -> InvalidRequest | None:
     num_bytes = len(encode(AddRequest(0, request))) + MAX_TOKEN_BYTES * request.sampling.max_tokens
     if num_bytes <= MAX_FRAME_BYTES - _START_BYTES:
         return None
+    prompt = counted(len(request.prompt_ids), "prompt token")
     return InvalidRequest(
-        f"a request of {len(request.prompt_ids)} prompt tokens and max_tokens of {request.sampling.max_tokens} may "
+        f"a request of {prompt} and max_tokens of {request.sampling.max_tokens} may "
         f"grow to {num_bytes} bytes, and {MAX_FRAME_BYTES} can be sent; shorten the prompt or set a lower max_tokens",
         param="max_tokens",
     )

@@ -14,6 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import Never
 
+from punica_serve.counted import counted
 from punica_serve.process import TOKEN_ENV, death_reason
 from punica_serve.protocol import ScaleAdvice
 
@@ -87,7 +88,7 @@ async def _end(process: Process) -> None:
 
 
 def _in_words(advice: ScaleAdvice) -> str:
-    more = f"{advice.num_more_gpus} more GPU{'s' if advice.num_more_gpus > 1 else ''}" if advice.num_more_gpus else ""
+    more = counted(advice.num_more_gpus, "more GPU") if advice.num_more_gpus else ""
     releasable = ", ".join(advice.releasable_runners)
     parts = [part for part in (more, releasable and f"these runners may go: {releasable}") if part]
     return "; ".join(parts) or "as many GPUs as there are"

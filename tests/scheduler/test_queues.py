@@ -26,6 +26,7 @@ def test_a_full_queue_refuses_newcomers_but_not_what_comes_back(new_cluster: Any
     cluster = new_cluster(max_queue=1)
     cluster.arrives("r1")
     assert cluster.arrives("r2") == ["r2: out_of_capacity"]
+    assert cluster.error.message == "the queue for a GPU is full, with 1 request; try again later"
     assert cluster.arrives("r3", generated=2) == []
     assert cluster.arrives("still without a token", is_new=False) == []
     assert cluster.counter("failed") == 1

@@ -21,6 +21,7 @@ from punica_serve.adapters.adapter import Adapter, AdapterLayout, PairPlace, Ten
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.adapters.safetensors_file import list_tensors, split_header
 from punica_serve.adapters.targets import LoraTarget, lora_targets
+from punica_serve.counted import counted
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
@@ -196,7 +197,7 @@ def _check_names(tensors: Mapping[str, TensorPlace], targets: list[LoraTarget], 
     if unexpected:
         raise AdapterRejected(
             f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that {CONFIG_NAME} targets in"
-            f" the base model's {model.num_hidden_layers} layers",
+            f" the base model's {counted(model.num_hidden_layers, 'layer')}",
             param=unexpected[0],
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from punica_serve.adapters.adapter import STORAGE_DTYPES, TensorPlace
+from punica_serve.counted import counted
 from punica_serve.errors import AdapterRejected
 
 #: The header of an adapter for a model of 126 layers is 0.3 MB. No adapter is worth parsing a hundred times that.
@@ -33,7 +34,7 @@ class _Entry(msgspec.Struct, frozen=True):
 def split_header(file: npt.NDArray[np.uint8]) -> bytes:
     """The header of a whole file. Raises AdapterRejected."""
     if len(file) < _LENGTH_BYTES:
-        raise AdapterRejected(f"it is truncated: {len(file)} bytes")
+        raise AdapterRejected(f"it is truncated: {counted(len(file), 'byte')}")
     num_header_bytes = int.from_bytes(file[:_LENGTH_BYTES].tobytes(), "little")
     if num_header_bytes > MAX_HEADER_BYTES:
         raise AdapterRejected(f"its header claims {num_header_bytes} bytes; it is no safetensors file")
@@ -67,7 +68,9 @@ def _check_tiling(entries: dict[str, _Entry], num_data_bytes: int) -> None:
             raise AdapterRejected(f"tensor `{name}` is at bytes {begin} to {end}, expected from {position}", param=name)
         position = end
     if position != num_data_bytes:
-        raise AdapterRejected(f"it is truncated or has a tail: {num_data_bytes} bytes of tensors, expected {position}")
+        raise AdapterRejected(
+            f"it is truncated or has a tail: {counted(num_data_bytes, 'byte')} of tensors, expected {position}"
+        )
 
 
 def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
@@ -76,6 +79,6 @@ def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
     begin, end = entry.data_offsets
     if end - begin != math.prod(entry.shape) * STORAGE_DTYPES[entry.dtype].itemsize:
         raise AdapterRejected(
-            f"tensor `{name}` has {end - begin} bytes for {list(entry.shape)} of {entry.dtype}", param=name
+            f"tensor `{name}` has {counted(end - begin, 'byte')} for {list(entry.shape)} of {entry.dtype}", param=name
         )
     return TensorPlace(entry.dtype, entry.shape, start + begin, start + end)

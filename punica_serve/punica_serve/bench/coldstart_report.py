@@ -11,6 +11,7 @@ from punica_serve.bench.coldstart import Measured, Settings, StreamTimes, run
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject
+from punica_serve.counted import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,9 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
     """Tables, goals and the picture of one run."""
     names = ("all warm", "cold, in host memory" if settings.source == "host" else "cold, in files")
     rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]
-    title = f"coldstart: {subject.model.name}, rank {settings.rank}, {settings.batch_size - 1} requests decoding"
+    title = (
+        f"coldstart: {subject.model.name}, rank {settings.rank}, {counted(settings.batch_size - 1, 'request')} decoding"
+    )
     tables = [TableData("streams", title, _COLUMNS, rows, (_NOTE,))]
     warm, cold = tables[0].records
     added_ms = _number(cold, "first_token_ms_mean") - _number(warm, "first_token_ms_mean")

@@ -18,6 +18,7 @@ import torch
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, weight_name
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
+from punica_serve.counted import counted
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.packing import packed_num_bytes
 from punica_serve.engine.random_pages import noise, pack_random
@@ -68,7 +69,7 @@ def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, o
 
     refs = _in_threads(make, count)
     if not all(ref.digest in engine.host_cache for ref in refs):
-        message = f"`engine.host_cache_bytes` is too small for {count} adapters of {num_bytes} bytes"
+        message = f"`engine.host_cache_bytes` is too small for {counted(count, 'adapter')} of {num_bytes} bytes"
         raise ConfigError(message, param="engine.host_cache_bytes")
     return refs
 

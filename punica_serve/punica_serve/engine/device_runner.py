@@ -1,6 +1,7 @@
 """Which runner a device's steps take."""
 
 from punica_serve.config import EngineConfig
+from punica_serve.counted import counted
 from punica_serve.engine.device_memory import first_line, free_bytes, gib, is_out_of_memory
 from punica_serve.engine.kv_cache import KvCache
 from punica_serve.engine.lora_batch import PagesOf
@@ -30,8 +31,9 @@ def make_runner(
             raise
         # What they had is not given back yet: the error holds it.
         taken = before - free_bytes(device)
+        requests = counted(config.max_batch_size, "request")
         raise ConfigError(
-            f"steps of {config.max_batch_size} requests and {config.prefill_budget_tokens} prompt tokens do not fit"
+            f"steps of {requests} and {counted(config.prefill_budget_tokens, 'prompt token')} do not fit"
             f" {device}: of the {gib(before)} beside its KvCache they took {gib(taken)} and asked for more; lower"
             " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
             f" ({first_line(error)})",

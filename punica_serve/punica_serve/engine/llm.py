@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from punica_serve.config import parse_config
+from punica_serve.counted import counted
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import InvalidRequest
@@ -195,7 +196,7 @@ def _one_each(name: str, values: Any, count: int, *, single: tuple[type, ...]) -
         return [values] * count
     if len(values) != count:
         raise InvalidRequest(
-            f"`{name}` has {len(values)} entries for {count} prompts; give one, or one each", param=name
+            f"`{name}` has length {len(values)}, for {counted(count, 'prompt')}; give one, or one each", param=name
         )
     return list(values)
 

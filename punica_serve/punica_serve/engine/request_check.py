@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from punica_serve.counted import counted
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.errors import InvalidRequest
 from punica_serve.lora_layout import MAX_LORA_RANK, pages_needed
@@ -67,12 +68,12 @@ class RequestCheck:
             )
         if num_prompt + max_tokens > longest:
             raise InvalidRequest(
-                f"`max_tokens` is {max_tokens}, but beside a prompt of {num_prompt} tokens there is room for "
-                f"{longest - num_prompt}",
+                f"`max_tokens` is {max_tokens}, but beside a prompt of {counted(num_prompt, 'token')} there is room "
+                f"for {longest - num_prompt}",
                 param="max_tokens",
             )
         if len(request.generated_ids) >= max_tokens:
-            raise InvalidRequest(f"the request has its {max_tokens} tokens already", param="generated_ids")
+            raise InvalidRequest(f"the request has its {counted(max_tokens, 'token')} already", param="generated_ids")
 
 
 def check_sampling(params: SamplingParams) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.sampling import apply_penalties
+from punica_serve.counted import counted
 from punica_serve.engine.device_memory import reserving
 from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.transfers import to_device
@@ -31,7 +32,7 @@ class TokenHistories:
         self._places: dict[Sequence, tuple[int, int]] = {}
         shape = (max_requests, vocab_size)
         num_bytes = max_requests * vocab_size * (torch.bool.itemsize + torch.int32.itemsize)
-        what = f"the token counts of {max_requests} requests"
+        what = f"the token counts of {counted(max_requests, 'request')}"
         with reserving(what, num_bytes, device, fix="lower it", param="engine.max_batch_size"):
             self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
             self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from punica_serve.counted import counted
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol.base import Message
 from punica_serve.protocol.cluster import CallReply, ClusterHistory, ClusterReply, HistoryReply, ResidencyReply
@@ -125,4 +126,4 @@ class Decoder:
 
 
 def _no_message(frame: bytes, error: Exception) -> ProtocolError:
-    return ProtocolError(f"a frame of {len(frame)} bytes is no message of this direction: {error}")
+    return ProtocolError(f"a frame of {counted(len(frame), 'byte')} is no message of this direction: {error}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, func, insert, select, update
 
+from punica_serve.counted import counted
 from punica_serve.errors import AdapterNotFound, Conflict, Forbidden, InvalidRequest, QuotaExceeded
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.change import Change, upsert
@@ -180,9 +181,9 @@ async def _check_room(change: Change, owner: Tenant, num_bytes: int, replaced: A
     count, total_bytes = (await change.connection.execute(mine)).one()
     total_bytes += num_bytes - (replaced.ref.num_bytes if replaced else 0)
     if owner.max_adapters is not None and replaced is None and count >= owner.max_adapters:
-        noun = "adapter" if owner.max_adapters == 1 else "adapters"
+        most = counted(owner.max_adapters, "adapter")
         raise QuotaExceeded(
-            f"tenant {owner.name!r} may have {owner.max_adapters} {noun} and has {count}; delete one first",
+            f"tenant {owner.name!r} may have {most} and has {count}; delete one first",
             param="name",
             retry_after_s=_FULL_RETRY_S,
         )

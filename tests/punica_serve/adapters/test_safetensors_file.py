@@ -57,7 +57,8 @@ def test_an_empty_file_of_tensors_is_no_error() -> None:
     ("file", "message"),
     [
         (np.zeros(0, np.uint8), "truncated"),
-        (np.zeros(7, np.uint8), "truncated"),
+        (np.zeros(1, np.uint8), "truncated: 1 byte$"),
+        (np.zeros(7, np.uint8), "truncated: 7 bytes$"),
         (pack({"a": entry(0, 4)}, bytes(4))[:20], "truncated"),
         (pack({"a": entry(0, 4)}, bytes(3)), "truncated or has a tail"),
         (pack({"a": entry(0, 4)}, bytes(5)), "truncated or has a tail"),

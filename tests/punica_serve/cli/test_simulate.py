@@ -55,7 +55,7 @@ def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
     [
         (
             1,
-            r"as configured: \d+ requests failed: 1 requests wait.*\n[\d,]+ tokens: every stream that did not fail",
+            r"as configured: \d+ requests failed: the queue .* 1 request; .*\n[\d,]+ tokens: every stream that did not",
         ),
         (None, r"as configured: \d+ requests failed: the prompt [^\n]+\n(?:pass|FAIL)  "),
     ],

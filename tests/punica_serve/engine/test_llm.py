@@ -87,9 +87,9 @@ def test_progress_is_shown_unless_it_is_turned_off(llm: LLM, capsys: pytest.Capt
 def test_mistakes_are_named_and_leave_nothing_behind(llm: LLM) -> None:
     with pytest.raises(AdapterNotFound, match="nobody"):
         llm.generate(["ab", "cd"], ["x", "nobody"], progress=False)
-    with pytest.raises(InvalidRequest, match="`lora_ids` has 3 entries for 2 prompts"):
+    with pytest.raises(InvalidRequest, match="`lora_ids` has length 3, for 2 prompts"):
         llm.generate(["ab", "cd"], ["x", "y", "z"], progress=False)
-    with pytest.raises(InvalidRequest, match="`params` has 0 entries for 1 prompts"):
+    with pytest.raises(InvalidRequest, match="`params` has length 0, for 1 prompt;"):
         llm.generate(["ab"], params=[], progress=False)
     with pytest.raises(InvalidRequest, match="`stop` holds an empty string"):
         llm.generate(["ab"], stop=["x", ""], progress=False)

@@ -59,3 +59,12 @@ def test_an_adapter_beyond_the_limits_is_refused(tiny_model: ModelConfig) -> Non
         with pytest.raises(InvalidRequest, match=reason) as caught:
             check(request(rank), may_move=True)
         assert caught.value.param == "lora_id"
+
+
+def test_an_answer_beyond_the_context_is_told_with_the_room_that_there_is(tiny_model: ModelConfig) -> None:
+    pool = LoraPool(tiny_model, num_pages=2, dtype=torch.float32, device=torch.device("cpu"))
+    check = RequestCheck(vocab_size=9, context=16, capacity=99, lora_pool=pool)
+    with pytest.raises(InvalidRequest, match="beside a prompt of 1 token there is room for 15"):
+        check(Request("a", 0, (1,), SamplingParams(max_tokens=16)), may_move=True)
+    with pytest.raises(InvalidRequest, match="the request has its 1 token already"):
+        check(Request("a", 0, (1,), SamplingParams(max_tokens=1), generated_ids=(2,)), may_move=True)
