@@ -259,7 +259,7 @@ class TracingConfig(ConfigModel):
     """OpenTelemetry traces of requests; off without an endpoint. Wants the extra `otel`."""
 
     #: Of a collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_ENDPOINT by default.
-    otlp_endpoint: Annotated[Name, AfterValidator(_checked_endpoint)] | None = None
+    otlp_endpoint: Annotated[Name, AfterValidator(_checked_endpoint)] | None = Field(default=None, repr=False)
 
 
 def _default_data_folder() -> Path:

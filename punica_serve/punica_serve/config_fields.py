@@ -61,6 +61,6 @@ NonNegative = Annotated[float, Field(strict=True, ge=0)]
 
 
 class ConfigModel(BaseModel):
-    """A part of a file: frozen, of known keys alone, without NaN and infinity."""
+    """A part of a file: frozen, of known keys alone, without NaN and infinity. What may hold a secret has no repr."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

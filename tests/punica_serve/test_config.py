@@ -162,6 +162,22 @@ def test_no_mistake_tells_a_secret(tmp_path: Path, settings: dict[str, Any]) -> 
     assert "hunter2" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"registry": {"url": "postgresql://punica:hunter2@db/registry"}},
+        {"store": {"url": "sftp://punica:hunter2@host/folder"}},
+        {"store": {"options": {"secret": "hunter2"}}},
+        {"store": {"sources": {"credentials": {"s3://bucket": {"secret": "hunter2"}}}}},
+        {"tracing": {"otlp_endpoint": "http://punica:hunter2@host"}},
+    ],
+)
+def test_no_setting_shows_a_secret(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = parse_config({"engine": {"model": "base"}, **settings}, source="x", folder=tmp_path)
+    assert "hunter2" in config.model_dump_json()
+    assert "hunter2" not in repr(config)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml can't be read: No such file"):
         load_config(tmp_path / "none.yaml")

@@ -11,7 +11,9 @@ from punica_serve.protocol import (
     AssignmentId,
     CancelRequest,
     Decoder,
+    FrontendHello,
     Request,
+    RunnerHello,
     SamplingParams,
     StartRequest,
     StepReport,
@@ -123,3 +125,8 @@ def test_fields_that_a_newer_peer_adds_are_skipped() -> None:
 def test_token_counts() -> None:
     assert REQUEST.num_tokens == 3
     assert REQUEST.max_num_tokens == 2 + 16
+
+
+def test_a_hello_does_not_show_the_token() -> None:
+    hellos = (FrontendHello((1, 0), "hunter2", "f"), RunnerHello((1, 0), "hunter2", "r", "i"))
+    assert [repr(hello) for hello in hellos] == ["FrontendHello(version=(1, 0))", "RunnerHello(version=(1, 0))"]

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Never
 
 from punica_serve.backoff import Backoff
@@ -63,8 +63,8 @@ class Child:
     name: str
     command: Sequence[str]
     lifeline_fd: int
-    #: Added to this process's own.
-    environment: Mapping[str, str]
+    #: Added to this process's own. It may hold secrets.
+    environment: Mapping[str, str] = field(repr=False)
 
     async def keep_running(self) -> Never:
         """Starts the process, and again whenever it ends; stops it when cancelled.

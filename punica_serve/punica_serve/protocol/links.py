@@ -4,19 +4,26 @@ from punica_serve.protocol.base import Message
 from punica_serve.protocol.request import WireError
 
 
-class FrontendHello(Message, frozen=True):
-    """First frame of a frontend. It then adds all the requests that it owns, again if it has dialled before."""
+class _Hello(Message, frozen=True):
+    """First frame of a peer."""
 
     version: tuple[int, int]
     token: str
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"{type(self).__name__}(version={self.version})"
+
+
+class FrontendHello(_Hello, frozen=True):
+    """A frontend's. It then adds all the requests that it owns, again if it has dialled before."""
+
     frontend_id: str
 
 
-class RunnerHello(Message, frozen=True):
-    """First frame of a runner, whose GPUs join one by one as they are ready. It always reports empty working sets."""
+class RunnerHello(_Hello, frozen=True):
+    """A runner's, whose GPUs join one by one as they are ready. It always reports empty working sets."""
 
-    version: tuple[int, int]
-    token: str
     runner_id: str
     #: Of this process: tells one runner that dials again from two that were given the same id.
     instance: str

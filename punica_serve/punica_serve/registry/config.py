@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import AfterValidator, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from punica_serve.config_fields import ConfigModel, File, Name, PositiveInt
 from punica_serve.errors import ConfigError
@@ -33,7 +33,7 @@ class RegistryConfig(ConfigModel):
 
     #: sqlite:///FILE, or postgresql://USER@HOST/DATABASE, whose password may come from `password_file`, PGPASSWORD or
     #: ~/.pgpass; registry.db in `data_folder` by default.
-    url: Annotated[Name, AfterValidator(_checked)] | None = None
+    url: Annotated[Name, AfterValidator(_checked)] | None = Field(default=None, repr=False)
     #: With the password of PostgreSQL's user, for service managers and containers that hand out secrets as files.
     password_file: File | None = None
     #: For how many days usage is kept, and the audit log; null: for ever. A year's bills can be checked for a month.

@@ -53,7 +53,7 @@ class SourcesConfig(ConfigModel):
     allowed: tuple[Prefix, ...] = ("https://", "hf://")
     #: Options of the sources that begin with a prefix, credentials above all; the longest prefix counts. Of https://,
     #: `headers` alone. Without, hf:// is read anonymously and s3:// as the frontend's environment says.
-    credentials: dict[Prefix, Options] = Field(default_factory=dict)
+    credentials: dict[Prefix, Options] = Field(default_factory=dict, repr=False)
     #: Networks that tenants may reach though they are private, such as 10.1.0.0/16.
     private_networks: tuple[Network, ...] = ()
     #: A source that has not given all by then is given up.
@@ -64,9 +64,9 @@ class StoreConfig(ConfigModel):
     """Where adapters' files are kept. Runners on other hosts need a folder that all mount, or an object store."""
 
     #: A folder, or any URL that fsspec knows, such as s3://bucket/adapters; store/ in `data_folder` by default.
-    url: Annotated[Name, AfterValidator(_resolve_folder)] | None = None
+    url: Annotated[Name, AfterValidator(_resolve_folder)] | None = Field(default=None, repr=False)
     #: The URL's own.
-    options: Options = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict, repr=False)
     #: A store that has not answered by then is taken to be down.
     timeout_s: Seconds = 10.0
     #: How long an adapter may be on its way to the store, or from it to a runner.

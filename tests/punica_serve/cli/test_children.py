@@ -53,6 +53,10 @@ time.sleep(60)
 """
 
 
+def test_what_a_process_is_started_with_in_secret_is_not_shown() -> None:
+    assert "hunter2" not in repr(Child("tester", ["true"], 0, {"TOKEN": "hunter2"}))
+
+
 async def test_a_process_is_stopped_at_the_end(lifeline_fd: int, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):

@@ -1,6 +1,6 @@
 """What one run of the benchmark is: the fleet, its load, and for how long."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: GPUs of one host, whose reports share a link.
 GPUS_PER_RUNNER = 8
@@ -53,7 +53,7 @@ class Load:
 
     settings: ControlPlaneSettings
     scheduler_url: str
-    token: str
+    token: str = field(repr=False)
     #: Requests end and are replaced by new ones.
     has_churn: bool
 

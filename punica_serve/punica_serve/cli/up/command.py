@@ -1,7 +1,7 @@
 """The command `up`: its options, and what can be found wrong before anything starts."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +57,7 @@ class Options:
     num_runners: int
     num_frontends: int
     insecure_no_auth: bool
-    key: str | None
+    key: str | None = field(repr=False)
     log_level: LogLevel
     log_format: LogFormat | None
 

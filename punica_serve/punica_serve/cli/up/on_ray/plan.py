@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from punica_serve.cli.up.on_ray.fleet import runner_id
@@ -24,7 +24,7 @@ class RayPlan:
     config: "ClusterConfig"
     #: Apart from other clusters on the same Ray.
     namespace: str
-    token: str
+    token: str = field(repr=False)
     log_level: LogLevel
     #: Where frontends listen: without a host, each at its node's address; on consecutive ports from the first on, or
     #: on free ones for 0.
@@ -32,7 +32,7 @@ class RayPlan:
     port: int
     num_frontends: int
     #: To ask the frontends for advice with, where they want one.
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
 
     @property
     def control_roles(self) -> list[Role]:

@@ -1,6 +1,6 @@
 """What the actors of a cluster are told and tell."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from punica_serve.logs import LogLevel
@@ -20,9 +20,9 @@ class Role:
     name: str
     #: Of the cluster's actors: two clusters on one Ray don't meet.
     namespace: str
-    #: A config document whose folders are absolute: the file itself is only where `up` is.
-    config: str
-    token: str
+    #: A config document whose folders are absolute: the file itself is only where `up` is. It may hold secrets.
+    config: str = field(repr=False)
+    token: str = field(repr=False)
     log_level: LogLevel
     #: Where a frontend listens: without a host, at its node's address; on port 0, at a free one.
     host: str | None = None

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ def test_a_runner_reserves_its_devices() -> None:
 
 def test_a_ray_of_one_node_has_room_for_everything() -> None:
     assert plan(scheduler={"CPU": 0.5}).needs == {"CPU": 4}
+
+
+def test_neither_plan_nor_role_shows_a_secret() -> None:
+    secretive = replace(plan(), token="hunter2", key="hunter2")
+    assert "hunter2" not in repr(secretive)
+    role = secretive.runner_role("node")
+    assert role.token == "hunter2" and role.config not in repr(role) and "hunter2" not in repr(role)
 
 
 def test_a_role_has_the_whole_config_for_nodes_without_the_file() -> None:
