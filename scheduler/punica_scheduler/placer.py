@@ -37,9 +37,7 @@ class Placer:
         """After everything else that an event leads to."""
         if not self._waiting or not self._fleet.gpus:
             return
-        if self._fleet_version != self._fleet.version:
-            self._fleet_version = self._fleet.version
-            self._waiting.free_outsize()
+        self._sort_out_outsize()
         if self._apart is not None or not self._books.trials.is_idle:
             self._begin_trial(decision)
             self._keep_apart()
@@ -53,6 +51,7 @@ class Placer:
 
     def move_away(self, gpus: Collection[GpuRecord], decision: Decision) -> None:
         """Moves the requests of draining GPUs to where there is room, but none past an older one that waits."""
+        self._sort_out_outsize()  # it is the next suspect that could run whom a GPU is kept for
         self._keep_apart()
         head = self._waiting.queue.head
         for record in sorted((record for gpu in gpus for record in gpu.working_set.values()), key=_by_arrival):
@@ -65,12 +64,21 @@ class Placer:
 
     # -------------------------------------------------------------- three lines
 
+    def _sort_out_outsize(self) -> None:
+        """Frees those whom the fleet, if it has changed, could hold now; suspects whom it could not wait with the rest.
+
+        Others are found out when they are the queue's head.
+        """
+        if self._fleet_version != self._fleet.version:
+            self._fleet_version = self._fleet.version
+            self._waiting.free_outsize(lambda record: could_go_on(record, self._fleet))
+        while (suspect := self._books.trials.next_suspect) and not could_go_on(suspect, self._fleet):
+            self._waiting.await_larger(suspect)
+
     def _begin_trial(self, decision: Decision) -> None:
         """Empties a GPU for the next suspect, and places it there once the pages are back."""
         trials = self._books.trials
-        while (suspect := trials.next_suspect) and not could_go_on(suspect, self._fleet):
-            self._waiting.await_larger(suspect)
-        gpu = trials.gpu_apart(self._fleet.gpus)
+        suspect, gpu = trials.next_suspect, trials.gpu_apart(self._fleet.gpus)
         if suspect is None or gpu is None:
             return
         for record in list(gpu.working_set.values()):

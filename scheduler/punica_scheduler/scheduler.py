@@ -292,9 +292,9 @@ class Scheduler:
             decision.actions += [Forget(runner_id, digest) for runner_id in sorted(self._runners)]
 
     def _move_from_draining(self, decision: Decision) -> None:
-        if not self._is_settled:
-            return
         draining = self._fleet.draining
+        if not self._is_settled or not draining:
+            return
         for gpu in draining:
             self._books.waiting.free_homebound(gpu.uuid)
         self._placer.move_away(draining, decision)

@@ -71,10 +71,10 @@ class Waiting:
         record.awaits_larger = True
         self.outsize.add(record)
 
-    def free_outsize(self) -> None:
-        """The fleet has changed: they take their places in their lines, by arrival."""
-        outsize, self.outsize = self.outsize, Line()
-        for record in outsize:
+    def free_outsize(self, fits: Callable[[RequestRecord], bool]) -> None:
+        """The fleet has changed: those that fit it take their places in their lines, by arrival."""
+        for record in [record for record in self.outsize if fits(record)]:
+            self.outsize.remove(record)
             record.awaits_larger = False
             self._line_of(record).add(record)
 

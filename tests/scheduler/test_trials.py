@@ -187,3 +187,36 @@ def test_progress_between_two_deaths_acquits(filled: Any) -> None:
         cluster.gpu_is_lost("A")
         cluster.gpu_joins("A", pages=64)
     assert cluster.arrives("r2") == ["A: start r2"]
+
+
+def test_a_drain_moves_nobody_to_the_gpu_that_the_next_suspect_takes(filled: Any) -> None:
+    cluster = filled("A", "B", pages=32)
+    for name, prompt in (("first", 3), ("big", 40), ("little", 3)):
+        cluster.arrives(name, prompt=prompt)
+    for uuid in ("B", "A"):
+        cluster.steps(uuid)
+        cluster.gpu_is_lost(uuid)
+    assert cluster.gpu_joins("A", pages=8) == ["A: start first"]
+    cluster.gpu_joins("small", pages=8, runner="host")
+    assert cluster.arrives("r1") == ["small: start r1"]
+    cluster.gpu_joins("large", pages=32, runner="host")
+    assert cluster.arrives("r2", prompt=90) == ["large: start r2"]
+    assert cluster.steps("A", "first", finished="first")[1:] == ["large: stop r2"]
+    assert cluster.tell(events.RunnerDrainRequested("host")) == ["A: start little"]
+
+
+def test_a_gpu_that_is_taken_back_takes_the_suspect_that_waited_for_one_so_large(filled: Any) -> None:
+    cluster = filled("A", "B", pages=32)
+    cluster.arrives("big", prompt=40)
+    for uuid in ("B", "A"):
+        cluster.steps(uuid)
+        cluster.gpu_is_lost(uuid)
+    cluster.gpu_joins("A", pages=32)
+    cluster.gpu_joins("C", pages=8, batch=1)
+    cluster.gpu_joins("D", pages=8, batch=1)
+    cluster.is_drained("A")
+    cluster.gpu_is_lost("A")
+    assert [cluster.arrives(name) for name in ("r1", "r2")] == [["D: start r1"], ["C: start r2"]]
+    cluster.is_drained("D")
+    assert cluster.gpu_joins("A", pages=32) == []
+    assert cluster.is_drained("A", drain=False) == ["f: answer 7", "A: start big"]
