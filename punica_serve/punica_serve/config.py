@@ -16,7 +16,6 @@ from pydantic import AfterValidator, Field, model_validator
 from punica_serve.config_fields import (
     ConfigModel,
     Device,
-    File,
     Flag,
     Folder,
     Name,
@@ -32,6 +31,7 @@ from punica_serve.model_config import ModelConfig, ModelDtype
 from punica_serve.registry.config import RegistryConfig, sqlite_url
 from punica_serve.simulation.config import SimulationConfig
 from punica_serve.store.config import StoreConfig
+from punica_serve.tls_config import TlsConfig
 from punica_serve.yaml_file import read_yaml, validated
 
 #: Of a node, by Ray's name.
@@ -219,15 +219,6 @@ class LinksConfig(ConfigModel):
         if self.silence_s < 2 * self.heartbeat_s:
             raise ValueError("silence_s must be at least twice heartbeat_s, or living peers are cut off")
         return self
-
-
-class TlsConfig(ConfigModel):
-    """Certificates in PEM format. Every process has its own, signed by the cluster's authority."""
-
-    cert: File
-    key: File
-    #: Of the authority that the certificates of all peers must be signed by.
-    ca: File
 
 
 class RayConfig(ConfigModel):

@@ -4,10 +4,11 @@ What is wrong with our own files is found at the start of the process, by a hand
 """
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
-from punica_serve.config import TlsConfig
 from punica_serve.errors import ConfigError
+from punica_serve.tls_config import TlsConfig, why_unreadable
 
 
 def server_context(config: TlsConfig) -> ssl.SSLContext:
@@ -38,8 +39,7 @@ def check_files(config: TlsConfig) -> None:
 
 
 def _context(config: TlsConfig, protocol: "ssl._SSLMethod") -> ssl.SSLContext:
-    for key, path in (("tls.cert", config.cert), ("tls.key", config.key), ("tls.ca", config.ca)):
-        _check_readable(key, path)
+    _check_readable({"tls.cert": config.cert, "tls.key": config.key, "tls.ca": config.ca})
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -57,11 +57,12 @@ def _context(config: TlsConfig, protocol: "ssl._SSLMethod") -> ssl.SSLContext:
     return context
 
 
-def _check_readable(key: str, path: Path) -> None:
-    try:
-        path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"`{key}`: can't read {path}: {error.strerror}", param=key) from error
+def _check_readable(files: Mapping[str, Path]) -> None:
+    """Raises ConfigError: a line for each that can't be read."""
+    whys = {key: why for key, path in files.items() if (why := why_unreadable(path)) is not None}
+    if whys:
+        lines = (f"`{key}`: can't read {files[key]}: {why}" for key, why in whys.items())
+        raise ConfigError("\n".join(lines), param=next(iter(whys)))
 
 
 def _check_certificate(config: TlsConfig, *, server: ssl.SSLContext, client: ssl.SSLContext) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from punica_serve.config import TlsConfig
 from punica_serve.tls import client_context, server_context
+from punica_serve.tls_config import TlsConfig
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

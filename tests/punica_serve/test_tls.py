@@ -12,7 +12,6 @@ import trustme
 
 from punica_serve import wire
 from punica_serve.channel import Channel
-from punica_serve.config import TlsConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -24,6 +23,7 @@ from punica_serve.protocol import (
     Welcome,
 )
 from punica_serve.tls import client_context, server_context
+from punica_serve.tls_config import TlsConfig
 from waits import DEADLINE_S
 
 ContextOf = Callable[[TlsConfig], ssl.SSLContext]
@@ -129,8 +129,12 @@ class TestFilesThatAreNoGood:
         files = authority.files("peer")
         for key in ("cert", "key", "ca"):
             broken = files.model_copy(update={key: Path("/nowhere/it.pem")})
-            with pytest.raises(ConfigError, match=rf"`tls\.{key}`: can't read /nowhere/it\.pem: No such file"):
+            with pytest.raises(ConfigError, match=rf"^`tls\.{key}`: can't read /nowhere/it\.pem: No such file[^\n]*$"):
                 context_of(broken)
+
+    def test_all_that_are_missing_are_named(self, context_of: ContextOf) -> None:
+        with pytest.raises(ConfigError, match=r"^`tls\.cert`: .* /c: .*\n`tls\.key`: .* /k: .*\n`tls\.ca`: .* /a: "):
+            context_of(TlsConfig(cert=Path("/c"), key=Path("/k"), ca=Path("/a")))
 
     def test_a_key_of_another_certificate(self, authority: Authority, context_of: ContextOf) -> None:
         files = authority.files("peer").model_copy(update={"key": authority.files("other").key})

@@ -1,0 +1,64 @@
+"""What a config file says of TLS between the processes of a cluster."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ModelWrapValidatorHandler, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from punica_serve.config_fields import ConfigModel, File
+
+_FILE = TypeAdapter(File)
+
+
+class TlsConfig(ConfigModel):
+    """Certificates in PEM format. Every process has its own, signed by the cluster's authority."""
+
+    cert: File
+    key: File
+    #: Of the authority that the certificates of all peers must be signed by.
+    ca: File
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_of_files_too(cls, given: Any, check: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Where a file is not given, those that can't be read are told with it, and not at the next try.
+
+        Files that are all given are for those to read who use them: most commands don't.
+        """
+        try:
+            return check(given)
+        except ValidationError as error:
+            mistakes = [_details(one) for one in error.errors()]
+            wrong = {name for mistake in mistakes for name in mistake["loc"]}
+            given_well = given.keys() - wrong if isinstance(given, Mapping) else ()
+            files = {name: _FILE.validate_python(given[name], context=info.context) for name in sorted(given_well)}
+            raise ValidationError.from_exception_data(error.title, [*mistakes, *_unreadable(files)]) from error
+
+
+def why_unreadable(file: Path) -> str | None:
+    """In the system's words; None where it can be read."""
+    try:
+        file.read_bytes()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _unreadable(files: Mapping[str, Path]) -> list[InitErrorDetails]:
+    whys = {name: why_unreadable(file) for name, file in files.items()}
+    return [
+        InitErrorDetails(
+            type=PydanticCustomError("unreadable", "can't be read: {why}", {"why": why}),
+            loc=(name,),
+            input=str(files[name]),
+        )
+        for name, why in whys.items()
+        if why is not None
+    ]
+
+
+def _details(error: Mapping[str, Any]) -> InitErrorDetails:
+    kind = PydanticCustomError(error["type"], error["msg"], error.get("ctx"))
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
