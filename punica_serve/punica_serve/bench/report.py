@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from punica_serve.errors import ConfigError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -115,10 +117,17 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def leave(report: Report, folder: Path, console: Console) -> list[Path]:
-    """Prints the tables, then writes JSON and pictures into ``folder``, which is made. Returns what was written."""
+    """Prints the tables, then writes JSON and pictures into ``folder``, which is made. Returns what was written.
+
+    Raises ConfigError where a file can't be written.
+    """
     print_tables(report, console)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [write_json(report, folder), *save_figures(report, folder)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [write_json(report, folder), *save_figures(report, folder)]
+    except OSError as error:
+        message = f"`--out`: {error.filename or folder} can't be written: {error.strerror or error}"
+        raise ConfigError(message, param="out") from error
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
     return paths

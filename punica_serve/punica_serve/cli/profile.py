@@ -27,10 +27,10 @@ def command(
     from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
-    from punica_serve.cli.bench.common import check_folder
+    from punica_serve.cli.outputs import check_file
     from punica_serve.simulation.profile import write_profile
 
-    check_folder(out.parent)
+    check_file(out)
     console = Console()
     subject = subject_of(config, shape, device)
     with Progress(console=console, transient=True, refresh_per_second=REFRESH_PER_S) as progress:

@@ -8,8 +8,9 @@ import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console
 from punica_serve.cli.options import KeyOption
+from punica_serve.cli.outputs import check_folder
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
-from punica_serve.cli.simulate_files import make_folder, write_files
+from punica_serve.cli.simulate_files import write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def command(
     from punica_serve.errors import ConfigError
 
     cluster = load_config(config)
-    make_folder(out)
+    check_folder(out)
     console = make_console()
     if live is not None:
         if ablations:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.bench.common import check_folder
 from punica_serve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,15 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from punica_serve.simulation.timeline import Timeline
-
-
-def make_folder(out: Path) -> None:
-    """Before a long run. Raises ConfigError where it can't be made, or not be written to."""
-    check_folder(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"`--out` {out} can't be made: {error.strerror}", param="out") from error
 
 
 def write_files(
@@ -35,7 +25,8 @@ def write_files(
 ) -> None:
     """The summaries as JSON, a table for each of ``tables`` by its whole name, a picture of ``columns`` side by side.
 
-    ``stem`` is the path of JSON and picture, without suffix. Raises ConfigError where a file can't be written.
+    ``stem`` is the path of JSON and picture, without suffix; its folder is made. Raises ConfigError where a file can't
+    be written.
     """
     from punica_serve.simulation.timeline import draw, write_csv
 
@@ -45,6 +36,7 @@ def write_files(
     writers[folder / f"{stem.name}.png"] = partial(draw, columns, title=title)
     for path, write in writers.items():
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             write(path)
         except OSError as error:
             message = f"`--out`: {path} can't be written: {error.strerror or error}"

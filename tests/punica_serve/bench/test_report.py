@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from punica_serve.bench.report import Column, Report, TableData, leave, machine
+from punica_serve.errors import ConfigError
 
 COLUMNS = (Column("case", "case"), Column("batch", "batch"), Column("us", "time, µs", ".1f"))
 
@@ -33,6 +34,15 @@ def test_it_prints_a_table_and_writes_json_and_pictures(tmp_path: Path, capsys: 
     for text in ("time, µs", "2.9", "a note", "ratio: 0.988", "kernels-roofline.png"):
         assert text in printed
     assert any(line.split("│")[3].strip() == "-" for line in printed.splitlines() if "peer" in line)
+
+
+def test_a_file_that_cannot_be_written_is_said_after_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernels.json").mkdir()
+    with pytest.raises(ConfigError, match=r"^`--out`: .*/kernels\.json can't be written: Is a directory$"):
+        leave(_report(), tmp_path, Console(width=100))
+    assert "time, µs" in capsys.readouterr().out
 
 
 def test_a_row_that_does_not_fit_its_columns_is_an_error() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, check_folder, measure
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 from punica_serve.cli.bench.engine_options import (
     REFRESH_PER_S,
     EngineConfigOption,
@@ -16,6 +16,7 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
+from punica_serve.cli.outputs import check_folder
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report

@@ -1,6 +1,5 @@
 """What the benchmark commands share: options, the progress bar, and where results go."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from punica_serve.errors import ConfigError
+from punica_serve.cli.outputs import check_folder
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
@@ -46,11 +45,3 @@ def make_console() -> Console:
     """A file has no width of its own, and rich would cut tables at 80."""
     console = Console()
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
-
-
-def check_folder(folder: Path, option: str = "--out") -> None:
-    """Before minutes of measuring, not after. Raises ConfigError about the option if the folder can't be made."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        message = f"`{option}` {folder}: {existing} is no folder that can be written to"
-        raise ConfigError(message, param=option.removeprefix("--"))

@@ -71,6 +71,7 @@ def test_other_benchmarks_from_end_to_end(command: str, options: list[str], conf
         (["--length", "-5", "64"], "--length"),
         (["--length", "300000", "64"], "--length"),
         (["--out", "{file}"], "--out"),
+        (["--out", "/proc/x"], "--out"),
         (["--folder", "{file}"], "--folder"),
         (["--folder", "{file}/below"], "--folder"),
     ],
