@@ -3,12 +3,10 @@
 import asyncio
 import itertools
 import json
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 from rich.progress import Progress
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.asyncio.client import ClientConnection
 
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.bench.report import Column, Report, TableData, host_facts
 from punica_serve.config import load_config
-from punica_serve.errors import ClusterUnavailable, RequestFailed
+from punica_serve.dialling import dial
+from punica_serve.errors import RequestFailed
 from punica_serve.model_config import read_model_config
+from punica_serve.refusals import no_answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,9 +107,12 @@ class Gaps:
 
 
 def run(settings: JustInTimeSettings, key: str | None, progress: Progress) -> Report:
-    """Raises ClusterUnavailable and RequestFailed."""
+    """Raises RequestFailed, and for a frontend that does not answer, or not us, what ``dial`` raises."""
     task = progress.add_task("uploading", total=settings.num_uploads)
-    uploads, gaps = asyncio.run(_measure(settings, key, lambda: progress.advance(task)))
+    try:
+        uploads, gaps = asyncio.run(_measure(settings, key, lambda: progress.advance(task)))
+    except httpx.HTTPError as error:
+        raise no_answer(settings.url, error) from error
     shown = {**asdict(settings), "config": str(settings.config)}
     return make_report(uploads, *gaps.divided(uploads), shown)
 
@@ -171,7 +173,7 @@ async def _measure(
         adapters = _random_adapters(Path(folder), settings)
         async with (
             httpx.AsyncClient(base_url=settings.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client,
-            _connected(settings.url, headers) as socket,
+            await dial(settings.url, "/v1/generate/stream", key) as socket,
         ):
             # A client's first request imports a lot, for which whoever reads the streams here would pause.
             _check(await client.get("/health"))
@@ -233,14 +235,3 @@ async def _keep_streaming(socket: ClientConnection, num_streams: int, gaps: Gaps
         gaps.frame(frame["request_id"], time.monotonic(), is_last=is_last)
         if is_last:
             await socket.send(json.dumps({**_LONG, "request_id": next(names)}))
-
-
-@asynccontextmanager
-async def _connected(url: str, headers: dict[str, str]) -> AsyncIterator[ClientConnection]:
-    stream_url = re.sub("^http", "ws", url).rstrip("/") + "/v1/generate/stream"
-    try:
-        socket = await connect(stream_url, proxy=None, additional_headers=headers)
-    except (OSError, WebSocketException, ValueError) as error:
-        raise ClusterUnavailable(f"no cluster answers at {url} ({error}); `punica-serve up` starts one") from error
-    async with socket:
-        yield socket

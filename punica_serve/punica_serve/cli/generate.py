@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from punica_serve.cli.dialling import dial
 from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption
+from punica_serve.dialling import dial
 from punica_serve.errors import RequestFailed
 
 

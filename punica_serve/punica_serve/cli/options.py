@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from punica_serve.errors import Unauthorized
 from punica_serve.logs import LogFormat, LogLevel
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
@@ -25,8 +24,3 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 SchedulerUrlOption = Annotated[
     str | None, typer.Option(metavar="URL", help="The scheduler's, if not the config's; @FILE: what the file says.")
 ]
-
-
-def wants_key(url: str) -> Unauthorized:
-    """For a frontend that answers 401."""
-    return Unauthorized(f"{url} wants a valid API key: give it with --key, or in PUNICA_API_KEY")

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from punica_serve.adapters.dummy import dummy_name
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.refusals import no_answer
 from punica_serve.simulation.arrivals import Arrivals
 
 #: To each frontend, which lets so and so many requests live on one.
@@ -141,5 +142,5 @@ async def connected(urls: Sequence[str], key: str | None = None) -> AsyncIterato
                     dialling = connect(address, additional_headers=headers, proxy=None, compression=None)
                     sockets.append(await stack.enter_async_context(dialling))
                 except (OSError, ValueError, WebSocketException) as error:
-                    raise ClusterUnavailable(f"no frontend answers at {url}: {error}") from error
+                    raise no_answer(url, error, "--live") from error
         yield sockets

@@ -8,6 +8,7 @@ import httpx
 
 from punica_serve.counted import counted
 from punica_serve.errors import ClusterUnavailable, ConfigError, Unauthorized
+from punica_serve.refusals import no_answer, wants_key
 
 _TIMEOUT_S = 10.0
 
@@ -87,10 +88,9 @@ async def _asked(client: httpx.AsyncClient, path: str) -> Any:
     except httpx.ProtocolError as error:
         raise _no_frontend(url) from error
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise ClusterUnavailable(f"no frontend answers at {url}: {reason}") from error
+        raise no_answer(url, error, "--live") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        raise Unauthorized(f"{url} wants a valid API key: give it with --key, or in PUNICA_API_KEY")
+        raise wants_key(url)
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise Unauthorized(f"{url} does not show {path} to this API key")
     if answer.is_server_error:

@@ -6,9 +6,8 @@ from typing import Any, Self
 
 import httpx
 
-from punica_serve.cli.options import wants_key
-from punica_serve.cli.refusals import message_of, no_answer
 from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.refusals import message_of, no_answer, wants_key
 
 CONNECT_TIMEOUT_S = 10.0
 #: Registering waits for the cluster to fetch, check and keep the files.

@@ -9,7 +9,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 
 from punica_serve.backoff import Backoff
-from punica_serve.cli.dialling import dial
+from punica_serve.dialling import dial
 from punica_serve.errors import ClusterUnavailable
 
 FIRST_WAIT_S, HIGHEST_WAIT_S = 0.2, 5.0

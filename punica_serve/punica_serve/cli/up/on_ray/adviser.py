@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import httpx
 
-from punica_serve.cli.options import wants_key
 from punica_serve.protocol import ScaleAdvice
+from punica_serve.refusals import wants_key
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ports import free_port
-from punica_serve.cli.refusals import no_answer
+from punica_serve.refusals import no_answer
 
 
 def _failure(url: str) -> str:

@@ -1,11 +1,11 @@
-"""What is told of a frontend that refuses a command, or that does not answer."""
+"""What is told of a frontend that refuses a command, a replay or a benchmark, or that does not answer."""
 
 import json
 import os
 import socket
 import ssl
 
-from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors import ClusterUnavailable, Unauthorized
 
 
 def message_of(url: str, status: int, body: bytes | bytearray) -> str:
@@ -16,9 +16,14 @@ def message_of(url: str, status: int, body: bytes | bytearray) -> str:
         return f"{url} answered {status}"
 
 
-def no_answer(url: str, error: Exception) -> ClusterUnavailable:
-    """``error`` is what an HTTP or websocket client says of it."""
-    where = "`punica-serve up` starts a cluster, --url says where one is"
+def wants_key(url: str) -> Unauthorized:
+    """For a frontend that answers 401."""
+    return Unauthorized(f"{url} wants a valid API key: give it with --key, or in PUNICA_API_KEY")
+
+
+def no_answer(url: str, error: Exception, option: str = "--url") -> ClusterUnavailable:
+    """``error`` is what an HTTP or websocket client says of it, and ``option`` where the URL was given."""
+    where = f"`punica-serve up` starts a cluster, {option} says where one is"
     return ClusterUnavailable(f"no frontend answers at {url} ({_reason(error)}); {where}")
 
 

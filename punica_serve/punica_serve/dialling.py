@@ -3,9 +3,8 @@
 import re
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.options import wants_key
-from punica_serve.cli.refusals import message_of, no_answer
 from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.refusals import message_of, no_answer, wants_key
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
