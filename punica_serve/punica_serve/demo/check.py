@@ -24,6 +24,7 @@ from websockets.exceptions import WebSocketException
 from punica_serve.demo.asking import TIMEOUT_S, Ask, rest, websocket
 from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, REQUIRED_SHARE, expected
 from punica_serve.errors import RequestFailed
+from punica_serve.refusals import no_answer
 
 REQUIRED_ADAPTERS_PER_STEP = 4
 
@@ -150,22 +151,22 @@ def check(
     """Checks all integers with the base model and every adapter through the running API."""
     console = Console()
     tallies, peaks = {"REST": Tally(), "websocket": Tally()}, Peaks()
-    failure: BaseException | None = None
+    failure: Exception | None = None
     try:
         with Progress(console=console) as progress:
             asyncio.run(run(url, in_flight, tallies, peaks, progress))
     except* (httpx.HTTPError, OSError, WebSocketException) as group:
         failure = _first(group)
     if failure:
-        console.print(f"no usable answer from {url}: {failure!r}; is `make run` running?", markup=False)
+        console.print(str(no_answer(url, failure)), markup=False, soft_wrap=True)
         raise typer.Exit(code=2)
     report(tallies, peaks, console)
     if not (peaks.passed and all(tally.passed for tally in tallies.values())):
         raise typer.Exit(code=1)
 
 
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 if __name__ == "__main__":

@@ -108,4 +108,4 @@ def test_without_a_server_it_says_so_and_exits_with_2(capsys: pytest.CaptureFixt
     with pytest.raises(typer.Exit) as exit_:
         check(url="http://127.0.0.1:9", in_flight=2)
     assert exit_.value.exit_code == 2
-    assert "no usable answer from http://127.0.0.1:9" in " ".join(capsys.readouterr().out.split())
+    assert "no frontend answers at http://127.0.0.1:9 (Connection refused); " in capsys.readouterr().out
