@@ -43,15 +43,20 @@ def _run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
     for request in requests:
         engine.add(request)
     while engine.num_requests:
-        output = engine.step()
-        assert not output.failures
-        for token in output.tokens:
-            assert token.position == len(tokens[token.request_id])
-            tokens[token.request_id].append(token.token_id)
-        if not output.has_run:
-            engine.wait(10.0)
+        _step(engine, tokens)
     engine.check_invariants()
     return tokens
+
+
+def _step(engine: Engine, tokens: dict[str, list[int]]) -> None:
+    """One step, whose tokens are added; where none can run yet, a wait until one may."""
+    output = engine.step()
+    assert not output.failures
+    for token in output.tokens:
+        assert token.position == len(tokens[token.request_id])
+        tokens[token.request_id].append(token.token_id)
+    if not output.has_run:
+        engine.wait(10.0)
 
 
 @pytest.fixture(scope="module")
@@ -169,16 +174,14 @@ def test_a_cancelled_request_leaves_the_others_alone(make_engine: MakeEngine, re
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         engine.add(request)
-    for step in range(10_000):
-        if not engine.num_requests:
-            break
-        if step == 6:
-            engine.cancel("3")
-            engine.cancel("4")
-            engine.add(requests[4])
-            tokens["4"] = []
-        for token in engine.step().tokens:
-            tokens[token.request_id].append(token.token_id)
+    while not (tokens["3"] and tokens["4"]):
+        _step(engine, tokens)
+    engine.cancel("3")
+    engine.cancel("4")
+    engine.add(requests[4])
+    tokens["4"] = []
+    while engine.num_requests:
+        _step(engine, tokens)
     del undisturbed["3"], tokens["3"]
     assert tokens == undisturbed
 
