@@ -14,7 +14,7 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, c
     num_rows, width = out.shape
     if num_rows == 0:
         return
-    overlap = chained and can_overlap(out.device)
+    overlap = can_overlap(out.device)
     block = min(_BLOCK, triton.next_power_of_2(width))
     _silu_and_mul[(num_rows, triton.cdiv(width, block))](
         out,
@@ -25,8 +25,9 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, c
         delta.stride(0) if delta is not None else 0,
         WIDTH=width,
         BLOCK=block,
-        CHAINED=overlap,
-        **launch_options(4, overlap=overlap),
+        PDL=overlap,
+        CHAINED=overlap and chained,
+        **launch_options(4, overlap=overlap and chained),
     )
 
 
@@ -40,11 +41,13 @@ def _silu_and_mul(
     delta_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program per row and block of columns."""
     if CHAINED:
         tl.extra.cuda.gdc_wait()
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -15,7 +15,7 @@ def merge_attention(out: Tensor, log_sums: Tensor, copy_starts: Tensor, *, chain
     num_rows, (_, heads, head_dim) = len(copy_starts) - 1, out.shape
     if num_rows == 0:
         return
-    overlap = chained and can_overlap(out.device)
+    overlap = can_overlap(out.device)
     block_heads = min(_BLOCK_HEADS, triton.next_power_of_2(heads))
     _merge_attention[(num_rows, triton.cdiv(heads, block_heads))](
         out,
@@ -28,8 +28,9 @@ def merge_attention(out: Tensor, log_sums: Tensor, copy_starts: Tensor, *, chain
         HEAD_DIM=head_dim,
         BLOCK_HEADS=block_heads,
         BLOCK_DIM=triton.next_power_of_2(head_dim),
-        CHAINED=overlap,
-        **launch_options(block_heads, overlap=overlap),
+        PDL=overlap,
+        CHAINED=overlap and chained,
+        **launch_options(block_heads, overlap=overlap and chained),
     )
 
 
@@ -46,6 +47,7 @@ def _merge_attention(
     HEAD_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    PDL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program per row and block of heads. Weights are relative to the largest so far, so that none overflows."""
@@ -55,6 +57,7 @@ def _merge_attention(
     end = tl.load(copy_starts + row + 1)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if start < end:
         head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)

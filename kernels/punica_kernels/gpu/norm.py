@@ -32,7 +32,7 @@ def _launch(
     num_rows, width = out.shape
     if num_rows == 0:
         return
-    overlap = chained and can_overlap(x.device)
+    overlap = can_overlap(x.device)
     block = triton.next_power_of_2(width)
     _rms_norm[(num_rows,)](
         out,
@@ -49,8 +49,9 @@ def _launch(
         WIDTH=width,
         BLOCK=block,
         PARTS=x.shape[0] if x.dim() == 3 else 1,
-        CHAINED=overlap,
-        **launch_options(min(16, max(4, block // 512)), overlap=overlap),
+        PDL=overlap,
+        CHAINED=overlap and chained,
+        **launch_options(min(16, max(4, block // 512)), overlap=overlap and chained),
     )
 
 
@@ -70,6 +71,7 @@ def _rms_norm(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    PDL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program per row."""
@@ -80,6 +82,7 @@ def _rms_norm(
     if CHAINED:
         # No kernel writes a norm's weight, so it is on its way already.
         tl.extra.cuda.gdc_wait()
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     x += row * x_stride + columns
     values = tl.load(x, mask=mask, other=0.0).to(tl.float32)

@@ -29,7 +29,7 @@ def rotary_append(
     if num_rows == 0:
         return
     _, page_size, kv_heads, _ = keys.shape
-    overlap = chained and can_overlap(qkv.device)
+    overlap = can_overlap(qkv.device)
     block_pairs = triton.next_power_of_2(head_dim // 2)
     block_heads = max(1, min(_PROGRAM_PAIRS // block_pairs, triton.next_power_of_2(heads + 2 * kv_heads)))
     _rotary_append[(num_rows, triton.cdiv(heads + 2 * kv_heads, block_heads))](
@@ -57,8 +57,9 @@ def rotary_append(
         PAGE_SIZE=page_size,
         BLOCK_HEADS=block_heads,
         BLOCK_PAIRS=block_pairs,
-        CHAINED=overlap,
-        **launch_options(4, overlap=overlap),
+        PDL=overlap,
+        CHAINED=overlap and chained,
+        **launch_options(4, overlap=overlap and chained),
     )
 
 
@@ -93,11 +94,13 @@ def _rotary_append(
     PAGE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
+    PDL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program per row and block of heads; a row's heads are its queries, then its keys, then its values."""
     if CHAINED:
         tl.extra.cuda.gdc_wait()
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
