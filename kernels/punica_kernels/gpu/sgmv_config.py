@@ -85,8 +85,7 @@ def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, i
         return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
     if shape.max_tiles <= SMALL_TABLE_TILES:
         return 128, 64, 255
-    # Tiles of several rows are few then, and shared by many programs; rows of one adapter each are many.
-    return (256, 32, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
+    return (256, 64, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
 
 
 def _holds_prefill(shape: LoraTableShape) -> bool:
