@@ -134,7 +134,7 @@ class SamplingRows:
     filters: Filters | None = None
 
 
-def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tensor:
+def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False, out: Tensor | None = None) -> Tensor:
     """The next token of each row, int64 [R]; -1 where the logits are not all finite. `logits` is left as it is.
 
     Temperature 0 takes the highest logit, the lowest token id on ties. Other rows are drawn from
@@ -143,16 +143,21 @@ def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tenso
     uniform noise are the CPU's, and a draw can differ from the CPU's where two scores agree but for their last bits.
 
     logits: float32, bfloat16 or float16 [R, V]. `masked` allows -inf, which stands for a token that must not be drawn;
-    a row of nothing else gives -1. Raises ValueError when the shapes do not fit.
+    a row of nothing else gives -1. `out`: int64 [R], where the tokens go. Raises ValueError when the shapes do not fit.
     """
+    if out is None:
+        out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    require_shape("out", out, logits.shape[0])
     for name in ("temperatures", "seeds", "positions"):
         require_shape(name, getattr(rows, name), logits.shape[0])
     if logits.is_cuda:
         from punica_kernels.gpu import sampling
 
-        require_dense_rows(logits=logits, temperatures=rows.temperatures, seeds=rows.seeds, positions=rows.positions)
-        return sampling.sample(logits, rows, masked=masked)
-    return _sample(logits, rows, masked)
+        in_rows = {"temperatures": rows.temperatures, "seeds": rows.seeds, "positions": rows.positions}
+        require_dense_rows(out=out, logits=logits, **in_rows)
+        sampling.sample(out, logits, rows, masked=masked)
+        return out
+    return out.copy_(_sample(logits, rows, masked))
 
 
 def _sample(logits: Tensor, rows: SamplingRows, masked: bool) -> Tensor:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from device_waits import waits_are_errors
 from punica_kernels.gpu import sampling as gpu_sampling
-from punica_kernels.gpu.sampling import sample
 from punica_kernels.sampling import Filters, SamplingRows, filter_logits, philox_uniform, scale_logits
 from punica_kernels.sampling import sample as reference_sample
 
@@ -19,6 +18,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_sampling, "_BLOCK", 64)
+
+
+def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tensor:
+    tokens = torch.full((logits.shape[0],), -7, device=logits.device)
+    gpu_sampling.sample(tokens, logits, rows, masked=masked)
+    return tokens
 
 
 def make_rows(

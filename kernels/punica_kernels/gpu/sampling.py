@@ -17,9 +17,8 @@ _BLOCK = 2048
 _WORDS = tl.constexpr(3)
 
 
-def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tensor:
-    """The next token of each row, int64 [R]; see `punica_kernels.sampling.sample`."""
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+def sample(tokens: Tensor, logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> None:
+    """tokens = the next token of each row, int64 [R]; see `punica_kernels.sampling.sample`."""
     draw(tokens, logits, rows.temperatures, rows.seeds, rows.positions, masked=masked)
     chosen = rows.filters
     if chosen is not None:
@@ -31,7 +30,6 @@ def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> Tenso
         draw(filtered, scores, torch.ones_like(temperatures), seeds, positions, masked=True)
         is_valid = tokens.index_select(0, chosen.rows) >= 0
         tokens.index_copy_(0, chosen.rows, filtered.where(is_valid, -1))
-    return tokens
 
 
 def draw(

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Series
 from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,7 @@ class Sampler:
         #: Int64 [max_batch_size]: what the newest step has drawn, by row of its logits; -1 where they are not finite.
         self.draws = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._zeros = torch.zeros_like(self.draws)
+        self._no_temperatures = torch.zeros(max_batch_size, device=device)
         self._rows = torch.arange(max_batch_size, device=device)
 
     def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingDraws:
@@ -75,8 +77,7 @@ class Sampler:
         """
         pairs = list(zip(sequences, rows, strict=True))
         adjusted, masked, histories = self._adjust(logits, pairs)
-        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked)
-        self.draws[: len(logits)] = tokens
+        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked, out=self.draws[: len(logits)])
         if histories is not None:
             places, numbers = histories
             self._histories.count(places, tokens[numbers])
@@ -136,19 +137,19 @@ class Sampler:
         drawn = [(row, s.position, s.sampling) for s, row in pairs if s.sampling.temperature > 0]
         if not drawn:
             zeros = self._zeros[:num_rows]
-            return SamplingRows(zeros.float(), zeros, zeros)
-        temperatures, seeds, positions = [0.0] * num_rows, [0] * num_rows, [0] * num_rows
+            return SamplingRows(self._no_temperatures[:num_rows], zeros, zeros)
+        filtered = sorted(((row, params) for row, _, params in drawn if _has_filter(params)), key=itemgetter(0))
+        return SamplingRows(*self._noise(num_rows, drawn), self._filters(filtered))
+
+    def _noise(self, num_rows: int, drawn: Series[tuple[int, int, SamplingParams]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Temperatures, seeds and positions, in one copy; an even number each, so that all start as kernels want it."""
+        table = np.zeros((3, num_rows + num_rows % 2), dtype=np.int64)
+        seeds, positions, temperatures = table[0], table[1], table[2].view(np.float32)
         for row, position, params in drawn:
             temperatures[row] = min(max(params.temperature, _FLOAT32.tiny), _FLOAT32.max)
             seeds[row], positions[row] = _as_int64(params.seed or 0), position
-        return SamplingRows(
-            self._float32(temperatures),
-            self._int64(seeds),
-            self._int64(positions),
-            self._filters(
-                sorted(((row, params) for row, _, params in drawn if _has_filter(params)), key=itemgetter(0))
-            ),
-        )
+        on_device = to_device(table.tolist(), torch.int64, self._device)
+        return on_device[2].view(torch.float32)[:num_rows], on_device[0, :num_rows], on_device[1, :num_rows]
 
     def _filters(self, rows: Series[tuple[int, SamplingParams]]) -> Filters | None:
         if not rows:

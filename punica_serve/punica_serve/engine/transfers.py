@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def to_device(values: Series[float] | Series[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_device(
+    values: Series[float] | Series[int] | Series[Series[int]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """A tensor of these values. On CUDA the copy is queued; torch keeps its source until it has run."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
@@ -14,7 +16,7 @@ def to_device(values: Series[float] | Series[int], dtype: torch.dtype, device: t
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor on the host; from CUDA it holds its values only once the stream has come so far."""
+    """A copy on the host; from CUDA it holds the values only once the stream has come so far."""
     if tensor.device.type != "cuda":
-        return tensor
+        return tensor.clone()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
