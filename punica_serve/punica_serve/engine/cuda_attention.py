@@ -30,7 +30,7 @@ def attention_parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dic
         from punica_serve.engine.flashinfer_attention import FlashInferAttention
 
         return FlashInferAttention.parts(cache, model, shape)
-    return TritonPagedAttention.parts(cache, shape)
+    return TritonPagedAttention.parts(cache, model, shape)
 
 
 def _has_flashinfer(cache: KvCache, model: ModelConfig) -> bool:

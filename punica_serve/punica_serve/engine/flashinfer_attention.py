@@ -1,7 +1,8 @@
 """Paged attention for bf16 and fp16 on NVIDIA GPUs: decodes by FlashInfer, a prefill's rows by our own kernel.
 
 In a CUDA graph FlashInfer's prefill always splits contexts and merges the parts, which costs a short prompt more than
-its attention (27 us a layer where ours takes 8: docs/performance.md); there is at most one prefill in a step.
+its attention (27 us a layer where ours takes 8: docs/performance.md); there is at most one prefill in a step. Its rows
+compute, while the decodes beside them wait for memory, so the two run on streams of their own.
 
 FlashInfer divides the contexts of few decodes among blocks by itself. Those of many it leaves whole, and the longest
 are late; then we divide them (``context_parts``), as requests of their own with a copy of the query, and merge.
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
 from torch import Tensor
 
 from punica_kernels.merge_attention import merge_attention
@@ -46,7 +47,7 @@ _TENSOR_CORE_GROUP = 4
 
 
 class FlashInferWorkspace:
-    """Memory that the shapes of one engine share. They run one after the other, on one stream."""
+    """What the shapes of one engine share. They run one after the other, on one stream."""
 
     def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_decodes: int) -> None:
         pool, heads = cache.pool, model.num_attention_heads
@@ -61,6 +62,8 @@ class FlashInferWorkspace:
         self.out = torch.zeros(max_rows + max_copies, heads, model.head_dim, dtype=pool.dtype, device=pool.device)
         #: [decodes + copies, heads]: what the copies' parts are merged by.
         self.log_sums = torch.zeros(max_parts, heads, device=pool.device)
+        #: Where a prefill's rows run beside the decodes.
+        self.side = torch.cuda.Stream(pool.device)
 
 
 class FlashInferAttention:
@@ -72,6 +75,7 @@ class FlashInferAttention:
         self._cache = cache
         self._shape = shape
         self._words = words
+        self._side = workspace.side
         self.num_copies = num_copies(model, cache.pool.device, shape.num_decode_rows)
         self._out = workspace.out[: shape.num_rows + self.num_copies]
         self._log_sums = workspace.log_sums[: shape.num_decode_rows + self.num_copies]
@@ -85,15 +89,15 @@ class FlashInferAttention:
     @staticmethod
     def parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dict[str, int]:
         """The words that it takes, those of pages last."""
-        num_decodes = shape.num_decode_rows + num_copies(model, cache.pool.device, shape.num_decode_rows)
+        copies = num_copies(model, cache.pool.device, shape.num_decode_rows)
+        num_decodes = shape.num_decode_rows + copies
         return {
             "slots": shape.num_rows,
             "copy_starts": shape.num_rows + 1,
             **PrefillAttention.PARTS,
-            "decode_lengths": num_decodes,
             "page_starts": num_decodes + 1,
             "last_page_lengths": num_decodes,
-            "pages": num_page_words(cache, shape, num_decodes),
+            "pages": num_page_words(cache, model, shape, num_copies=copies),
         }
 
     def plan(self, step: StepPlan) -> None:
@@ -123,10 +127,15 @@ class FlashInferAttention:
         """
         keys_and_values = self._cache.layer(layer)
         num_prefill = self._shape.num_prefill_rows
+        main = torch.cuda.current_stream()
         if num_prefill:
-            self._prefill.run(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
+            self._side.wait_stream(main)
+            with torch.cuda.stream(self._side):
+                self._prefill.run(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
         if self._decode:
             self._run_decodes(self._decode, q[num_prefill:], keys_and_values, self._out[num_prefill:])
+        if num_prefill:
+            main.wait_stream(self._side)
         return self._out[: self._shape.num_rows].flatten(1)
 
     def _divide(self, decodes: PageRuns) -> PageRuns:
@@ -159,7 +168,6 @@ class _Decode:
             "page_size": cache.page_size,
             "q_data_type": cache.pool.dtype,
             "kv_data_type": cache.pool.dtype,
-            "non_blocking": True,
         }
         self.wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace.floats,
@@ -171,20 +179,22 @@ class _Decode:
             backend="fa2",
         )
         self.wrapper.reset_workspace_buffer(workspace.floats, workspace.ints)
+        # Chooses the kernels, for which any tables will do, and copies these, which the words do themselves: once only.
+        num_decodes = len(words.words("last_page_lengths"))
+        words.words("page_starts")[:] = range(num_decodes + 1)
+        words.words("last_page_lengths").fill(1)
+        self.wrapper.plan(*self._tables(num_decodes), **self._settings)
 
     def plan(self, runs: PageRuns) -> None:
-        """The pages are in the words. FlashInfer copies the other tables itself, but this one it would wait for."""
+        """The pages are in the words."""
+        self._words.write("page_starts", runs.indptr)
+        self._words.write("last_page_lengths", runs.last_page_lengths)
+        fast_decode_plan(self.wrapper, *self._tables(len(runs.indices)), **self._settings)
+
+    def _tables(self, num_pages: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As FlashInfer reads them while it plans: of the pages their number alone."""
         words = self._words
-        words.write("decode_lengths", runs.lengths)
-        words.write("page_starts", runs.indptr)
-        words.write("last_page_lengths", runs.last_page_lengths)
-        self.wrapper.plan(
-            words.host("page_starts"),
-            words.device("pages")[: len(runs.indices)],
-            words.host("last_page_lengths"),
-            seq_lens=words.host("decode_lengths"),
-            **self._settings,
-        )
+        return words.host("page_starts"), words.device("pages")[:num_pages], words.host("last_page_lengths")
 
 
 def num_copies(model: ModelConfig, device: torch.device, num_decodes: int) -> int:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from punica_serve.engine.planner import StepPlan
 
 # Between two sizes a step pays for the larger: a few rows cost a decode nothing, which reads all weights anyway, and
-# a prefill at most a quarter.
+# a prefill at most a quarter. 112 and 224, with decodes beside them, fill what the library's products have room for
+# (docs/performance.md).
 _DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_PREFILL_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+_PREFILL_ROWS = (
+    *(16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768),
+    *(1024, 1536, 2048, 3072, 4096),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,14 @@ class TritonPagedAttention:
         self._query_starts = torch.arange(shape.num_decode_rows + 1, dtype=torch.int32, device=pool.device)
 
     @staticmethod
-    def parts(cache: KvCache, shape: StepShape) -> dict[str, int]:
+    def parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dict[str, int]:
         """The words that it takes, those of pages last."""
         return {
             "slots": shape.num_rows,
             **PrefillAttention.PARTS,
             "decode_lengths": shape.num_decode_rows,
             "page_starts": shape.num_decode_rows + 1,
-            "pages": num_page_words(cache, shape, shape.num_decode_rows),
+            "pages": num_page_words(cache, model, shape, num_copies=0),
         }
 
     def plan(self, step: StepPlan) -> None:
@@ -104,9 +104,15 @@ class PrefillAttention:
         paged_attention(out, q, keys, values, *tables, self._max_rows, self._scale)
 
 
-def num_page_words(cache: KvCache, shape: StepShape, num_decodes: int) -> int:
-    """Pages that a step can have: those of the cache, and one for each decode and all rows of a prefill that pad."""
-    return cache.pages.num_pages + num_decodes + cache.pages_for(shape.num_prefill_rows)
+def num_page_words(cache: KvCache, model: ModelConfig, shape: StepShape, *, num_copies: int) -> int:
+    """Pages that a step can have: its requests' own, no more than the cache has, and, where rows pad, one for each
+    decode or copy of its query and as many as a prefill's rows take.
+
+    A cache of short pages has millions, of which a step's contexts can't reach most.
+    """
+    num_requests = shape.num_decode_rows + (shape.num_prefill_rows > 0)
+    num_own = min(cache.pages.num_pages, num_requests * cache.pages_for(model.max_position_embeddings))
+    return num_own + shape.num_decode_rows + num_copies + cache.pages_for(shape.num_prefill_rows)
 
 
 def write_pages(words: StepWords, *runs: PageRuns | None) -> None:

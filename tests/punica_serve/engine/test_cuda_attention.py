@@ -219,3 +219,10 @@ def test_slots_are_where_the_new_tokens_go(kind: Kind) -> None:
     first, second = step.prefill.sequence.pages[:2]
     expected = [-1, first * 16 + 15, second * 16, second * 16 + 1, step.decodes[0].pages[1] * 16, -1, -1]
     assert attention.slots.tolist() == expected
+
+
+def test_a_cache_of_many_pages_makes_no_words_that_contexts_can_not_reach() -> None:
+    model = _model(2, 16)
+    cache = KvCache(model, num_pages=20_000, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    parts = attention_parts(cache, model, StepShape(16, 2))
+    assert parts["pages"] == 3 * model.max_position_embeddings + 2 + 16
