@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,8 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
     except (OSError, OverflowError) as error:
         if listener:
             listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"can't listen on {host}:{port}: {reason}; choose another with --port", param="port"
-        ) from error
+        message = f"can't listen on {host}:{port}: {reason_of(error)}; choose another with --host or --port"
+        raise ConfigError(message, param="port") from error
     with listener:
         yield listener
 

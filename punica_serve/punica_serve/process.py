@@ -22,6 +22,7 @@ from typing import Any
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.notify import STOPPING, forget_last_life, keep_alive, notify
+from punica_serve.reasons import reason_of
 
 #: The secret that all processes of a cluster share.
 TOKEN_ENV = "PUNICA_CLUSTER_TOKEN"
@@ -86,8 +87,9 @@ def given_token() -> str | None:
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{TOKEN_FILE_ENV}: {path} can't be read: {reason}", param=TOKEN_FILE_ENV) from error
+        raise ConfigError(
+            f"{TOKEN_FILE_ENV}: {path} can't be read: {reason_of(error)}", param=TOKEN_FILE_ENV
+        ) from error
     if not token:
         raise ConfigError(f"{TOKEN_FILE_ENV}: {path} is empty", param=TOKEN_FILE_ENV)
     return token

@@ -1,19 +1,17 @@
 """What is told of a frontend that refuses a command, a replay or a benchmark, or that does not answer."""
 
 import json
-import os
-import socket
-import ssl
 
 from punica_serve.errors import ClusterUnavailable, Unauthorized
+from punica_serve.reasons import reason_of
 
 
 def message_of(url: str, status: int, body: bytes | bytearray) -> str:
     """Of the answer to ``url``."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):  # from something else than a frontend
-        return f"{url} answered {status}"
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answered {status} as no frontend does; --url says where one is"
 
 
 def wants_key(url: str) -> Unauthorized:
@@ -28,12 +26,8 @@ def no_answer(url: str, error: Exception, option: str = "--url") -> ClusterUnava
 
 
 def _reason(error: BaseException) -> str:
-    """The system's own words where there are any: libraries put numbers and addresses round them."""
+    """What the system said, where it said something: clients make errors of their own of it."""
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (ssl.SSLError, socket.gaierror)):
-            return cause.strerror or str(cause)  # their numbers are not the system's
-        if isinstance(cause, OSError) and cause.errno and cause.strerror:
-            return os.strerror(cause.errno)
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+    return reason_of(cause or error)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.reasons import reason_of
 
 #: In front of a file's name where a URL is expected.
 FROM_FILE = "@"
@@ -19,8 +20,7 @@ def current_url(given: str) -> str:
     try:
         url = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ClusterUnavailable(f"the scheduler's URL can't be read from {path}: {reason}") from error
+        raise ClusterUnavailable(f"the scheduler's URL can't be read from {path}: {reason_of(error)}") from error
     if not url:
         raise ClusterUnavailable(f"the scheduler's URL is not in {path} yet")
     return url

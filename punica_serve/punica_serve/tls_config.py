@@ -8,6 +8,7 @@ from pydantic import ModelWrapValidatorHandler, TypeAdapter, ValidationError, Va
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from punica_serve.config_fields import ConfigModel, File
+from punica_serve.reasons import reason_of
 
 _FILE = TypeAdapter(File)
 
@@ -42,7 +43,7 @@ def why_unreadable(file: Path) -> str | None:
     try:
         file.read_bytes()
     except OSError as error:
-        return error.strerror or str(error)
+        return reason_of(error)
     return None
 
 

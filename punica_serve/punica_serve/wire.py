@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +40,7 @@ from punica_serve.protocol import (
     Welcome,
     WireError,
 )
+from punica_serve.reasons import reason_of
 from punica_serve.scheduler_url import current_url
 
 log = logging.getLogger(__name__)
@@ -220,6 +220,4 @@ def _reason(error: Exception) -> str:
         return f"its certificate can't be trusted: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):
         return f"no TLS with it: {error.reason or error}"
-    if isinstance(error, OSError) and error.errno and error.strerror:
-        return os.strerror(error.errno) if error.errno > 0 else error.strerror  # name look-up has negative ones
-    return str(error) or type(error).__name__
+    return reason_of(error)

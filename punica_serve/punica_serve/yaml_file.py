@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from punica_serve.config_mistakes import mistakes_in
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,8 +29,7 @@ def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{what} {path.absolute()} can't be read: {reason}", param=str(path)) from error
+        raise ConfigError(f"{what} {path.absolute()} can't be read: {reason_of(error)}", param=str(path)) from error
     try:
         document = yaml.load(text, _UniqueKeyLoader)
     # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.

@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack, suppress
 
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 #: Addresses that mean "all of this machine's": one can listen there, but not dial them.
 _WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -37,11 +38,15 @@ def _listening(host: str, port: int, option: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        what = f"can't listen on {host}:{port}: "
         if error.errno == errno.EADDRINUSE:
-            reason = "the port is in use; stop what listens there"
+            what += f"the port is in use; stop what listens there, or change {option}"
+        elif error.errno == errno.EACCES:
+            what += f"{reason_of(error)}; change {option}"
         else:
-            reason = error.strerror or str(error)
-        raise ConfigError(f"can't listen on {host}:{port}: {reason}, or change {option}", param=option) from error
+            # socket adds to the words of a name look-up.
+            what += f"{reason_of(error).partition(' (while ')[0]}; change {option.replace('port', 'host')}"
+        raise ConfigError(what, param=option) from error
 
 
 async def until_listening(host: str, port: int) -> None:

@@ -1,5 +1,6 @@
 """A device at the start: whether it can be used, what its memory is asked for, and what is said if it can't be had."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +15,10 @@ _OUT_OF_MEMORY_SIGNS = ("out of memory", "_alloc_failed", "allocat", "storage si
 
 def open_device(name: str) -> torch.device:
     """cpu or cuda:N, once a byte of it could be had. Raises ConfigError."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from punica_serve.config_fields import ConfigModel, File, Name, PositiveInt
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 _SQLITE = "sqlite:///"
 
@@ -55,8 +56,7 @@ class RegistryConfig(ConfigModel):
         try:
             password = self.password_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            message = f"`registry.password_file`: {self.password_file} can't be read: {reason}"
+            message = f"`registry.password_file`: {self.password_file} can't be read: {reason_of(error)}"
             raise ConfigError(message, param="registry.password_file") from error
         user, _, host = urlsplit(self.url).netloc.rpartition("@")
         return urlsplit(self.url)._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.reasons import reason_of
 
 #: Within it every call ends, one way or the other.
 DEADLINE_S = 5.0
@@ -94,8 +95,7 @@ class Database:
 
 def _reason(error: Exception) -> str:
     """What the driver says, in one line, without the statement and its parameters."""
-    text = str(getattr(error, "orig", None) or error)
-    return " ".join(text.split()) or type(error).__name__
+    return " ".join(reason_of(getattr(error, "orig", None) or error).split())
 
 
 def _engine(url: URL, *, wait_s: float) -> AsyncEngine:

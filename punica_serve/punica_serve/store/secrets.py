@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,5 +34,5 @@ def _variable(name: str) -> str:
 def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"`store` needs {path}, which can't be read: {error.strerror}", param="store") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`store` needs {path}, which can't be read: {reason_of(error)}", param="store") from error

@@ -15,6 +15,7 @@ import tokenizers.decoders
 
 from punica_serve.errors import InvalidRequest, ModelRejected
 from punica_serve.model_files import read_object
+from punica_serve.reasons import reason_of
 from punica_serve.text.chat_template import ChatTemplate
 
 #: The special tokens of tokenizer_config.json that chat templates may use by name.
@@ -121,7 +122,7 @@ def _read_chat_template(
     try:
         source = path.read_text(encoding="utf-8") if path.is_file() else _default_template(config.get("chat_template"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelRejected(f"{path} can't be read: {error}", param=path.name) from error
+        raise ModelRejected(f"{path} can't be read: {reason_of(error)}", param=path.name) from error
     return None if source is None else ChatTemplate(source, special_tokens, of=str(folder))
 
 

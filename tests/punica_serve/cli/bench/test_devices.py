@@ -24,14 +24,11 @@ def test_without_a_gpu(cli: Callable[..., Any], arguments: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize("command", ["kernels", "layer", "textgen"])
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [("foo", "device 'foo' can't be used: "), ("meta", "device 'meta' is neither cpu nor cuda:N")],
-)
-def test_a_device_that_is_none(cli: Callable[..., Any], command: str, device: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["foo", "meta", "cuda:x"])
+def test_a_device_that_is_none(cli: Callable[..., Any], command: str, device: str, tmp_path: Path) -> None:
     shape = ["--shape", "1b"]
     outcome = cli(
         "bench", command, "--device", device, "--out", str(tmp_path), *(shape if command != "kernels" else [])
     )
-    assert outcome.exit_code == 2 and outcome.stderr.startswith(f"punica-serve: {reason}")
+    assert outcome.exit_code == 2 and outcome.stderr == f"punica-serve: device '{device}' is neither cpu nor cuda:N\n"
     assert len(outcome.stderr.splitlines()) == 1

@@ -1,0 +1,16 @@
+"""Why the system refused something."""
+
+import os
+import socket
+import ssl
+
+
+def reason_of(error: BaseException) -> str:
+    """The system's own words where there are any: libraries put numbers and addresses round them."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        # TLS and name look-up have numbers of their own, the latter negative ones where libraries repeat them.
+        is_system = not isinstance(error, (ssl.SSLError, socket.gaierror))
+        return os.strerror(error.errno) if is_system and error.errno and error.errno > 0 else error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,23 @@
+import errno
+import socket
+import ssl
+
+import pytest
+
+from punica_serve.reasons import reason_of
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (socket.gaierror(8, "nodename nor servname provided"), "nodename nor servname provided"),
+        (OSError(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "wrong version number"), "wrong version number"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is no text in UTF-8"),
+        (ValueError("in its own words"), "in its own words"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_the_systems_own_words_where_there_are_any(error: BaseException, reason: str) -> None:
+    assert reason_of(error) == reason
