@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from punica_serve.errors import ConfigError
 from punica_serve.logs import LogFormat, LogLevel
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
@@ -18,7 +19,20 @@ NoAuthOption = Annotated[
     bool,
     typer.Option("--insecure-no-auth", help="Let everybody in as an administrator, from wherever it can be reached."),
 ]
-KeyOption = Annotated[str | None, typer.Option(envvar="PUNICA_API_KEY", help="Your API key, where keys are asked for.")]
+
+
+def check_key(key: str | None) -> str | None:
+    """Before an HTTP client shows it in what it says of it. Raises ConfigError for what no header can carry."""
+    if key is not None and not (key.isascii() and key.isprintable()):
+        message = "the API key (--key, PUNICA_API_KEY) holds a character that no key has; see how it was copied"
+        raise ConfigError(message, param="--key")
+    return key
+
+
+KeyOption = Annotated[
+    str | None,
+    typer.Option(envvar="PUNICA_API_KEY", callback=check_key, help="Your API key, where keys are asked for."),
+]
 UrlOption = Annotated[str, typer.Option(envvar="PUNICA_URL", help="A frontend of the cluster.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 SchedulerUrlOption = Annotated[

@@ -10,6 +10,7 @@ parity.py    the same folder in our engine and in PEFT: the only file here that 
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -45,9 +46,9 @@ def add(
     with _client(url, key) as client:
         adapter = register(client, name, source)
         if pin:
-            client.post(f"/v1/adapters/{name}/pin")
+            client.post(_route(name, "pin"))
         if prefetch:
-            client.post(f"/v1/adapters/{name}/prefetch", {})
+            client.post(_route(name, "prefetch"), {})
     print(f"{adapter['full_name']} version {adapter['version']}: {adapter['digest']}")
     for shadowed in adapter["shadows"]:
         owner, short = str(adapter["full_name"]).split("/")
@@ -71,7 +72,7 @@ def show(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> Non
     import json
 
     with _client(url, key) as client:
-        print(json.dumps(client.get(f"/v1/adapters/{name}"), indent=2))
+        print(json.dumps(client.get(_route(name)), indent=2))
 
 
 @app.command("remove")
@@ -84,7 +85,7 @@ def remove(
     """Remove an adapter with all its versions. No request finds it any more; those that run finish first."""
     with _client(url, key) as client:
         deadline_s = time.monotonic() + wait_s
-        deletion = client.delete(f"/v1/adapters/{name}", {"wait_s": min(wait_s, 5.0)})
+        deletion = client.delete(_route(name), {"wait_s": min(wait_s, 5.0)})
         while deletion["status"] != "deleted" and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             deletion = client.get(deletion["status_url"])
@@ -98,7 +99,7 @@ def remove(
 def pin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     """Keep an adapter in the host memory of every runner."""
     with _client(url, key) as client:
-        client.post(f"/v1/adapters/{name}/pin")
+        client.post(_route(name, "pin"))
     print(f"{name} is pinned")
 
 
@@ -106,7 +107,7 @@ def pin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None
 def unpin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     """Let an adapter leave host memory again when others need the room."""
     with _client(url, key) as client:
-        client.post(f"/v1/adapters/{name}/unpin")
+        client.post(_route(name, "unpin"))
     print(f"{name} is no longer pinned")
 
 
@@ -119,8 +120,13 @@ def prefetch(
 ) -> None:
     """Bring an adapter to GPUs before anyone asks for it."""
     with _client(url, key) as client:
-        client.post(f"/v1/adapters/{name}/prefetch", {"gpus": gpu} if gpu else {})
+        client.post(_route(name, "prefetch"), {"gpus": gpu} if gpu else {})
     print(f"{name} is on its way")
+
+
+def _route(name: str, *action: str) -> str:
+    """What is no name is refused by the frontend, and is not read as the name before a question mark."""
+    return "/".join(("/v1/adapters", quote(name, safe="/:"), *action))
 
 
 def _client(url: str, key: str | None) -> "AdapterClient":

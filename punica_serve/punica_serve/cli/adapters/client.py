@@ -1,5 +1,6 @@
 """The adapters' API of a cluster."""
 
+import contextlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -66,7 +67,15 @@ class AdapterClient:
         except httpx.HTTPError as error:
             raise no_answer(self._url, error) from error
         if answer.is_success:
-            return answer.json()
+            return self._decoded(answer)
         if answer.status_code == 401:
             raise wants_key(self._url)
         raise InvalidRequest(message_of(str(answer.request.url), answer.status_code, answer.content))
+
+    def _decoded(self, answer: httpx.Response) -> Any:
+        """The object that a frontend answers with. Raises ConfigError for an answer of something else."""
+        with contextlib.suppress(ValueError):
+            if isinstance(document := answer.json(), dict):
+                return document
+        message = f"{answer.request.url} answers as no frontend does; --url says where one is"
+        raise ConfigError(message, param="--url")

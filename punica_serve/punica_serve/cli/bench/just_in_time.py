@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
-from punica_serve.cli.options import DEFAULT_CONFIG, DEFAULT_URL, ConfigOption, UrlOption
+from punica_serve.cli.options import DEFAULT_CONFIG, DEFAULT_URL, ConfigOption, KeyOption, UrlOption
 
 
 def command(
     url: UrlOption = DEFAULT_URL,
     config: ConfigOption = DEFAULT_CONFIG,
-    key: Annotated[str | None, typer.Option(envvar="PUNICA_API_KEY", help="An API key, where one is wanted.")] = None,
+    key: KeyOption = None,
     uploads: Annotated[int, typer.Option(min=1, help="Adapters, one after the other.")] = 20,
     streams: Annotated[int, typer.Option(min=1, max=1_024, help="Other requests that are being answered.")] = 8,
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters, on all linear modules.")] = 16,

@@ -18,6 +18,7 @@ from punica_serve.cli.options import (
     LogLevelOption,
     NoAuthOption,
     PortOption,
+    check_key,
 )
 from punica_serve.cli.up.devices import check_devices
 from punica_serve.cli.up.on_ray.plan import RayPlan
@@ -43,7 +44,11 @@ RayOption = Annotated[
 ]
 RayKeyOption = Annotated[
     str | None,
-    typer.Option(envvar="PUNICA_API_KEY", help="With --ray and API keys: one of them, to hear the scheduler's advice."),
+    typer.Option(
+        envvar="PUNICA_API_KEY",
+        callback=check_key,
+        help="With --ray and API keys: one of them, to hear the scheduler's advice.",
+    ),
 ]
 
 

@@ -121,7 +121,32 @@ def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: Any) -> Non
 def test_a_refusal_is_one_line(cli: Cli, frontend: Any) -> None:
     frontend.answers = [(404, {"error": {"message": "no adapter is called 'x'"}}), (502, ["bad gateway"])]
     assert cli("adapters", "show", "x", "--url", frontend.url) == (1, "", "punica-serve: no adapter is called 'x'\n")
-    assert cli("adapters", "show", "x", "--url", frontend.url).stderr.endswith("answered 502\n")
+    refused = cli("adapters", "show", "x", "--url", frontend.url)
+    assert refused.stderr.endswith("answered 502 as no frontend does; --url says where one is\n")
+
+
+def test_what_is_no_name_is_sent_whole(cli: Cli, frontend: Any) -> None:
+    frontend.answers = [(404, {"error": {"message": "no adapter is called so"}})] * 2
+    cli("adapters", "pin", "roman?x", "--url", frontend.url)
+    cli("adapters", "show", "acme/ro man#", "--url", frontend.url)
+    assert frontend.requests == ["POST /v1/adapters/roman%3Fx/pin", "GET /v1/adapters/acme/ro%20man%23"]
+
+
+@pytest.mark.parametrize("answer", [["hello"], "hello", None])
+def test_something_else_than_a_frontend_is_told(cli: Cli, frontend: Any, answer: Any) -> None:
+    frontend.answers = [(200, answer)]
+    outcome = cli("adapters", "list", "--url", frontend.url)
+    assert outcome.exit_code == 2 and outcome.stderr.count("\n") == 1
+    assert "/v1/adapters?limit=1000 answers as no frontend does; --url says where one is" in outcome.stderr
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_is_none_is_refused_and_not_shown(cli: Cli, frontend: Any, key: str) -> None:
+    outcome = cli("adapters", "list", "--url", frontend.url, "--key", key)
+    assert outcome.exit_code == 2 and not frontend.requests
+    assert outcome.stderr == (
+        "punica-serve: the API key (--key, PUNICA_API_KEY) holds a character that no key has; see how it was copied\n"
+    )
 
 
 def test_a_key_that_is_lacking_is_asked_for(cli: Cli, frontend: Any) -> None:
