@@ -9,8 +9,12 @@ def reason_of(error: BaseException) -> str:
     """The system's own words where there are any: libraries put numbers and addresses round them."""
     if isinstance(error, UnicodeDecodeError):
         return "it is no text in UTF-8"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate can't be trusted: {error.verify_message.rstrip('.')}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS with it: {error.reason or error}"
     if isinstance(error, OSError) and error.strerror:
-        # TLS and name look-up have numbers of their own, the latter negative ones where libraries repeat them.
-        is_system = not isinstance(error, (ssl.SSLError, socket.gaierror))
+        # Name look-up has numbers of its own, negative ones where libraries repeat them.
+        is_system = not isinstance(error, socket.gaierror)
         return os.strerror(error.errno) if is_system and error.errno and error.errno > 0 else error.strerror
     return str(error) or type(error).__name__

@@ -93,7 +93,7 @@ async def dial(
         # A certificate that can't be trusted is a ValueError too, but no mistake in the URL.
         if isinstance(error, InvalidURI) or not isinstance(error, OSError | WebSocketException):
             raise ConfigError(f"scheduler URL {url!r} is not of the form {scheme}://HOST:PORT: {error}") from error
-        raise ClusterUnavailable(f"the scheduler at {url} can't be reached: {_reason(error)}") from error
+        raise ClusterUnavailable(f"the scheduler at {url} can't be reached: {reason_of(error)}") from error
     async with Channel(socket, union, links) as channel:
         channel.send(hello)
         answer = await channel.receive(HANDSHAKE_TIMEOUT_S)
@@ -172,7 +172,9 @@ async def listen(
     try:
         server = await serve(handle, host, port, ssl=tls, create_connection=AcceptedSocket, **_SOCKET_OPTIONS)
     except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {_reason(error)}; choose another address or port") from error
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {reason_of(error)}; choose another address or port"
+        ) from error
     async with server:
         yield next(iter(server.sockets)).getsockname()[1]
 
@@ -212,12 +214,3 @@ def _check_hello(hello: FrontendHello | RunnerHello, token: str) -> None:
         raise ProtocolError(
             "the peer's cluster token is not the scheduler's; start both with the same one", param="token"
         )
-
-
-def _reason(error: Exception) -> str:
-    """The system's own words where there are any; asyncio's repeat the address."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate can't be trusted: {error.verify_message.rstrip('.')}"
-    if isinstance(error, ssl.SSLError):
-        return f"no TLS with it: {error.reason or error}"
-    return reason_of(error)

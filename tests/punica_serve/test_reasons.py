@@ -13,7 +13,6 @@ from punica_serve.reasons import reason_of
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
         (socket.gaierror(8, "nodename nor servname provided"), "nodename nor servname provided"),
         (OSError(-2, "Name or service not known"), "Name or service not known"),
-        (ssl.SSLError(1, "wrong version number"), "wrong version number"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is no text in UTF-8"),
         (ValueError("in its own words"), "in its own words"),
         (TimeoutError(), "TimeoutError"),
@@ -21,3 +20,11 @@ from punica_serve.reasons import reason_of
 )
 def test_the_systems_own_words_where_there_are_any(error: BaseException, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+def test_why_there_is_no_tls() -> None:
+    client = ssl.create_default_context().wrap_bio(incoming := ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="x")
+    incoming.write(b"HTTP/1.1 400 Bad Request")
+    with pytest.raises(ssl.SSLError) as caught:
+        client.do_handshake()
+    assert reason_of(caught.value) == "no TLS with it: WRONG_VERSION_NUMBER"

@@ -18,9 +18,10 @@ from punica_serve.bench.hot_reload.reloads import CHANGING, Reloads
 from punica_serve.bench.hot_reload.report import Measured, make_report
 from punica_serve.bench.hot_reload.versions import History
 from punica_serve.bench.report import Report
+from punica_serve.config import load_config
 from punica_serve.demo.asking import websocket
 from punica_serve.demo.notations import NOTATIONS
-from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors import ClusterUnavailable, ConfigError
 
 #: Beside the one that changes.
 _UNCHANGING = tuple(NOTATIONS)[:4]
@@ -45,6 +46,7 @@ class HotReloadSettings:
 
 def run(settings: HotReloadSettings, progress: Progress) -> Report:
     """Raises ConfigError, ClusterUnavailable and RequestFailed."""
+    _check_adapters(settings.config)
     task = progress.add_task("starting a cluster", total=settings.num_reloads)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -55,6 +57,14 @@ def run(settings: HotReloadSettings, progress: Progress) -> Report:
         measured = asyncio.run(_measure(settings, cluster, lambda: progress.advance(task)))
     shown = {**asdict(settings), "config": str(settings.config)}
     return make_report(measured, shown, settings.rate_per_s)
+
+
+def _check_adapters(config: Path) -> None:
+    """Raises ConfigError."""
+    lacking = [name for name in _UNCHANGING if name not in load_config(config).adapters]
+    if lacking:
+        message = f"{config} lacks the demo's adapters {', '.join(lacking)}; configs/demo.yaml has all that are asked"
+        raise ConfigError(message, param="config")
 
 
 async def _measure(settings: HotReloadSettings, cluster: RunningCluster, tick: Callable[[], object]) -> Measured:
