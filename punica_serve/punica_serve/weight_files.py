@@ -8,6 +8,7 @@ import msgspec
 
 from punica_serve.errors import ModelRejected
 from punica_serve.model_files import convert, read_object
+from punica_serve.reasons import reason_of
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -19,7 +20,14 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, in a fixed order. Raises ModelRejected if there are none."""
+    """The safetensors files of a folder, in a fixed order. Raises ModelRejected for none, or an unreadable one."""
+    files = _files_of(folder)
+    for file in files:
+        _check_readable(file)
+    return files
+
+
+def _files_of(folder: Path) -> list[Path]:
     if os.path.isfile(folder / _SINGLE):
         return [folder / _SINGLE]
     index = folder / _INDEX
@@ -29,6 +37,14 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         _check_name(name, folder)
     return [folder / name for name in names]
+
+
+def _check_readable(file: Path) -> None:
+    """Here, for safetensors takes a file that may not be read for one that is not there."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise ModelRejected(f"{file} can't be read: {reason_of(error)}", param=file.name) from error
 
 
 def _check_name(name: str, folder: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def test_a_wrong_index_is_refused_by_name(tmp_path: Path, weight_map: Any, messa
     with pytest.raises(ModelRejected, match=message) as caught:
         weight_files(tmp_path)
     assert INDEX in caught.value.message
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").touch()
+
+    def refuse(*_: object) -> None:  # as to a user that is not the superuser
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelRejected, match=r"/model\.safetensors can't be read: Permission denied$"):
+        weight_files(tmp_path)
 
 
 def test_an_index_must_be_json(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """What is sent to register an adapter: its URI, or its bytes, streamed from where they lie."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.cli.adapters.client import AdapterClient
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 #: By the end of an archive's name.
 _ARCHIVES = {
@@ -20,16 +22,17 @@ _ARCHIVES = {
 def register(client: AdapterClient, name: str, source: str) -> Any:
     """The adapter as it was registered. ``source`` is a URI, or an archive or PEFT folder on this machine.
 
-    Raises ConfigError where ``source`` is none of them.
+    Raises ConfigError where ``source`` is none of them, or can't be read.
     """
     if "://" in source:
         return client.post("/v1/adapters", {"name": name, "uri": source})
-    path = Path(source).expanduser()
-    if path.is_dir():
+    given = os.path.expanduser(source)  # pathlib's own refuses a user that it does not know
+    path = Path(given)
+    if os.path.isdir(given):
         return _send_folder(client, name, path)
     media_type = next((kind for suffix, kind in _ARCHIVES.items() if path.name.endswith(suffix)), None)
-    if media_type and path.is_file():
-        with path.open("rb") as archive:
+    if media_type and os.path.isfile(path):
+        with _opened(path) as archive:
             headers = {"Content-Type": media_type, "Content-Length": str(path.stat().st_size)}
             return client.send("POST", "/v1/adapters", params={"name": name}, content=archive, headers=headers)
     raise ConfigError(f"{source!r} is no URI, no PEFT folder and no {', '.join(_ARCHIVES)} file", param="source")
@@ -42,5 +45,12 @@ def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:
             path = folder / file_name
             if not path.is_file():
                 raise ConfigError(f"{path} is not there; PEFT's save_pretrained(folder) writes it", param="source")
-            files[file_name] = (file_name, stack.enter_context(path.open("rb")), "application/octet-stream")
+            files[file_name] = (file_name, stack.enter_context(_opened(path)), "application/octet-stream")
         return client.send("POST", "/v1/adapters", params={"name": name}, files=files)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {reason_of(error)}", param="source") from error

@@ -1,3 +1,4 @@
+import errno
 import json
 import zipfile
 from collections.abc import Callable
@@ -54,9 +55,23 @@ def test_an_archive_is_sent_as_it_is(cli: Cli, frontend: Any, tmp_path: Path) ->
     assert frontend.headers[0]["content-type"] == "application/zip"
 
 
+def test_files_that_may_not_be_read_are_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors", "roman.zip"):
+        (tmp_path / name).touch()
+
+    def refuse(*_: object) -> None:  # as to a user that is not the superuser
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for source, file in ((tmp_path, "adapter_config.json"), (tmp_path / "roman.zip", "roman.zip")):
+        outcome = cli("adapters", "add", "roman", str(source))
+        assert outcome == (2, "", f"punica-serve: {tmp_path / file} can't be read: Permission denied\n")
+
+
 def test_a_source_that_is_none(cli: Cli, tmp_path: Path) -> None:
-    outcome = cli("adapters", "add", "roman", str(tmp_path / "nowhere"))
-    assert outcome.exit_code == 2 and "is no URI, no PEFT folder and no .zip" in outcome.stderr
+    for source in (str(tmp_path / "nowhere"), "~no-such-user/x", "x" * 5000, ""):
+        outcome = cli("adapters", "add", "roman", source)
+        assert outcome.exit_code == 2 and "is no URI, no PEFT folder and no .zip" in outcome.stderr
     outcome = cli("adapters", "add", "roman", str(tmp_path))
     assert outcome.exit_code == 2 and "adapter_config.json is not there" in outcome.stderr
 
