@@ -76,16 +76,25 @@ class Frontend:
 
     def _request(self, handle: int) -> Request:
         settings, draw = self._load.settings, self._random
-        first, last = settings.answer_tokens
-        if self._is_of_the_start(handle):
-            first = 1  # they began at one time, but must not end at one
-        max_tokens = draw.randint(first, last) if self._load.has_churn else settings.endless_tokens
+        max_tokens = self._answer_tokens(handle) if self._load.has_churn else settings.endless_tokens
         number = draw.randrange(NUM_ADAPTERS)
         adapter = AdapterRef(f"{number:064x}", f"/adapters/{number}", 1 << 24, dict.fromkeys(_MODULES, 16))
-        prompt = tuple(draw.randrange(32_000) for _ in range(PROMPT_TOKENS))
+        prompt = tuple(draw.choices(range(32_000), k=PROMPT_TOKENS))
         return Request(
             f"{self.name}-{handle}", time.time_ns(), prompt, SamplingParams(seed=1, max_tokens=max_tokens), adapter
         )
+
+    def _answer_tokens(self, handle: int) -> int:
+        """Of the start, what is left of an answer under way, as if all had begun long ago.
+
+        Else requests would end together, and their rate would swing for a minute. At any time long answers are found
+        under way more often than short ones, each anywhere between its ends.
+        """
+        lengths = range(self._load.settings.answer_tokens[0], self._load.settings.answer_tokens[1] + 1)
+        if not self._is_of_the_start(handle):
+            return self._random.choice(lengths)
+        (length,) = self._random.choices(lengths, weights=lengths)
+        return self._random.randint(1, length)
 
 
 async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> None:
