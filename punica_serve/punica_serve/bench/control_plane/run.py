@@ -19,7 +19,7 @@ from punica_serve.bench.control_plane.load_process import LoadProcess
 from punica_serve.bench.control_plane.parts import Parts, parts_us
 from punica_serve.bench.control_plane.placement import placement_times_s
 from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
-from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess
+from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess, idle_s
 from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, Load
 from punica_serve.bench.goals import Goal, goals_table
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
@@ -40,6 +40,7 @@ _COLUMNS = (
     Column("requests_per_s", "requests/s", ",.0f"),
     Column("us_per_token", "scheduler CPU µs/token", ".2f"),
     Column("cpu_share", "of one core", ".0%"),
+    Column("idle_share", "cores idle", ".0%"),
     Column("p50_ms", "emit to receive p50 ms", ".1f"),
     Column("p99_ms", "p99 ms", ".1f"),
 )
@@ -56,6 +57,8 @@ class Measurement:
     num_ended: int
     #: How many groups of tokens came at each age, in units of STAMP_S.
     ages: Counter[int]
+    #: Of the machine's cores. Without any, tokens wait for other work.
+    idle_share: float
 
     @property
     def us_per_token(self) -> float:
@@ -78,6 +81,7 @@ class Measurement:
             self.num_ended / self.seconds,
             self.us_per_token,
             self.cpu_s / self.seconds,
+            self.idle_share,
             self.age_ms(0.5),
             self.age_ms(0.99),
         )
@@ -124,13 +128,14 @@ def _measure(
         gpus.look()
         wait(settings.settling_s)
         clients.look()
-        cpu_s, started_s = scheduler.cpu_s, time.monotonic()
+        cpu_s, idle_before_s, started_s = scheduler.cpu_s, idle_s(), time.monotonic()
         wait(settings.seconds)
         arrivals = clients.look()
         cpu_s, seconds = scheduler.cpu_s - cpu_s, time.monotonic() - started_s
+        idle_share = (idle_s() - idle_before_s) / seconds / (os.cpu_count() or 1)
         if not arrivals.num_tokens:
             raise ClusterUnavailable(f"no token came in {seconds:.1f} s of the load {name!r}; try fewer GPUs (--gpus)")
-        return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages)
+        return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages, idle_share)
 
 
 def _wait(progress: Progress, task: TaskID, seconds: float) -> None:
@@ -147,8 +152,11 @@ def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) 
         f"The scheduler at {settings.num_gpus} GPUs x {settings.batch_size} requests, "
         f"{settings.num_frontends} frontends, {settings.tokens_per_s:,.0f} tokens/s wanted"
     )
-    note = f"churn: answers of {first} to {last} tokens, and a new request for each that ends; steady: none ends"
-    return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], (note,))
+    notes = (
+        f"churn: answers of {first} to {last} tokens, and a new request for each that ends; steady: none ends",
+        "where cores are not idle for a good part of the time, tokens are late because processes wait for a core",
+    )
+    return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], notes)
 
 
 def _parts(parts: Parts) -> TableData:

@@ -1,4 +1,4 @@
-"""The scheduler under test: `punica-serve scheduler` as it is, and what the kernel says of its process."""
+"""The scheduler under test: `punica-serve scheduler` as it is, and what the kernel says of its process and machine."""
 
 import os
 import secrets
@@ -71,6 +71,12 @@ class SchedulerProcess:
     def resident_bytes(self) -> int:
         pages = (_PROC / str(self._process.pid) / "statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def idle_s() -> float:
+    """For how long so far the machine's cores have had nothing to do, all together."""
+    _, _, _, _, idle, iowait, *_ = (_PROC / "stat").read_text().split("\n", 1)[0].split()
+    return (int(idle) + int(iowait)) / os.sysconf("SC_CLK_TCK")
 
 
 def _accepts(host: str, port: int) -> bool:

@@ -26,7 +26,7 @@ SMALL = ControlPlaneSettings(
 
 
 def test_ages_are_read_off_by_the_share_of_tokens_that_have_come() -> None:
-    measurement = Measurement("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}))
+    measurement = Measurement("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}), 0.4)
     assert (measurement.age_ms(0.5), measurement.age_ms(0.99), measurement.age_ms(1.0)) == (1.0, 5.0, 200.0)
     assert measurement.us_per_token == 2.0
 
@@ -48,6 +48,7 @@ def test_a_small_fleet_through_the_real_scheduler(tmp_path: Path) -> None:
     loads, parts, goals = (table.records for table in report.tables)
     assert [load["load"] for load in loads] == ["steady", "churn"]
     assert all(isinstance(load["tokens_per_s"], float) and load["tokens_per_s"] > 0 for load in loads)
+    assert all(isinstance(load["idle_share"], float) and 0 <= load["idle_share"] <= 1.01 for load in loads)
     assert loads[0]["requests_per_s"] == 0.0 and loads[1]["requests_per_s"]
     assert len(parts) == 3 and all(part["us_per_token"] for part in parts)
     assert len(goals) == 6 and all(goal["measured"] for goal in goals)
