@@ -254,9 +254,13 @@ class TracingConfig(ConfigModel):
 
 
 def _default_data_folder() -> Path:
-    """Where the desktop's convention has it."""
-    home = os.environ.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path("~/.local/share").expanduser()) / "punica-serve"
+    """Where the desktop's convention has it. Raises ConfigError."""
+    try:
+        home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+    except RuntimeError as error:
+        message = "`data_folder` must be set for a user without a home folder; or set XDG_DATA_HOME"
+        raise ConfigError(message, param="data_folder") from error
+    return Path(home) / "punica-serve"
 
 
 class ClusterConfig(ConfigModel):

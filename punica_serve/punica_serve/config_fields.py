@@ -18,7 +18,8 @@ def _refuse_empty(folder: Any) -> Any:
     return folder
 
 
-def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
+def resolve_folder(path: Path, info: ValidationInfo) -> Path:
+    """Relative to the file that is read. Raises ValueError."""
     for prefix, package in _PACKAGES.items():
         if str(path).startswith(prefix):
             return Path(str(files(package))) / str(path).removeprefix(prefix)
@@ -30,7 +31,7 @@ def _resolve_folder(path: Path, info: ValidationInfo) -> Path:
 
 
 def _resolve_file(name: str, info: ValidationInfo) -> str:
-    return str(_resolve_folder(Path(name), info)) if name.endswith((".yaml", ".yml")) else name
+    return str(resolve_folder(Path(name), info)) if name.endswith((".yaml", ".yml")) else name
 
 
 def _refuse_unknown_device(name: str) -> str:
@@ -41,7 +42,7 @@ def _refuse_unknown_device(name: str) -> str:
 
 
 #: A folder, made absolute while the file is read.
-Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(_resolve_folder)]
+Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(resolve_folder)]
 
 #: A file, made absolute in the same way.
 File = Folder

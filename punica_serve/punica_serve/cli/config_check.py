@@ -1,5 +1,6 @@
 """`punica-serve config check FILE`: what `up` would refuse, without starting anything."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     load_profile(config.simulation.profile)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
-    if config.data_folder.exists() and not config.data_folder.is_dir():
+    if os.path.exists(config.data_folder) and not os.path.isdir(config.data_folder):
         raise ConfigError(f"`data_folder`: {config.data_folder} is no folder")
     check_dummies_fit_pool(config.dummy_adapters, config.engine.num_lora_pages)
     if config.tls:

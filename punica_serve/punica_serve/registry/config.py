@@ -6,7 +6,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from punica_serve.config_fields import ConfigModel, File, Name, PositiveInt
+from punica_serve.config_fields import ConfigModel, File, Name, PositiveInt, resolve_folder
 from punica_serve.errors import ConfigError
 from punica_serve.reasons import reason_of
 
@@ -18,8 +18,7 @@ def _checked(url: str, info: ValidationInfo) -> str:
     if url.startswith(_SQLITE):
         if not (file := url.removeprefix(_SQLITE)):
             raise ValueError("must name a file")
-        base = info.context["folder"] if info.context else Path.cwd()
-        return sqlite_url(base / Path(file).expanduser())
+        return sqlite_url(resolve_folder(Path(file), info))
     if urlsplit(url).scheme != "postgresql" or not urlsplit(url).path.strip("/"):
         raise ValueError("must be sqlite:///FILE or postgresql://USER@HOST/DATABASE")
     return url

@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
-from punica_serve.config_fields import ConfigModel, Name, PositiveInt, Seconds
+from punica_serve.config_fields import ConfigModel, Name, PositiveInt, Seconds, resolve_folder
 
 
-def _resolve_folder(url: str, info: ValidationInfo) -> str:
+def _folder_or_url(url: str, info: ValidationInfo) -> str:
     """A folder is relative to the config file, as all are."""
     if "://" in url:
         return _of_known_scheme(url)
-    base = info.context["folder"] if info.context else Path.cwd()
-    return str((base / Path(url).expanduser()).resolve())
+    return str(resolve_folder(Path(url), info))
 
 
 def _of_known_scheme(url: str) -> str:
@@ -64,7 +63,7 @@ class StoreConfig(ConfigModel):
     """Where adapters' files are kept. Runners on other hosts need a folder that all mount, or an object store."""
 
     #: A folder, or any URL that fsspec knows, such as s3://bucket/adapters; store/ in `data_folder` by default.
-    url: Annotated[Name, AfterValidator(_resolve_folder)] | None = Field(default=None, repr=False)
+    url: Annotated[Name, AfterValidator(_folder_or_url)] | None = Field(default=None, repr=False)
     #: The URL's own.
     options: Options = Field(default_factory=dict, repr=False)
     #: A store that has not answered by then is taken to be down.

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -24,6 +24,18 @@ def test_the_data_folder_is_where_the_desktop_keeps_such(tmp_path: Path, monkeyp
     assert parsed(tmp_path).data_folder == tmp_path / ".local/share/punica-serve"
 
 
+def test_a_user_without_a_home_must_name_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> NoReturn:
+        raise KeyError("no such user")
+
+    for name in ("XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert parsed(tmp_path, data_folder="data").data_folder == tmp_path / "data"
+    with pytest.raises(ConfigError, match=r"`data_folder` must be set for a user without a home folder"):
+        parsed(tmp_path)
+
+
 def test_a_file_of_sqlite_is_relative_to_the_config_file(tmp_path: Path) -> None:
     assert parsed(tmp_path, registry={"url": "sqlite:///r.db"}).registry_url == f"sqlite:///{tmp_path}/r.db"
     assert parsed(tmp_path, registry={"url": "sqlite:////var/r.db"}).registry_url == "sqlite:////var/r.db"
@@ -36,7 +48,16 @@ def test_a_server_is_named_by_url(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "registry.db", "sqlite://", "sqlite:///", "postgresql://host", "mysql://host/db", "postgresql://[::1/db"],
+    [
+        "",
+        "registry.db",
+        "sqlite://",
+        "sqlite:///",
+        "postgresql://host",
+        "mysql://host/db",
+        "postgresql://[::1/db",
+        "sqlite:///~nosuchuser/x",
+    ],
 )
 def test_other_urls_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=r"registry\.url"):

@@ -41,6 +41,11 @@ def test_mistakes_are_named(tmp_path: Path, sources: dict[str, Any], message: st
         parse(tmp_path, sources=sources)
 
 
+def test_a_folder_of_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`store\.url`: Could not determine home directory"):
+        parse(tmp_path, url="~nosuchuser/store")
+
+
 def test_another_process_reads_the_same(tmp_path: Path) -> None:
     config = parse(tmp_path, sources={"private_networks": ["10.1.0.0/16", "fd00::/8"]}, options={"key": {"env": "K"}})
     assert ClusterConfig.model_validate_json(config.model_dump_json()).store == config.store

@@ -43,8 +43,9 @@ def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:
         files = {}
         for file_name in (CONFIG_NAME, WEIGHTS_NAME):
             path = folder / file_name
-            if not path.is_file():
-                raise ConfigError(f"{path} is not there; PEFT's save_pretrained(folder) writes it", param="source")
+            if not os.path.isfile(path):
+                message = f"{path} is not there, or you may not see it; PEFT's save_pretrained(folder) writes it"
+                raise ConfigError(message, param="source")
             files[file_name] = (file_name, stack.enter_context(_opened(path)), "application/octet-stream")
         return client.send("POST", "/v1/adapters", params={"name": name}, files=files)
 

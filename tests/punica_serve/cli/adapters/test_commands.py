@@ -73,7 +73,7 @@ def test_a_source_that_is_none(cli: Cli, tmp_path: Path) -> None:
         outcome = cli("adapters", "add", "roman", source)
         assert outcome.exit_code == 2 and "is no URI, no PEFT folder and no .zip" in outcome.stderr
     outcome = cli("adapters", "add", "roman", str(tmp_path))
-    assert outcome.exit_code == 2 and "adapter_config.json is not there" in outcome.stderr
+    assert outcome.exit_code == 2 and "adapter_config.json is not there, or you may not see it" in outcome.stderr
 
 
 def test_the_key_comes_from_the_environment(cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
