@@ -70,7 +70,7 @@ class EngineConfig(ConfigModel):
     #: Replay decode steps on a GPU as CUDA graphs. Without, every kernel is launched by itself, which is slower.
     cuda_graphs: Flag = True
     #: Threads of torch in a worker on CPU; torch's own choice by default.
-    cpu_threads: PositiveInt | None = None
+    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 
     @property
     def served_name(self) -> str:

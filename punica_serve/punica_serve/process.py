@@ -156,8 +156,8 @@ async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float,
     def stop() -> None:
         nonlocal stopping
         stopping = True
+        task.cancel()  # first: a machine that is out of threads has none for the deadline
         _exit_after(stop_timeout_s)
-        task.cancel()
 
     def begin_to_drain() -> None:
         assert drain is not None

@@ -125,6 +125,7 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ("engine: {model: 3}", "`engine.model`: must be a path, got 3"),
         ("engine: {model: m, model_name: 3}", "`engine.model_name`: must be a text, got 3"),
         ("engine: {model: m}\nrunner: {devices: []}", "`runner.devices`: must be a list that is not empty, got \\[\\]"),
+        ("engine: {model: m, cpu_threads: 100000}", "`engine.cpu_threads`: must be 1024 or less, got 100000"),
         ("engine: {model: m, page_size: 0}", "`engine.page_size`: must be 1 or more, got 0"),
         ("engine: {model: m}\nstore: {url: 'gopher://x'}", "`store.url`: .*no file system for gopher://"),
         ("engine: {model: m}\ntracing: {otlp_endpoint: nonsense}", "`tracing.otlp_endpoint`: .*http://host:port"),

@@ -65,6 +65,20 @@ process.run('test', say())
         assert child.communicate(timeout=DEADLINE_S) == ("", "")
 
 
+def test_a_signal_is_obeyed_where_no_thread_can_be_had_for_the_deadline() -> None:
+    code = """
+import threading
+def refuse(_):
+    raise RuntimeError("can't start new thread")
+threading.Timer.start = refuse
+process.run("test", until_cancelled())
+"""
+    with started(code) as child:
+        child.send_signal(signal.SIGTERM)
+        stdout, _ = child.communicate(timeout=DEADLINE_S)
+    assert (stdout, child.returncode) == ("cleaned up\n", 0)
+
+
 def test_a_coroutine_that_does_not_stop_in_time_is_ended() -> None:
     code = """
 async def stubborn():

@@ -32,8 +32,8 @@ class TokenHistories:
         self._places: dict[Sequence, tuple[int, int]] = {}
         shape = (max_requests, vocab_size)
         num_bytes = max_requests * vocab_size * (torch.bool.itemsize + torch.int32.itemsize)
-        what = f"the token counts of {counted(max_requests, 'request')}"
-        with reserving(what, num_bytes, device, fix="lower it", param="engine.max_batch_size"):
+        what = f"the table of tokens of {counted(max_requests, 'request')}"
+        with reserving(what, num_bytes, device, fix="lower `engine.max_batch_size`", param="engine.max_batch_size"):
             self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
             self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
 
