@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from punica_kernels.gpu.filters import keep_top
 from punica_kernels.gpu.launch import launch_options
-from punica_kernels.sampling import SamplingRows, filter_logits, scale_logits
+from punica_kernels.sampling import SamplingRows, scale_logits
 
 _BLOCK = 2048
 #: A block's highest logit, the logit of its best token and that token's noise.
@@ -24,7 +25,7 @@ def sample(tokens: Tensor, logits: Tensor, rows: SamplingRows, *, masked: bool =
     if chosen is not None:
         temperatures = rows.temperatures.index_select(0, chosen.rows)
         scores = scale_logits(logits.index_select(0, chosen.rows), temperatures)
-        filter_logits(scores, chosen.top_k, chosen.top_p, chosen.min_p)
+        keep_top(scores, chosen.top_k, chosen.top_p, chosen.min_p)
         filtered = torch.empty_like(chosen.rows)
         seeds, positions = rows.seeds.index_select(0, chosen.rows), rows.positions.index_select(0, chosen.rows)
         draw(filtered, scores, torch.ones_like(temperatures), seeds, positions, masked=True)

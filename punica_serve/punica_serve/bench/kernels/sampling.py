@@ -56,7 +56,7 @@ def measure(
         notes=(
             f"temperature {_TEMPERATURE}; top_k {_TOP_K} and top_p {_TOP_P} at that temperature, for all rows",
             "torch: argmax, or softmax and multinomial's own way, a race of exponential noise, without its checks;"
-            " filters sort in both",
+            " its top_p sorts",
             "floor: the logits read once at the measured copy rate, at least two empty kernels",
         ),
     )

@@ -1,0 +1,114 @@
+"""Filters of sampling without sorting: in Triton, on a GPU or in its interpreter, against the sorted reference."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu import filters as gpu_filters
+from punica_kernels.gpu.filters import keep_top
+from punica_kernels.sampling import filter_logits
+
+INF = math.inf
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_filters, "_BLOCK", 64)
+    monkeypatch.setattr(gpu_filters, "_NUM_WARPS", 2)
+
+
+def kept(scores: Tensor, *rows: tuple[int, float, float]) -> Tensor:
+    """Filters a copy by (top_k, top_p, min_p) of each row: bool [rows, tokens]."""
+    top_k, top_p, min_p = zip(*rows, strict=True)
+    left = scores.clone()
+    keep_top(
+        left,
+        torch.tensor(top_k, device=scores.device),
+        torch.tensor(top_p, dtype=torch.float32, device=scores.device),
+        torch.tensor(min_p, dtype=torch.float32, device=scores.device),
+    )
+    stays = left > -INF
+    assert torch.equal(left[stays], scores[stays])
+    return stays
+
+
+def reference(scores: Tensor, *rows: tuple[int, float, float]) -> Tensor:
+    top_k, top_p, min_p = zip(*rows, strict=True)
+    left = scores.cpu().clone()
+    filter_logits(left, torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
+    return left > -INF
+
+
+def random_scores(num_rows: int, vocab_size: int, *, step: float = 0.0) -> Tensor:
+    """The highest of each row is 0; with a step, many are equal."""
+    logits = torch.randn(num_rows, vocab_size, device=DEVICE) * 3
+    if step:
+        logits = (logits / step).round() * step
+    return logits - logits.amax(-1, keepdim=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("vocab_size", [1, 64, 150])
+@pytest.mark.parametrize("step", [0.0, 0.5])
+def test_what_stays_is_the_references(vocab_size: int, step: float) -> None:
+    scores = random_scores(6, vocab_size, step=step)
+    scores[4:, 1::3] = -INF
+    rows = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.05), (7, 0.8, 0.01), (400, 0.95, 0.001)]
+    assert torch.equal(kept(scores, *rows).cpu(), reference(scores, *rows))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_of_equal_scores_the_first_tokens_stay_across_blocks() -> None:
+    scores = torch.full((3, 130), -1.0, device=DEVICE)
+    scores[:, 100] = 0.0
+    # The highest has e times the mass of each other: 0.5 of all is it and 64 of them, 129 / 2 - e / 2 rounded up.
+    stays = kept(scores, (70, 1.0, 0.0), (0, 0.5, 0.0), (70, 0.5, 0.0))
+    others = [*range(100), *range(101, 130)]
+    for row, num_others in enumerate((69, 64, 34)):
+        assert stays[row].nonzero().squeeze(1).tolist() == sorted([100, *others[:num_others]])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_all_equal() -> None:
+    stays = kept(torch.zeros(3, 70, device=DEVICE), (66, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 1.0))
+    assert stays.sum(1).tolist() == [66, 35, 70]
+    assert stays[0, :66].all()
+    assert stays[1, :35].all()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_most_probable_token_always_stays() -> None:
+    scores = random_scores(3, 100)
+    stays = kept(scores, (1, 1.0, 0.0), (0, 1e-9, 0.0), (1, 1e-9, 1.0))
+    assert torch.equal(stays, scores == 0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_row_is_filtered_alike_beside_any_other() -> None:
+    scores = random_scores(3, 100)
+    rows = [(9, 0.9, 0.0), (0, 0.3, 0.02), (20, 0.7, 0.0)]
+    together = kept(scores, *rows)
+    scores[[0, 2]] = math.nan  # of logits that were not finite
+    left = scores.clone()
+    columns = [torch.tensor(column, device=DEVICE) for column in zip(*rows, strict=True)]
+    keep_top(left, *columns)
+    assert torch.equal(left[1] > -INF, together[1])
+
+
+def test_no_rows() -> None:
+    empty = torch.empty(0, device=DEVICE)
+    keep_top(torch.empty(0, 10, device=DEVICE), empty.long(), empty, empty)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [32000, 50001, 128256])
+def test_large_vocabularies(vocab_size: int) -> None:
+    scores = random_scores(40, vocab_size) / torch.linspace(0.3, 3, 40, device=DEVICE)[:, None]
+    rows = [(50 * (row % 4), 1.0 - 0.02 * (row % 5), 0.001 * (row % 3)) for row in range(40)]
+    stays, expected = kept(scores, *rows).cpu(), reference(scores, *rows)
+    # Sums of so many probabilities agree but for their last bits: the last token or a few of nearly its score.
+    assert ((stays != expected).sum(1) <= 1 + expected.sum(1) // 1000).all()
+    assert torch.equal(stays, kept(scores, *rows).cpu())
