@@ -64,8 +64,11 @@ class LoraTableShape:
 
     @property
     def max_column_parts(self) -> int:
-        """Most programs that share the columns of a tile of several rows, where there are fewer tiles than room."""
-        return 2 if self.max_tiles <= SMALL_TABLE_TILES else 8
+        """Most programs that share the columns of a tile of several rows, where there are fewer tiles than room.
+
+        There is work for no more than the expand has blocks of columns in a program.
+        """
+        return 2 if self.max_tiles <= SMALL_TABLE_TILES else 4
 
     @property
     def max_tile_items(self) -> int:

@@ -266,3 +266,17 @@ def test_logprobs_are_of_the_softmax(top_n: int) -> None:
     assert top_ids.shape == top_logprobs.shape == (3, min(top_n, 6))
     torch.testing.assert_close(top_logprobs, expected.sort(descending=True).values[:, :top_n])
     torch.testing.assert_close(expected.gather(1, top_ids), top_logprobs)
+
+
+def test_tokens_go_where_they_are_wanted() -> None:
+    logits, places = torch.randn(3, 20), torch.full((5,), -7)
+    rows = SamplingRows(torch.zeros(3), torch.arange(3), torch.arange(3))
+    tokens = sample(logits, rows, out=places[1:4])
+    assert tokens.data_ptr() == places[1:].data_ptr()
+    assert places.tolist() == [-7, *logits.argmax(1).tolist(), -7]
+
+
+def test_places_of_another_number_are_refused() -> None:
+    rows = SamplingRows(torch.zeros(3), torch.arange(3), torch.arange(3))
+    with pytest.raises(ValueError, match="out"):
+        sample(torch.zeros(3, 4), rows, out=torch.zeros(2, dtype=torch.int64))

@@ -20,8 +20,8 @@ MAX_ROWS = 64
 _BLOCK_OUT = 64
 _BLOCK_IN = 128
 _NUM_WARPS = 4
-#: Elements of a cache line: of 2 bytes each.
-LINE = tl.constexpr(64)
+#: Elements, of 2 bytes, of a cache line.
+_LINE = tl.constexpr(64)
 #: What Triton wants of the shared memory for itself.
 _SPARE_BYTES = 2048
 
@@ -65,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, config: LinearConfig, *, chained: bool) ->
     """x @ weight.T as the config has it: [num_rows, out], or float32 [parts, num_rows, out]."""
     num_rows, (num_out, num_in), parts = x.shape[0], weight.shape, config.parts
     y = x.new_empty(num_rows, num_out) if parts == 1 else x.new_empty(parts, num_rows, num_out, dtype=torch.float32)
-    overlap = chained and can_overlap(x.device)
+    overlap = can_overlap(x.device)
     _linear[(num_out // _BLOCK_OUT, parts)](
         y,
         x,
@@ -79,8 +79,9 @@ def linear(x: Tensor, weight: Tensor, config: LinearConfig, *, chained: bool) ->
         BLOCK_IN=_BLOCK_IN,
         PARTS=parts,
         STAGES=config.stages,
-        CHAINED=overlap,
-        **launch_options(_NUM_WARPS, overlap=overlap),
+        PDL=overlap,
+        CHAINED=overlap and chained,
+        **launch_options(_NUM_WARPS, overlap=overlap and chained),
     )
     return y
 
@@ -99,6 +100,7 @@ def _linear(
     BLOCK_IN: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """y[part, row, out] over a block of outputs and a part of the inputs. Grid: blocks of outputs, parts."""
@@ -109,8 +111,9 @@ def _linear(
     weight += outs[:, None].to(tl.int64) * num_in + first_in
     if CHAINED:
         # No kernel writes weights: those of the first block are on their way while the kernel before still runs.
-        _prefetch(weight + (tl.arange(0, BLOCK_IN // LINE) * LINE)[None, :])
+        _prefetch(weight + (tl.arange(0, BLOCK_IN // _LINE) * _LINE)[None, :])
         tl.extra.cuda.gdc_wait()
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     ins = tl.arange(0, BLOCK_IN)[None, :]
     used = (rows < num_rows)[:, None]

@@ -85,6 +85,8 @@ def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, i
         return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
     if shape.max_tiles <= SMALL_TABLE_TILES:
         return 128, 64, 255
+    # Narrower tiles are faster where adapters are few and the GPU has nothing else to do, wider ones where each of many
+    # adapters has a few rows, and beside projections (docs/performance.md).
     return (256, 64, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
 
 

@@ -18,7 +18,7 @@ _FLASHINFER_HEAD_DIMS = (64, 128, 256)
 def make_attentions(
     cache: KvCache, model: ModelConfig, words: Mapping[StepShape, StepWords]
 ) -> dict[StepShape, PlannedAttention]:
-    """One attention for each shape of an engine, in its words. They share memory and must run on one stream."""
+    """One attention for each shape of an engine, in its words. They share memory and must run one after the other."""
     if _has_flashinfer(cache, model):
         return _make_flashinfer(cache, model, words)
     return _make_triton(cache, model, words)

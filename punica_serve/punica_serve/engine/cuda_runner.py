@@ -1,8 +1,9 @@
 """Runs steps on an NVIDIA GPU, one ahead of the host: a step is launched while the device runs the one before.
 
-Everything a step does is queued on one stream, in order: copy of the inputs, forward pass (a CUDA graph), sampling,
-copy of the draws. So a step may read what the one before has drawn before the host knows it, and pages that an ended
-request gives back can be given to another at once: their new owner's step runs later on the same stream.
+Everything a step does is queued on one stream, in order: copy of the inputs, forward pass (a CUDA graph, in which
+others branch off and come back), sampling, copy of the draws. So a step may read what the one before has drawn before
+the host knows it, and pages that an ended request gives back can be given to another at once: their new owner's step
+runs later on the same stream.
 """
 
 from collections.abc import Sequence as Series
@@ -62,7 +63,7 @@ class CudaRunner:
         self._sampler = sampler
         self._pages_of = pages_of
         self._shapes = shapes
-        # Above the stream of LoRA, which takes what the projections leave.
+        # Above those of LoRA and of prefills' attention, which take what it leaves.
         self._stream = torch.cuda.Stream(cache.pool.device, priority=_HIGH_PRIORITY)
         self._staged = torch.cuda.Event()
         self._draw_rows: dict[Sequence, int] = {}

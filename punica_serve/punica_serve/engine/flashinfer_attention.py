@@ -47,7 +47,7 @@ _TENSOR_CORE_GROUP = 4
 
 
 class FlashInferWorkspace:
-    """What the shapes of one engine share. They run one after the other, on one stream."""
+    """What the shapes of one engine share. They run one after the other."""
 
     def __init__(self, cache: KvCache, model: ModelConfig, *, max_rows: int, max_decodes: int) -> None:
         pool, heads = cache.pool, model.num_attention_heads
@@ -67,7 +67,7 @@ class FlashInferWorkspace:
 
 
 class FlashInferAttention:
-    """Attention of one step shape. ``plan`` before ``run``; when it is made, it plans padding alone."""
+    """Attention of one step shape. ``plan`` before ``run``."""
 
     def __init__(
         self, cache: KvCache, model: ModelConfig, shape: StepShape, words: StepWords, workspace: FlashInferWorkspace
@@ -84,7 +84,6 @@ class FlashInferAttention:
         self.copy_starts = words.device("copy_starts") if self.num_copies else None
         self._prefill = PrefillAttention(model, shape.num_prefill_rows, words)
         self._decode = _Decode(cache, model, words, workspace) if shape.num_decode_rows else None
-        self.plan(StepPlan(None, ()))
 
     @staticmethod
     def parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dict[str, int]:
@@ -125,17 +124,16 @@ class FlashInferAttention:
 
         The result is valid until the next ``run`` of any shape. Rows that pad hold numbers of no meaning.
         """
-        keys_and_values = self._cache.layer(layer)
-        num_prefill = self._shape.num_prefill_rows
+        cache, num_prefill = self._cache.layer(layer), self._shape.num_prefill_rows
         main = torch.cuda.current_stream()
+        side = self._side if num_prefill and self._decode else main
         if num_prefill:
-            self._side.wait_stream(main)
-            with torch.cuda.stream(self._side):
-                self._prefill.run(self._out[:num_prefill], q[:num_prefill], *keys_and_values)
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                self._prefill.run(self._out[:num_prefill], q[:num_prefill], *cache)
         if self._decode:
-            self._run_decodes(self._decode, q[num_prefill:], keys_and_values, self._out[num_prefill:])
-        if num_prefill:
-            main.wait_stream(self._side)
+            self._run_decodes(self._decode, q[num_prefill:], cache, self._out[num_prefill:])
+        main.wait_stream(side)
         return self._out[: self._shape.num_rows].flatten(1)
 
     def _divide(self, decodes: PageRuns) -> PageRuns:
@@ -179,7 +177,7 @@ class _Decode:
             backend="fa2",
         )
         self.wrapper.reset_workspace_buffer(workspace.floats, workspace.ints)
-        # Chooses the kernels, for which any tables will do, and copies these, which the words do themselves: once only.
+        # The full plan chooses the kernels, whatever the tables. Later ones copy no tables: the words bring them.
         num_decodes = len(words.words("last_page_lengths"))
         words.words("page_starts")[:] = range(num_decodes + 1)
         words.words("last_page_lengths").fill(1)

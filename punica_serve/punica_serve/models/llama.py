@@ -79,7 +79,7 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], in the model's dtype."""
-        return linear(hidden, self._weights.lm_head)
+        return linear(hidden, self._weights.lm_head, chained=True)
 
     def _attend(
         self, number: int, layer: LayerWeights, x: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch

@@ -221,8 +221,18 @@ def test_slots_are_where_the_new_tokens_go(kind: Kind) -> None:
     assert attention.slots.tolist() == expected
 
 
-def test_a_cache_of_many_pages_makes_no_words_that_contexts_can_not_reach() -> None:
-    model = _model(2, 16)
+def test_a_cache_of_many_pages_makes_words_for_the_fullest_step_and_no_more() -> None:
+    model, shape = _model(2, 16), StepShape(16, 2)
+    longest = model.max_position_embeddings
     cache = KvCache(model, num_pages=20_000, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
-    parts = attention_parts(cache, model, StepShape(16, 2))
-    assert parts["pages"] == 3 * model.max_position_embeddings + 2 + 16
+    parts = attention_parts(cache, model, shape)
+    assert 3 * longest <= parts["pages"] <= 3 * longest + shape.num_rows
+    words = StepWords(parts, torch.device("cpu"))
+    sequences = [Sequence.of(Request("r", 0, (1,) * longest, SamplingParams()), longest) for _ in range(3)]
+    for number, sequence in enumerate(sequences):
+        sequence.num_cached, sequence.pages = longest - 1, list(range(number * longest, (number + 1) * longest))
+    prefill, *decodes = sequences
+    step = StepPlan(PrefillChunk(prefill, longest - 16, longest, is_last=True), tuple(decodes))
+    make_attentions(cache, model, {shape: words})[shape].plan(step)
+    pages = words.words("pages")[: 3 * longest].tolist()
+    assert sorted(pages) == list(range(3 * longest))

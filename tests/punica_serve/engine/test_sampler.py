@@ -174,3 +174,11 @@ def test_any_value_in_range_draws_a_token(extreme: dict[str, Any]) -> None:
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
     assert _draw(logits, _row(temperature=1e-38, seed=5)) == [int(logits.argmax())]
+
+
+def test_a_seed_of_64_bits_draws_alike_in_any_batch() -> None:
+    row = _row(temperature=1.0, seed=2**64 - 3)
+    logits = torch.randn(1, VOCAB)
+    alone = _draw(logits, row)
+    others = [_row(temperature=0.5 + number, seed=number) for number in range(2)]
+    assert _draw(logits.repeat(3, 1), others[0], row, others[1])[1:2] == alone

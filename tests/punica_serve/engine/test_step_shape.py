@@ -41,6 +41,11 @@ def test_the_smallest_shape_is_taken() -> None:
     assert [large.fit(_plan(16, decodes)).num_decode_rows for decodes in (0, 32, 200)] == [31, 127, 255]
 
 
+def test_prefills_have_shapes_that_fill_what_products_have_room_for() -> None:
+    shapes = StepShapes(max_batch_size=32, prefill_budget_tokens=512)
+    assert [shapes.fit(_plan(tokens, 3)).num_prefill_rows for tokens in (97, 113, 193, 225)] == [112, 128, 224, 256]
+
+
 def test_a_shape_counts_its_rows() -> None:
     assert (StepShape(0, 8).num_rows, StepShape(0, 8).num_sampled) == (8, 8)
     assert (StepShape(64, 31).num_rows, StepShape(64, 31).num_sampled) == (95, 32)
