@@ -22,7 +22,8 @@ def open_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} can't be used: {reason}", param="runner.devices") from error
+        message = f"device {name!r} can't be used: {reason}; name a GPU that torch sees, or cpu"
+        raise ConfigError(message, param="runner.devices") from error
     return device
 
 
