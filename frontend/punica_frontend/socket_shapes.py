@@ -116,6 +116,7 @@ class OpenAiShape:
     def end(
         self, reason: FinishReason, error: Exception | None, *, num_prompt_tokens: int, num_tokens: int
     ) -> ServerFrame:
-        if isinstance(error, PunicaError):
+        # What planning raises is in OpenAI's terms already.
+        if isinstance(error, PunicaError) and self._choices is not None:
             error = renamed(error, {"lora_id": "model"})
         return ChunkFrame(self._frame.request_id, None, error_object(error) if error else None, done=True)

@@ -35,19 +35,20 @@ class Planner:
         self._base_name = base_name
 
     async def completion(self, body: CompletionBody, caller: Caller) -> Choices:
-        with self._refusals(body):
+        with self._counted():
             refuse_unsupported(body)
             _check_completion(body)
-            adapter = await self._adapter(body, caller)
+        adapter = await self._adapter(body, caller)
         prompts = [await self._completion(body, index, caller, adapter) for index in range(len(body.prompt))]
         return self._together(prompts, body.num_drawn)
 
     async def chat(self, body: ChatBody, caller: Caller) -> Choices:
-        with self._refusals(body):
+        with self._counted():
             refuse_unsupported(body, messages=body.messages)
             if body.top_logprobs and not body.logprobs:
                 raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
-            adapter = await self._adapter(body, caller)
+        adapter = await self._adapter(body, caller)
+        with self._counted():
             prompt_ids = await self._conversations.prompt_ids(
                 body.messages, adapter, add_generation_prompt=body.add_generation_prompt is not False
             )
@@ -87,20 +88,20 @@ class Planner:
 
     async def _adapter(self, body: SamplingBody, caller: Caller) -> AdapterVersion | None:
         """Looked up once for all prompts and choices: they get one version of it."""
-        return await self._generator.adapter(lora_id_of(body.model, self._base_name), caller)
+        with openai_terms(body.model, {}), self._counted():
+            return await self._generator.adapter(lora_id_of(body.model, self._base_name), caller)
 
     def _fields(self, body: SamplingBody, **fields: Any) -> GenerateFields:
         return GenerateFields(lora_id=lora_id_of(body.model, self._base_name), **body.native_fields(), **fields)
 
     @contextmanager
-    def _refusals(self, body: SamplingBody) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         """What is refused in here did not come to a plan, and is counted nowhere else."""
-        with openai_terms(body.model, {}):
-            try:
-                yield
-            except PunicaError as error:
-                self._generator.figures.refused(error.code)
-                raise
+        try:
+            yield
+        except PunicaError as error:
+            self._generator.figures.refused(error.code)
+            raise
 
 
 def shortened(plan: Plan, max_tokens: int) -> Plan:

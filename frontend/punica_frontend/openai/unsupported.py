@@ -3,19 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from punica_frontend.openai.chat_body import Message
+from punica_frontend.openai.chat_body import ChatBody, Message
 from punica_frontend.openai.sampling_body import SamplingBody
 from punica_serve.errors import InvalidRequest
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
-#: A field -> values of it that ask for nothing.
+#: A field -> values of it that ask for nothing. A field that one of the bodies knows is refused in the other alone.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
+            "lora_id",
+            "adapter_id",
+            "max_completion_tokens",
             "tools",
             "functions",
             "logit_bias",
+            "echo",
             "suffix",
             "audio",
             "web_search_options",
@@ -31,11 +35,16 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
             "prompt_embeds",
             "truncate_prompt_tokens",
             "include_stop_str_in_output",
+            "return_token_ids",
+            "return_tokens_as_token_ids",
             "logits_processors",
             "documents",
             "chat_template",
             "chat_template_kwargs",
             "continue_final_message",
+            "mirostat",
+            "xtc_probability",
+            "no_repeat_ngram_size",
         ),
         _NOTHING,
     ),
@@ -45,7 +54,21 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (*_NOTHING, ["text"]),
     "skip_special_tokens": (None, True),
     "length_penalty": (None, 1),
+    "typical_p": (None, 1),
     "best_of": (None, 1),
+}
+
+#: Special tokens are added to prompts, and are the template's to write in chats.
+_UNSUPPORTED_IN_CHATS = {**_UNSUPPORTED, "add_special_tokens": (None, False)}
+_UNSUPPORTED_IN_COMPLETIONS = {**_UNSUPPORTED, "add_special_tokens": (None, True)}
+
+_ADAPTER_AS_MODEL = "give the adapter's name as `model`"
+
+#: What to do in place of leaving a field out.
+_INSTEAD = {
+    "lora_id": _ADAPTER_AS_MODEL,
+    "adapter_id": _ADAPTER_AS_MODEL,
+    "max_completion_tokens": "give `max_tokens`",
 }
 
 _UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "tool_call_id")
@@ -53,8 +76,9 @@ _UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "tool_call_id")
 
 def refuse_unsupported(body: SamplingBody, *, messages: Sequence[Message] = ()) -> None:
     """Raises InvalidRequest for the first field that asks for what there is not."""
+    unsupported = _UNSUPPORTED_IN_CHATS if isinstance(body, ChatBody) else _UNSUPPORTED_IN_COMPLETIONS
     for name, value in _extra(body).items():
-        if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
+        if name in unsupported and value not in unsupported[name]:
             raise _unsupported(name)
     for index, message in enumerate(messages):
         for name in _UNSUPPORTED_IN_MESSAGES:
@@ -69,4 +93,4 @@ def _extra(body: SamplingBody | Message) -> Mapping[str, Any]:
 
 
 def _unsupported(param: str) -> InvalidRequest:
-    return InvalidRequest(f"`{param}` is not supported here; leave it out", param=param)
+    return InvalidRequest(f"`{param}` is not supported here; {_INSTEAD.get(param, 'leave it out')}", param=param)

@@ -13,9 +13,15 @@ _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
 #: A parameter -> values of it that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "lora_id": _NOTHING,
     **dict.fromkeys(("merged_adapters", "watermark", "grammar", "response_format", "apply_chat_template"), _NOTHING),
     "typical_p": (None, 1),
 }
+
+
+#: Not this API's names or places of the adapter. Ignored, the base model would answer.
+_NAMES_OF_ADAPTERS = ("lora_id", "adapter_id")
+_ADAPTER_AS_PARAMETER = "is not supported here; give the adapter's name as `parameters.adapter_id`"
 
 
 def _range(name: str) -> dict[str, Any]:
@@ -107,10 +113,14 @@ class EitherBody(LoraxBody):
 
 def refuse_unsupported(body: LoraxBody, *, stream: bool) -> None:
     """Raises InvalidRequest for the first parameter that asks for what there is not."""
+    for name in _NAMES_OF_ADAPTERS:
+        if (body.model_extra or {}).get(name) not in _NOTHING:
+            raise InvalidRequest(f"`{name}` {_ADAPTER_AS_PARAMETER}")
     given = body.given
     for name, value in (given.model_extra or {}).items():
         if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
-            raise _refusal(name, "is not supported here; leave it out")
+            why = _ADAPTER_AS_PARAMETER if name in _NAMES_OF_ADAPTERS else "is not supported here; leave it out"
+            raise _refusal(name, why)
     if given.num_drawn > 1 and stream:
         raise _refusal("best_of", "can't be streamed: the best is known at the end only")
     if given.num_drawn > 1 and not given.samples:

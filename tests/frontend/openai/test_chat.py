@@ -116,6 +116,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities"),
     ({"best_of": 2}, "best_of"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
+    ({"echo": True}, "echo"),
+    ({"lora_id": "roman"}, "lora_id"),
+    ({"adapter_id": "roman"}, "adapter_id"),
     ({"n": 200}, "n"),
     ({"messages": HELLO * 4097}, "messages"),
 ]
@@ -133,6 +137,7 @@ async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) 
 async def test_what_asks_for_nothing_is_no_harm(client: httpx.AsyncClient) -> None:
     nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {}, "n": 1}
     ignored = {"user": "u", "metadata": {}, "store": False, "service_tier": "auto", "parallel_tool_calls": True}
+    ignored |= {"reasoning_effort": "low", "priority": 1, "add_special_tokens": False}
     await chat(client, **nothing, **ignored)
 
 

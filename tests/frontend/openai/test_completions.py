@@ -177,6 +177,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"add_special_tokens": False}, "add_special_tokens"),
+    ({"return_token_ids": True}, "return_token_ids"),
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({"typical_p": 0.5}, "typical_p"),
+    ({"mirostat": 2}, "mirostat"),
+    ({"xtc_probability": 0.5}, "xtc_probability"),
+    ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
 ]
 
 
@@ -186,6 +193,28 @@ async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) 
         assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param), (body, error)
         assert param.split(".")[0] in error["message"]
     assert not cluster.requests
+
+
+INSTEAD = [
+    ("lora_id", "roman", "`lora_id` is not supported here; give the adapter's name as `model`"),
+    ("adapter_id", "roman", "`adapter_id` is not supported here; give the adapter's name as `model`"),
+    ("max_completion_tokens", 3, "`max_completion_tokens` is not supported here; give `max_tokens`"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), INSTEAD)
+async def test_what_has_another_name_here_is_told_it(
+    client: httpx.AsyncClient, cluster: EchoCluster, name: str, value: Any, message: str
+) -> None:
+    status, error = await refusal(client, prompt="4", model="numbers", **{name: value})
+    assert (status, error["param"], error["message"]) == (400, name, message)
+    assert not cluster.requests
+
+
+async def test_what_changes_no_answer_is_no_harm(client: httpx.AsyncClient) -> None:
+    off = {"typical_p": 1.0, "mirostat": 0, "xtc_probability": 0.0, "no_repeat_ngram_size": 0, "lora_id": None}
+    hints = {"priority": 1, "store": True, "user": "u", "add_special_tokens": True, "return_token_ids": False}
+    await complete(client, prompt="4", **off, **hints)
 
 
 async def test_a_refusal_is_counted_once(client: httpx.AsyncClient) -> None:

@@ -21,6 +21,15 @@ async def test_a_chat_comes_in_chunks(address: str) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_an_adapter_by_the_native_name_is_refused_by_that_name(address: str) -> None:
+    request = {"op": "generate", "request_id": "a", "format": "openai", "prompt": "42", "lora_id": "roman"}
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
+        await socket.send(json.dumps(request))
+        frame = json.loads(await socket.recv())
+    assert frame["done"] and frame["error"]["param"] == "lora_id"
+    assert frame["error"]["message"].startswith("`lora_id` is not supported here")
+
+
 async def test_an_echo_of_ids_that_are_no_tokens_ends_one_request_alone(address: str) -> None:
     good = {"op": "generate", "request_id": "good", "input_ids": [21], "max_tokens": 3}
     bad = {"op": "generate", "request_id": "bad", "format": "openai", "prompt": [-1], "echo": True}
