@@ -141,9 +141,21 @@ class RequestFailed(PunicaError):
 
 
 class AdapterRejected(PunicaError):
-    """An adapter that would not be applied exactly as PEFT applies it. ``param`` is the field or tensor."""
+    """An adapter that would not be applied exactly as PEFT applies it. ``param`` is the field or tensor.
+
+    The message is for clients; as a string, for logs and terminals, it begins with ``where``: its folder.
+    """
 
     code = "adapter_rejected"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None, where: str = ""
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.message}"
 
 
 class ModelRejected(PunicaError):

@@ -98,7 +98,7 @@ def _answer(ref: AdapterRef, bringing: "asyncio.Task[Path]") -> AdapterFetched:
     if isinstance(error, PunicaError):
         return _failed(ref, error)
     log.error("adapter %s can't be fetched", ref.digest, exc_info=error)  # whoever waits must be told all the same
-    return _failed(ref, StoreUnavailable(f"{type(error).__name__}: {error}"))
+    return _failed(ref, StoreUnavailable("the files can't be fetched; the runner's log says more"))
 
 
 def _late(ref: AdapterRef) -> AdapterFetched:

@@ -65,6 +65,17 @@ def test_everything_survives_a_restart_of_everything(start: Start, tmp_path: Pat
         wait_until(lambda: api.show("second")["pinned"] and len(api.show("second")["residency"]["hosts"]) == 2)
 
 
+def test_a_damaged_adapters_folder_is_named_in_the_log_alone(own_cluster: Any, tmp_path: Path) -> None:
+    api = Api(own_cluster)
+    card = api.upload("damaged", variant(tmp_path, "roman")).json()
+    folder = api.data / "store" / card["digest"]
+    os.truncate(folder / "adapter_model.safetensors", 3000)
+    told = api.text("damaged")
+    assert "adapter 'damaged'" in told and "changed on disk" in told
+    assert str(api.data) not in told
+    assert f"{folder}: its files changed on disk" in own_cluster.log.read_text()
+
+
 def test_a_pin_outlives_the_worker_that_held_it(own_cluster: Any, tmp_path: Path, wait_until: Any) -> None:
     api = Api(own_cluster)
     api.upload("pinned", variant(tmp_path, "roman"))

@@ -87,6 +87,7 @@ async def test_a_broken_adapter_is_refused_by_name_and_the_others_serve(cluster:
     answer = await http.post("/v1/generate", json={"prompt": "42", "lora_id": "broken"})
     assert answer.status_code == 400
     assert "no such folder" in answer.json()["error"]["message"]
+    assert str(cluster.log.parent) not in answer.text, "where it is goes to the log alone"
 
 
 async def test_an_unknown_adapter_is_404_and_says_where_the_known_ones_are(http: httpx.AsyncClient) -> None:

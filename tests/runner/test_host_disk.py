@@ -116,7 +116,11 @@ async def test_nobody_waits_for_a_store_that_is_away_until_it_has_answered_someb
     [
         (StoreUnavailable("down"), WireError("store_unavailable", "down"), False),
         (AdapterRejected("other bytes"), WireError("adapter_rejected", "other bytes"), True),
-        (RuntimeError("a bug"), WireError("store_unavailable", "RuntimeError: a bug"), False),
+        (
+            RuntimeError("a bug"),
+            WireError("store_unavailable", "the files can't be fetched; the runner's log says more"),
+            False,
+        ),
     ],
 )
 async def test_a_fetch_that_fails_says_how(

@@ -67,6 +67,8 @@ class ReadBuffer:
 def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None) -> Adapter:
     """Reads and checks a PEFT folder that has not been seen before. Raises AdapterRejected, which names the file.
 
+    Its message leaves out the folder, of which clients know nothing; as a string it has it.
+
     An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``. In
     the warning it is ``called`` so; by default, as its folder.
     """
@@ -80,10 +82,9 @@ def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False,
             _check_finite(adapter, _targets(files.config, model))
         return adapter
     except OSError as error:
-        reason = f"{error.filename}: can't be read: {error.strerror}"
-        raise AdapterRejected(reason, param=PurePath(error.filename).name) from error
+        raise unreadable(error) from error
     except MemoryError as error:
-        raise AdapterRejected(str(error), param=str(folder)) from error
+        raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
 
 
 def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None = None) -> Adapter:
@@ -98,9 +99,17 @@ def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None 
     files = _read_files(folder, buffer or ReadBuffer())
     if files.digest != ref.digest:
         raise AdapterRejected(
-            f"{folder}: changed on disk since it was registered; restart or register it again", param="digest"
+            "its files changed on disk since it was registered; restart or register it again",
+            param="digest",
+            where=f"{folder}: ",
         )
     return _build(folder, files, model)
+
+
+def unreadable(error: OSError) -> AdapterRejected:
+    """For an ``error`` that names the file of an adapter that can't be read."""
+    path = PurePath(error.filename)
+    return AdapterRejected(f"{path.name}: can't be read: {error.strerror}", param=path.name, where=f"{path.parent}/")
 
 
 def weight_name(path: str, side: Literal["A", "B"]) -> str:
@@ -114,22 +123,24 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except AdapterRejected as error:
-        raise AdapterRejected(f"{path}: {error.message}", param=error.param or path.name) from error
+        message, where = f"{path.name}: {error.message}", f"{path.parent}/"
+        raise AdapterRejected(message, param=error.param or path.name, where=where) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     except MemoryError as error:
-        raise MemoryError(f"{path}: {error}") from error
+        raise MemoryError(f"{path.name}: {error}") from error
 
 
 def _read_files(folder: Path, buffer: ReadBuffer) -> _Files:
     if not os.path.isdir(folder):  # where Path's own raises on a path it may not look at, this says no
-        raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder))
+        raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder / CONFIG_NAME))
     config = _read_bytes(folder / CONFIG_NAME, ReadBuffer()).tobytes()
     if not os.path.exists(folder / WEIGHTS_NAME) and os.path.exists(folder / _PICKLE_NAME):
         raise AdapterRejected(
-            f"{folder / _PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
+            f"{_PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
             f" folder).save_pretrained(folder) writes {WEIGHTS_NAME}",
             param=_PICKLE_NAME,
+            where=f"{folder}/",
         )
     weights = _read_bytes(folder / WEIGHTS_NAME, buffer)
     digests = hashlib.sha256(config).digest() + hashlib.sha256(weights.data).digest()

@@ -96,5 +96,5 @@ def _table(shared: "SharedAdapters") -> "Table":
             rank = max(adapter.ref.ranks.values())
             table.add_row(Text(adapter.name), str(rank), adapter.ref.digest[:SHOWN_DIGEST_LENGTH], "[green]ok[/]")
     for name, refusal in shared.rejected.items():
-        table.add_row(Text(name), "", "", Text.assemble(("refused", "red"), f": {refusal.message}"))
+        table.add_row(Text(name), "", "", Text.assemble(("refused", "red"), f": {refusal}"))
     return table

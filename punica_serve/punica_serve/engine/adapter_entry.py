@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 import torch
 
+from punica_serve.adapters.folder import unreadable
 from punica_serve.engine.host_cache import HostCopy
 from punica_serve.engine.lora_pool import AdapterPages
 from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed, StoreUnavailable
@@ -58,5 +59,14 @@ class AdapterFailure:
     @classmethod
     def of(cls, ref: AdapterRef, error: BaseException) -> "AdapterFailure":
         kind = StoreUnavailable if isinstance(error, StoreUnavailable) else RequestFailed
-        told = kind(f"the adapter can't be loaded: {error}", param="lora_id")
+        told = kind(f"the adapter can't be loaded: {_told(error)}", param="lora_id")
         return cls(ref.digest, isinstance(error, AdapterRejected), told)
+
+
+def _told(error: BaseException) -> str:
+    """What clients are told: without the folder, which the log names."""
+    if isinstance(error, PunicaError):
+        return error.message
+    if isinstance(error, OSError) and error.filename:
+        return unreadable(error).message
+    return str(error)

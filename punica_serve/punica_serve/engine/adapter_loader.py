@@ -172,7 +172,7 @@ class AdapterLoader:
         if isinstance(result, BaseException):
             if is_awaited:
                 del self._entries[ref.digest]
-                return [AdapterFailure.of(ref, result)]
+                return [_failure(ref, result)]
             if arrival.for_device:
                 log.warning("adapter %s can't be warmed: %s", ref.digest, result)
         elif entry is not None and is_awaited:
@@ -191,7 +191,7 @@ class AdapterLoader:
         self._let_go(entry)
         if (error := work.exception()) is not None:
             self._leave(entry)
-            return [AdapterFailure.of(entry.ref, error)]
+            return [_failure(entry.ref, error)]
         entry.stage = Stage.RESIDENT
         self._drop_if_forgotten(entry)
         return []
@@ -258,3 +258,9 @@ class AdapterLoader:
                 break
             self._leave(entry)
         return True
+
+
+def _failure(ref: AdapterRef, error: BaseException) -> AdapterFailure:
+    """Logged here, once for all the requests that wait for the adapter: what they are told names no folder."""
+    log.warning("adapter %s can't be loaded: %s", ref.digest, error)
+    return AdapterFailure.of(ref, error)

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 
 from punica_serve.adapters.dummy import dummy_adapters
-from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, unreadable
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.adapters.pool_fit import check_fits_pool
 from punica_serve.config import ClusterConfig
@@ -41,11 +41,9 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
             check_fits_pool(version.ref, config.engine.num_lora_pages)
             return version
         except (AdapterRejected, InvalidRequest) as error:
-            logger.warning("adapter %r is refused, the others are served: %s", name, error.message)
-            # The traceback would keep the weights of the refused adapter in memory.
-            return AdapterRejected(error.message, param=error.param)
+            return _refused(name, error)
         except OSError as error:  # went away after it was read
-            return AdapterRejected(f"{error.filename}: can't be read: {error.strerror}", param="name")
+            return _refused(name, unreadable(error))
 
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="adapter-reader") as readers:
         results = dict(zip(folders, readers.map(read, folders), strict=True))
@@ -57,6 +55,13 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         },
         rejected={name: result for name, result in results.items() if isinstance(result, AdapterRejected)},
     )
+
+
+def _refused(name: str, error: AdapterRejected | InvalidRequest) -> AdapterRejected:
+    """A new error: the traceback of the old one would keep the weights of the refused adapter in memory."""
+    logger.warning("adapter %r is refused, the others are served: %s", name, error)
+    where = error.where if isinstance(error, AdapterRejected) else ""
+    return AdapterRejected(error.message, param=error.param, where=where)
 
 
 def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool) -> AdapterVersion:

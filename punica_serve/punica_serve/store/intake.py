@@ -68,17 +68,10 @@ class IntakeDesk:
         for path in (folder / name for name in ADAPTER_FILES):
             if path.exists():
                 check_file_size(path.name, path.stat().st_size, self._max_adapter_bytes)
-        ref = self._read(folder, called)
+        ref = read_adapter(folder, self._model, strict_base=self._strict_base, called=called).ref
         check_fits_pool(ref, self._num_lora_pages)
         base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
         return Intake(ref, base_model or None, read_chat_template(folder))
-
-    def _read(self, folder: Path, called: str) -> AdapterRef:
-        try:
-            return read_adapter(folder, self._model, strict_base=self._strict_base, called=called).ref
-        except AdapterRejected as error:
-            # Of the folder, which is the frontend's own, its owner knows nothing.
-            raise AdapterRejected(error.message.replace(f"{folder}/", ""), param=error.param) from None
 
 
 def read_chat_template(folder: Path) -> str | None:

@@ -30,7 +30,9 @@ EditTensors = Callable[[Callable[[dict[str, np.ndarray]], object]], None]
 def refusal(folder: Path, model: ModelConfig, **options: Any) -> AdapterRejected:
     with pytest.raises(AdapterRejected) as caught:
         read_adapter(folder, model, **options)
-    assert str(folder) in caught.value.message
+    assert str(caught.value) == f"{caught.value.where}{caught.value.message}"
+    assert str(folder) in caught.value.where, "the log says where it is"
+    assert str(folder) not in caught.value.message, "clients are not told where it is"
     return caught.value
 
 
@@ -85,8 +87,9 @@ def test_does_not_load_what_changed_on_disk(folder: Path, model: ModelConfig, br
         (folder / "adapter_config.json").write_text("{")
     else:
         write_random_adapter(folder, model, rank=4, seed=1, target_modules=("q_proj", "up_proj"))
-    with pytest.raises(AdapterRejected, match="changed on disk since it was registered"):
+    with pytest.raises(AdapterRejected, match=f"{folder}: its files changed on disk since") as caught:
         load_adapter(ref, model)
+    assert str(folder) not in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
@@ -287,7 +290,7 @@ def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folde
         adapter = read_adapter(folder, model)
     except AdapterRejected as error:
         assert changed
-        assert str(path) in error.message
+        assert str(error).startswith(f"{path}: ")
     else:
         assert (adapter.ref.digest != good.digest) == changed
 

@@ -1,5 +1,7 @@
 """The loader's life of an adapter, driven by hand as the step loop drives it."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -139,12 +141,45 @@ def test_a_missing_folder_fails_its_adapter_and_frees_what_it_held(
     make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter(seed=9)
-    (Path(ref.uri) / "adapter_model.safetensors").unlink()
+    shutil.rmtree(ref.uri)
     harness.loader.acquire(ref)
     failures = harness.until(lambda: ref.digest not in harness.loader._entries)
     (failure,) = failures
-    assert failure.digest == ref.digest and "adapter_model.safetensors" in failure.error.message
+    assert failure.digest == ref.digest and "no such folder" in failure.error.message
     harness.loader.release(ref.digest)  # its requests may still let go: nothing happens
+
+
+def _cut_weights(folder: Path) -> None:
+    os.truncate(folder / "adapter_model.safetensors", 3000)
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_cut_weights, "its files changed on disk since it was registered"),
+        (_no_weights, "adapter_model.safetensors: can't be read: No such file"),
+        (shutil.rmtree, "can't be read: no such folder"),
+    ],
+)
+def test_clients_are_told_what_is_wrong_and_the_log_where(
+    make_harness: MakeHarness,
+    make_adapter: MakeAdapter,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    told: str,
+) -> None:
+    harness, ref = make_harness(), make_adapter(seed=9)
+    damage(Path(ref.uri))
+    for _ in range(3):
+        harness.loader.acquire(ref)
+    (failure,) = harness.until(lambda: ref.digest not in harness.loader._entries)
+    assert told in failure.error.message and ref.uri not in failure.error.message
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and ref.uri in record.getMessage(), "once, for all three requests"
 
 
 def test_one_that_is_on_the_host_has_its_pages_at_once(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:

@@ -53,7 +53,9 @@ def test_a_broken_adapter_leaves_the_others(
         shared = shared_adapters(config_of(folders | {"gone": Path("/nowhere")}), model)
     assert list(shared.versions) == ["roman", "french"]
     assert set(shared.rejected) == {"hex", "gone"}
-    assert str(folders["hex"]) in shared.rejected["hex"].message
+    for name, folder in (("hex", folders["hex"]), ("gone", Path("/nowhere"))):
+        assert str(folder) in str(shared.rejected[name]) and str(folder) in caplog.text, "the operator must find it"
+        assert str(folder) not in shared.rejected[name].message, "clients are told the message"
     assert shared.rejected["hex"].__traceback__ is None, "it would keep the weights in memory"
     assert sorted(record.getMessage().split("'")[1] for record in caplog.records) == ["gone", "hex"]
 
