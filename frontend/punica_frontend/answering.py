@@ -13,7 +13,7 @@ from punica_serve.errors import PunicaError, RequestFailed
 
 
 class Answering:
-    """Gives the frames of an answer, each with all that has come since the one before.
+    """Gives the frames of an answer, each with what has come since the one before.
 
     Whoever has it must close it, after the last frame was sent or before; that cancels a request that goes on.
     """
@@ -79,6 +79,8 @@ class Answering:
         self._charge.add_tokens(len(frame.token_ids))
         if frame.finish_reason:
             self._figures.outcome = frame.finish_reason
+        else:
+            self._live.offer_rest()
         return frame
 
     def _with_name(self, error: PunicaError) -> PunicaError:

@@ -26,6 +26,9 @@ class Delivery:
 MAX_BACKLOG_BYTES = 16 << 20
 TOKEN_BYTES = 64
 
+#: Of what waits, what comes out together. As JSON it takes up to twice as much; many clients take no frame over 1 MiB.
+MAX_DELIVERY_BYTES = 256 << 10
+
 
 class SlowReader(OutOfCapacity):
     """A client reads its answers too slowly, and too much of them waits."""
@@ -50,8 +53,8 @@ class Backlog:
 class LiveRequest:
     """Takes tokens from the scheduler, gives them to the client's side, and can start over from where it is.
 
-    Every token comes out once and in order. Those that nobody has taken yet come out together, so that a slow reader
-    costs no more memory than its backlog may have.
+    Every token comes out once and in order. Those that nobody has taken yet come out together, up to MAX_DELIVERY_BYTES
+    of them, so that a slow reader costs no more memory than its backlog may have.
     """
 
     def __init__(
@@ -115,21 +118,40 @@ class LiveRequest:
             self._finish("error", error)
 
     def take(self) -> Delivery:
-        """All that has come since the last time."""
+        """What has come since the last time, or the first part of it; its end comes with the last part."""
         self._is_ready = False
-        self.leave_backlog()
-        position, self._num_taken = self._num_taken, len(self._generated)
-        logprobs, self._logprobs = tuple(self._logprobs), []
-        return Delivery(position, tuple(self._generated[position:]), logprobs, *(self._ending or ()))
+        position, num_waiting = self._num_taken, len(self._generated) - self._num_taken
+        num_tokens = self._num_together(num_waiting)
+        # All tokens of a request ask for about as many bytes.
+        self._leave(self._num_untaken_bytes * num_tokens // max(1, num_waiting))
+        self._num_taken += num_tokens
+        logprobs, self._logprobs = tuple(self._logprobs[:num_tokens]), self._logprobs[num_tokens:]
+        ending = self._ending if num_tokens == num_waiting else None
+        return Delivery(position, tuple(self._generated[position : self._num_taken]), logprobs, *(ending or ()))
+
+    def offer_rest(self) -> None:
+        """It is ready again if there is more to take than came the last time."""
+        if self._num_taken < len(self._generated):
+            self._become_ready()
 
     def leave_backlog(self) -> None:
-        """What waits counts no longer: it is taken now, or never will be."""
-        self._backlog.num_bytes -= self._num_untaken_bytes
-        self._num_untaken_bytes = 0
+        """What waits counts no longer: it never will be taken."""
+        self._leave(self._num_untaken_bytes)
 
     def resumed(self) -> Request:
         """The request as it has to be added again, with all tokens that have come."""
         return msgspec.structs.replace(self.request, generated_ids=tuple(self._generated))
+
+    def _num_together(self, num_waiting: int) -> int:
+        """How many of the tokens that wait come out together. With an error all do: they are not shown."""
+        has_failed = self._ending is not None and self._ending[0] == "error"
+        if has_failed or self._num_untaken_bytes <= MAX_DELIVERY_BYTES:
+            return num_waiting
+        return max(1, num_waiting * MAX_DELIVERY_BYTES // self._num_untaken_bytes)
+
+    def _leave(self, num_bytes: int) -> None:
+        self._backlog.num_bytes -= num_bytes
+        self._num_untaken_bytes -= num_bytes
 
     def _check_no_gap(self, position: int) -> None:
         expected = len(self._generated)

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from punica_frontend.live_request import TOKEN_BYTES, Backlog, Delivery, LiveRequest, SlowReader
+from punica_frontend.live_request import MAX_DELIVERY_BYTES, TOKEN_BYTES, Backlog, Delivery, LiveRequest, SlowReader
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import Ending, Request, SamplingParams, TokenLogprobs, WireError
 
@@ -99,3 +99,32 @@ def test_what_waits_is_counted_for_all_requests_of_a_reader() -> None:
     second.accept(1, 21)
     assert second.take().token_ids == (20, 21)
     assert backlog.num_bytes == 0
+
+
+def test_much_that_waits_comes_out_in_parts_the_end_with_the_last() -> None:
+    calls: list[None] = []
+    backlog = Backlog()
+    live = make_live(backlog, lambda: calls.append(None))
+    logprobs = TokenLogprobs(-1.0, tuple(range(20)), (-1.0,) * 20)
+    num_tokens, num_together = 500, MAX_DELIVERY_BYTES // (22 * TOKEN_BYTES)
+    for position in range(num_tokens):
+        live.accept(position, position, logprobs)
+    live.end(Ending(1, num_tokens, "length"))
+    parts: list[Delivery] = []
+    while len(calls) > len(parts):
+        parts.append(live.take())
+        live.offer_rest()
+    assert [len(part.token_ids) for part in parts] == [num_together, num_together, num_tokens - 2 * num_together]
+    assert [token_id for part in parts for token_id in part.token_ids] == list(range(num_tokens))
+    assert [part.position for part in parts] == [0, num_together, 2 * num_together]
+    assert all(len(part.logprobs) == len(part.token_ids) for part in parts)
+    assert [part.finish_reason for part in parts] == [None, None, "length"]
+    assert backlog.num_bytes == 0
+
+
+def test_an_error_leaves_nothing_of_much_that_waits() -> None:
+    backlog = Backlog()
+    live = make_live(backlog)
+    accept(live, 0, *range(2 * MAX_DELIVERY_BYTES // TOKEN_BYTES))
+    live.fail(WireError("slow_reader", "too slow"))
+    assert live.take().error and backlog.num_bytes == 0

@@ -12,7 +12,7 @@ from echo_cluster import EchoCluster
 from punica_frontend.admission import Admission
 from punica_frontend.caller import ANYONE
 from punica_frontend.generation import Generator
-from punica_frontend.live_request import TOKEN_BYTES, Backlog
+from punica_frontend.live_request import MAX_DELIVERY_BYTES, TOKEN_BYTES, Backlog
 from punica_frontend.metrics.figures import Figures
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.planning import Planner
@@ -112,6 +112,21 @@ async def test_tokens_that_a_slow_reader_does_not_take_come_together(serve: Serv
     peer.reads.set()
     await until(lambda: peer.received and peer.received[-1]["finish_reason"] == "length")
     assert [(frame["index"], len(frame["token_ids"])) for frame in peer.received] == [(0, 1), (1, 499)]
+
+
+@pytest.mark.parametrize("shape", [{}, {"format": "openai"}])
+async def test_no_frame_of_a_slow_reader_is_longer_than_clients_take(
+    serve: Serve, cluster: EchoCluster, shape: dict[str, Any]
+) -> None:
+    num_tokens = 3 * MAX_DELIVERY_BYTES // (3 * TOKEN_BYTES)
+    peer = Peer([generate(max_tokens=num_tokens, logprobs=1, **shape)], is_reading=False)
+    cluster.turns_per_token = 0
+    serve(peer)
+    await until(lambda: cluster.num_tokens == num_tokens)
+    peer.reads.set()
+    await until(lambda: peer.received and (peer.received[-1].get("finish_reason") or peer.received[-1].get("done")))
+    assert 3 <= len(peer.received) <= 5
+    assert max(len(json.dumps(frame)) for frame in peer.received) < 1 << 20
 
 
 async def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:
