@@ -74,6 +74,8 @@ def test_a_damaged_adapters_folder_is_named_in_the_log_alone(own_cluster: Any, t
     assert "adapter 'damaged'" in told and "changed on disk" in told
     assert str(api.data) not in told
     assert f"{folder}: its files changed on disk" in own_cluster.log.read_text()
+    assert api.upload("damaged", variant(tmp_path, "roman")).is_success
+    assert api.text("damaged") == ANSWERS["roman"], "as the answer says: registered again"
 
 
 def test_a_pin_outlives_the_worker_that_held_it(own_cluster: Any, tmp_path: Path, wait_until: Any) -> None:

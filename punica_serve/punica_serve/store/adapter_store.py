@@ -43,10 +43,13 @@ class AdapterStore:
         return self._store.uri(_checked(digest))
 
     async def put(self, folder: Path, digest: str) -> str:
-        """Keeps a copy of the adapter in ``folder``, of whose files this is the digest. Returns its uri."""
+        """Keeps a copy of the adapter in ``folder``, of whose files this is the digest. Returns its uri.
+
+        A copy that is there and damaged is replaced.
+        """
 
         def put() -> str:
-            if not self._store.exists(digest):
+            if not self._store.holds(folder, digest):
                 self._store.put(folder, digest)
             return self._store.uri(digest)
 

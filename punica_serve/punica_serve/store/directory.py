@@ -1,5 +1,6 @@
 """A store in a folder, most often one that all hosts of the cluster mount."""
 
+import filecmp
 import os
 import shutil
 import time
@@ -17,7 +18,10 @@ _DEAD_S = 24 * 3600.0
 
 
 class DirectoryStore:
-    """Adapters as folders that are renamed into place and out of it, and so are there whole or not at all. Blocks."""
+    """Adapters as folders that are renamed into place and out of it, and so are there whole or not at all.
+
+    A damaged one gets new files in place of its own, one by one: a folder can't be renamed onto another. Blocks.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -27,6 +31,14 @@ class DirectoryStore:
 
     def exists(self, digest: str) -> bool:
         return (self._root / digest).is_dir()
+
+    def holds(self, folder: Path, digest: str) -> bool:
+        """Whether it is there with the very bytes of ``folder``: what was damaged on the disk is to be put again."""
+        filecmp.clear_cache()  # it goes by times and sizes, which a failing disk leaves as they are
+        try:
+            return all(filecmp.cmp(folder / name, self._root / digest / name, shallow=False) for name in STORED_FILES)
+        except OSError:
+            return False  # to be put, which tells what is wrong with the disk
 
     def put(self, folder: Path, digest: str) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -66,7 +78,10 @@ class DirectoryStore:
         except OSError:
             if not self.exists(digest):
                 raise
-            # Another process was first, with the same bytes.
+            # Another process was first, with the same bytes; or a damaged copy is there, which may be being read.
+            for name in STORED_FILES:
+                (passing / name).replace(self._root / digest / name)
+            _flush(self._root / digest)
         _flush(self._root)
 
 

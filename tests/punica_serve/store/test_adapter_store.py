@@ -48,6 +48,24 @@ def test_two_who_put_the_same_bytes_at_once(root: Path, ref: AdapterRef) -> None
     assert os.listdir(root) == [ref.digest]
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+async def test_a_damaged_copy_is_replaced_beside_its_readers(
+    store: AdapterStore, root: Path, ref: AdapterRef, model: ModelConfig, name: str, damage: str
+) -> None:
+    path = Path(await store.put(Path(ref.uri), ref.digest)) / name
+    good = path.read_bytes()
+    bad = {"changed": good[:-1] + b"?", "cut": good[:-1], "gone": b""}[damage]
+    path.write_bytes(bad)
+    with path.open("rb") as reader:
+        if damage == "gone":
+            path.unlink()
+        await store.put(Path(ref.uri), ref.digest)
+        assert reader.read() == bad, "nothing is written under a reader"
+    assert read_adapter(root / ref.digest, model).ref.digest == ref.digest
+    assert os.listdir(root) == [ref.digest]
+
+
 async def test_deletes_and_lists(store: AdapterStore, make_adapter: Callable[[int], AdapterRef]) -> None:
     assert await store.digests() == frozenset()
     first, second = make_adapter(1), make_adapter(2)
@@ -87,7 +105,7 @@ async def test_a_folder_that_hangs_is_given_up(root: Path, ref: AdapterRef, monk
 
     store = AdapterStore(str(root), timeout_s=0.1, transfer_timeout_s=0.1)
     with monkeypatch.context() as patch:
-        patch.setattr(DirectoryStore, "exists", hang)
+        patch.setattr(DirectoryStore, "holds", hang)
         for _ in range(10):  # more than it has threads
             with pytest.raises(StoreUnavailable, match=r"longer than 0.1 s"):
                 await store.put(Path(ref.uri), ref.digest)
@@ -113,6 +131,9 @@ async def test_objects_are_an_adapter_once_the_last_of_them_is_there(ref: Adapte
     for _ in range(2):
         assert await store.put(Path(ref.uri), ref.digest) == f"memory://adapters/{ref.digest}"
         assert await store.exists(ref.digest)
+        memory.pipe_file(f"/adapters/{ref.digest}/adapter_model.safetensors", b"cut")
+    await store.put(Path(ref.uri), ref.digest)
+    assert memory.size(f"/adapters/{ref.digest}/adapter_model.safetensors") == ref.num_bytes
     for _ in range(2):
         await store.delete(ref.digest)
     assert not await store.exists(ref.digest) and not memory.find("/adapters")
