@@ -82,10 +82,11 @@ async def stream_all(generator: Generator, plans: Sequence[Plan]) -> AsyncGenera
         while num_open:
             index = await line.get()
             frame = answerings[index].take()
-            yield index, frame
-            if frame.finish_reason:
+            num_open -= frame.finish_reason is not None
+            if frame.finish_reason and num_open:
+                # Before the reader takes the frame: tokens behind a stop string must not line it up again.
                 answerings[index].close()
-                num_open -= 1
+            yield index, frame
     finally:
         for answering in answerings:
             answering.close()

@@ -95,6 +95,9 @@ class SocketRequest:
             return (self._end("error", error),)
         self._num_open -= frame.finish_reason is not None
         self.is_over = self._num_open == 0
+        if frame.finish_reason and not self.is_over:
+            # Or tokens behind a stop string would line it up again. The last is closed once its frame is sent.
+            self._answerings[index].close()
         return self._shape.frames(index, frame, num_tokens=self._num_tokens, is_last=self.is_over)
 
     @property

@@ -129,6 +129,20 @@ async def test_no_frame_of_a_slow_reader_is_longer_than_clients_take(
     assert max(len(json.dumps(frame)) for frame in peer.received) < 1 << 20
 
 
+async def test_a_choice_that_a_stop_string_ended_does_not_end_another(
+    serve: Serve, cluster: EchoCluster, tokenizer: Tokenizer
+) -> None:
+    five, six = tokenizer.encode("56")[-2:]
+    # The first choice goes on behind its stop string as long as nobody closes it.
+    cluster.answer = lambda request: itertools.repeat(six if request.sampling.seed == 1 else five)
+    peer = Peer([generate(max_tokens=400, n=2, seed=1, stop=["6"], format="openai")])
+    serve(peer)
+    await until(lambda: peer.received and peer.received[-1]["done"])
+    choices = [choice for frame in peer.received for choice in frame["chunk"]["choices"]]
+    ends = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
+    assert sorted(ends) == [(0, "stop"), (1, "length")]
+
+
 async def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:
     slow, quick = Peer([generate()], is_reading=False), Peer([generate(max_tokens=100)])
     serve(slow)
