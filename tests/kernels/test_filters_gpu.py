@@ -80,9 +80,30 @@ def test_all_equal() -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_top_p_is_of_what_the_other_filters_leave() -> None:
+    scores = torch.full((3, 100), -3.0, device=DEVICE)
+    scores[:, [90, 7, 30]] = torch.tensor([0.0, -0.1, -0.2], device=DEVICE)
+    # Masses: 1, 0.90, 0.82 and 97 of 0.05; half of it takes one token of two, two of three, or all three and more.
+    stays = kept(scores, (2, 0.5, 0.0), (0, 0.5, 0.5), (0, 0.5, 0.0))
+    assert stays[0].nonzero().squeeze(1).tolist() == [90]
+    assert stays[1].nonzero().squeeze(1).tolist() == [7, 90]
+    assert stays[2].sum() > 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_neighbouring_floats_are_told_apart() -> None:
+    below = torch.tensor(-1.0).view(torch.int32) + torch.arange(40, dtype=torch.int32)
+    scores = torch.cat([torch.zeros(1), below.view(torch.float32)]).flip(0).repeat(4, 1).to(DEVICE)
+    # The highest has e times the mass of each other, of which 0.5 of all takes 19 and 0.52 takes 20.
+    stays = kept(scores, (8, 1.0, 0.0), (9, 1.0, 0.0), (0, 0.5, 0.0), (0, 0.52, 0.0))
+    for row, num_kept in enumerate((8, 9, 20, 21)):
+        assert stays[row].tolist() == [False] * (41 - num_kept) + [True] * num_kept
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_the_most_probable_token_always_stays() -> None:
-    scores = random_scores(3, 100)
-    stays = kept(scores, (1, 1.0, 0.0), (0, 1e-9, 0.0), (1, 1e-9, 1.0))
+    scores = random_scores(4, 100)
+    stays = kept(scores, (1, 1.0, 0.0), (0, 1e-9, 0.0), (1, 1e-9, 1.0), (0, 0.0, 0.0))
     assert torch.equal(stays, scores == 0)
 
 

@@ -25,7 +25,8 @@ _ALL = tl.constexpr(0x7FFFFFFF)
 def keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
     """Sets to -inf, in place, the scores that each row's filters drop: `filter_logits`, for rows whose highest is 0.
 
-    Where probabilities add up to `top_p` but for their last bits, the last token that stays may be another one.
+    Where probabilities add up to `top_p` but for their last bits, the cut may lie elsewhere: one token further, or some
+    of many that are equal. A min_p below the smallest normal float32 is taken as that.
 
     scores: float32 [R, V], contiguous; top_k: int64 [R]; top_p, min_p: float32 [R].
     """
