@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+from pathlib import Path
 
 
 def reason_of(error: BaseException) -> str:
@@ -18,3 +19,12 @@ def reason_of(error: BaseException) -> str:
         is_system = not isinstance(error, socket.gaierror)
         return os.strerror(error.errno) if is_system and error.errno and error.errno > 0 else error.strerror
     return str(error) or type(error).__name__
+
+
+def why_unreadable(file: Path) -> str | None:
+    """In the system's words; None where the file can be read."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        return reason_of(error)
+    return None

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from punica_serve.errors import ConfigError
-from punica_serve.tls_config import TlsConfig, why_unreadable
+from punica_serve.reasons import why_unreadable
+from punica_serve.tls_config import TlsConfig
 
 
 def server_context(config: TlsConfig) -> ssl.SSLContext:

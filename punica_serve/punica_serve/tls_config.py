@@ -8,7 +8,7 @@ from pydantic import ModelWrapValidatorHandler, TypeAdapter, ValidationError, Va
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from punica_serve.config_fields import ConfigModel, File
-from punica_serve.reasons import reason_of
+from punica_serve.reasons import why_unreadable
 
 _FILE = TypeAdapter(File)
 
@@ -36,15 +36,6 @@ class TlsConfig(ConfigModel):
             given_well = given.keys() - wrong if isinstance(given, Mapping) else ()
             files = {name: _FILE.validate_python(given[name], context=info.context) for name in sorted(given_well)}
             raise ValidationError.from_exception_data(error.title, [*mistakes, *_unreadable(files)]) from error
-
-
-def why_unreadable(file: Path) -> str | None:
-    """In the system's words; None where it can be read."""
-    try:
-        file.read_bytes()
-    except OSError as error:
-        return reason_of(error)
-    return None
 
 
 def _unreadable(files: Mapping[str, Path]) -> list[InitErrorDetails]:

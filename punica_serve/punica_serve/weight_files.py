@@ -8,7 +8,7 @@ import msgspec
 
 from punica_serve.errors import ModelRejected
 from punica_serve.model_files import convert, read_object
-from punica_serve.reasons import reason_of
+from punica_serve.reasons import why_unreadable
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -22,8 +22,10 @@ class _Index(msgspec.Struct, frozen=True):
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, in a fixed order. Raises ModelRejected for none, or an unreadable one."""
     files = _files_of(folder)
+    # Here, for safetensors takes a file that may not be read for one that is not there.
     for file in files:
-        _check_readable(file)
+        if why := why_unreadable(file):
+            raise ModelRejected(f"{file} can't be read: {why}", param=file.name)
     return files
 
 
@@ -37,14 +39,6 @@ def _files_of(folder: Path) -> list[Path]:
     for name in names:
         _check_name(name, folder)
     return [folder / name for name in names]
-
-
-def _check_readable(file: Path) -> None:
-    """Here, for safetensors takes a file that may not be read for one that is not there."""
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise ModelRejected(f"{file} can't be read: {reason_of(error)}", param=file.name) from error
 
 
 def _check_name(name: str, folder: Path) -> None:
