@@ -18,10 +18,10 @@ RUN /opt/punica-serve/bin/pip install --no-cache-dir --constraint constraints.tx
         ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml ./
 COPY punica_serve/punica_serve/version.py punica_serve/punica_serve/version.py
-RUN case "$DEVICE" in cpu) extra=engine ;; cuda) extra=gpu ;; *) echo "DEVICE is cpu or cuda" >&2; exit 2 ;; esac \
+RUN case "$DEVICE" in cpu|cuda) ;; *) echo "DEVICE is cpu or cuda" >&2; exit 2 ;; esac \
     && mkdir -p kernels/punica_kernels scheduler/punica_scheduler runner/punica_runner frontend/punica_frontend \
     && touch README.md LICENSE \
-    && /opt/punica-serve/bin/pip install --no-cache-dir --constraint constraints.txt ".[$extra,s3,hf,otel]" \
+    && /opt/punica-serve/bin/pip install --no-cache-dir --constraint constraints.txt ".[engine,s3,hf,otel]" \
     && /opt/punica-serve/bin/pip uninstall --yes --quiet punica-serve
 COPY README.md LICENSE ./
 COPY kernels kernels
@@ -29,17 +29,14 @@ COPY punica_serve punica_serve
 COPY scheduler scheduler
 COPY runner runner
 COPY frontend frontend
-# CUDA's compiler came with pip too; its folder gets the names under which compilations expect things.
 RUN /opt/punica-serve/bin/pip install --no-cache-dir --no-deps . \
-    && /opt/punica-serve/bin/pip uninstall --yes --quiet pip \
-    && if [ "$DEVICE" = cuda ]; then cd /opt/punica-serve && ln -s lib/python3*/site-packages/nvidia/cu13 cuda \
-        && ln -s lib cuda/lib64 && ln -s libcudart.so.13 cuda/lib/libcudart.so; fi
+    && /opt/punica-serve/bin/pip uninstall --yes --quiet pip
 
 FROM ${BASE}
 ARG DEVICE=cpu
-# On a GPU, Triton and FlashInfer compile kernels at the first start. They want a C++ compiler; CUDA's own comes with pip.
+# On a GPU, Triton compiles kernels at the first start, and wants a C compiler for what launches them.
 RUN if [ "$DEVICE" = cuda ]; then \
-        apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev && rm -rf /var/lib/apt/lists/*; fi
+        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 # A volume that is mounted on one of these folders for the first time becomes the user's too.
 RUN groupadd --system --gid 10001 punica \
     && useradd --system --uid 10001 --gid punica --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin punica \
@@ -49,7 +46,7 @@ COPY --from=build /opt/punica-serve /opt/punica-serve
 COPY docker/alive /usr/local/bin/punica-alive
 # HOME is where compiled kernels are kept.
 ENV PATH=/opt/punica-serve/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PUNICA_ALIVE_FILE=/run/punica/alive \
-    HOME=/var/cache/punica-serve CUDA_HOME=/opt/punica-serve/cuda
+    HOME=/var/cache/punica-serve
 USER 10001:10001
 WORKDIR /var/lib/punica-serve
 HEALTHCHECK --interval=5s --timeout=5s --start-period=300s --retries=3 CMD ["punica-alive"]

@@ -26,7 +26,6 @@ def rotary_append(
     values: Tensor,
     slots: Tensor,
     delta: Tensor | None = None,
-    copy_starts: Tensor | None = None,
     *,
     chained: bool = False,
 ) -> None:
@@ -36,32 +35,27 @@ def rotary_append(
     rounded once.
 
     Args:
-        q_out: [num_rows, heads, head_dim], and rows for copies behind them.
+        q_out: [num_rows, heads, head_dim].
         qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]: all queries of a row, then its keys, then its values.
         positions: int64 or int32 [num_rows].
         cos, sin: `rotary_tables`.
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
         slots: int64 or int32 [num_rows], page * page_size + offset where a row's key and value go; -1 keeps them out.
         delta: like qkv, of its dtype or float32; None adds nothing.
-        copy_starts: int32 [num_rows + 1]; the query of row i is written to rows num_rows + copy_starts[i] to
-            num_rows + copy_starts[i + 1] - 1 too. None makes no copies.
         chained: on CUDA, start while the kernel before this one on the stream ends.
 
     Raises ValueError, naming the argument, when the shapes do not fit.
     """
-    _check_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta, copy_starts)
+    _check_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta)
     if qkv.is_cuda:
         from punica_kernels.gpu import rotary
 
         require_dense_rows(q_out=q_out, qkv=qkv, positions=positions, cos=cos, sin=sin, delta=delta)
-        require_dense_rows(keys=keys, values=values, slots=slots, copy_starts=copy_starts)
-        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta, copy_starts, chained=chained)
+        require_dense_rows(keys=keys, values=values, slots=slots)
+        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta, chained=chained)
     else:
         added = qkv if delta is None else qkv.float().add(delta)
-        _rotary_append(q_out[: len(qkv)], added, positions, cos, sin, keys, values, slots)
-        if copy_starts is not None:
-            copied = torch.repeat_interleave(torch.arange(len(qkv)), copy_starts.diff().long())
-            q_out[len(qkv) :][: len(copied)] = q_out[copied]
+        _rotary_append(q_out, added, positions, cos, sin, keys, values, slots)
 
 
 def _rotary_append(
@@ -103,12 +97,9 @@ def _check_append(
     values: Tensor,
     slots: Tensor,
     delta: Tensor | None,
-    copy_starts: Tensor | None,
 ) -> None:
-    num_rows, (num_q_rows, heads, head_dim) = len(qkv), q_out.shape
+    num_rows, heads, head_dim = q_out.shape
     num_pages, page_size, kv_heads, _ = keys.shape
-    if num_q_rows < num_rows:
-        raise ValueError(f"q_out must have the {num_rows} rows of qkv at least, got {num_q_rows}")
     require_shape("qkv", qkv, num_rows, (heads + 2 * kv_heads) * head_dim)
     require_shape("positions", positions, num_rows)
     require_shape("cos", cos, cos.shape[0], head_dim // 2)
@@ -118,5 +109,3 @@ def _check_append(
     require_shape("slots", slots, num_rows)
     if delta is not None:
         require_shape("delta", delta, *qkv.shape)
-    if copy_starts is not None:
-        require_shape("copy_starts", copy_starts, num_rows + 1)

@@ -42,7 +42,6 @@ EXIT_GAVE_UP = 1
 EXTRA_OF_MODULE = {
     "torch": "engine",
     "triton": "engine",
-    "flashinfer": "gpu",
     "matplotlib": "bench",
     "peft": "parity",
     "ray": "ray",

@@ -211,7 +211,7 @@ def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def gpu_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """On a GPU, with the engine settings that the test gives. FlashInfer compiles its kernels the first time."""
+    """On a GPU, with the engine settings that the test gives. Triton compiles its kernels the first time."""
     with started(tmp_path, "gpu.yaml", ready_timeout_s=280.0, **request.param) as cluster:
         yield cluster
 

@@ -1,16 +1,20 @@
 """Paged attention: the torch implementation, and Triton's on a GPU or, on small shapes, in Triton's interpreter."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels import paged_attention as public
+from punica_kernels.attention_spans import AttentionShape
 from punica_kernels.gpu import paged_attention as triton
+from punica_kernels.paged_attention import AttentionWorkspace
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Relative Frobenius error: half precision rounds the probabilities and the result. The interpreter multiplies
@@ -32,16 +36,26 @@ class Case:
     values: Tensor
     pages: Tensor
     page_starts: Tensor
+    shape: AttentionShape
+    workspace: AttentionWorkspace
 
     def run(self, attend: Callable[..., None]) -> Tensor:
         """A poisoned `out` after the call."""
         out = torch.full_like(self.q, torch.nan)
-        contexts, rows = zip(*self.requests, strict=True)
-        lengths = torch.tensor(contexts, dtype=torch.int32, device=self.q.device)
-        starts = torch.tensor([0, *rows], device=self.q.device).cumsum(0).to(torch.int32)
-        tables = (self.pages, self.page_starts, lengths, starts)
-        attend(out, self.q, self.keys, self.values, *tables, max(rows), SCALE)
+        attend(out, self.q, self.keys, self.values, self.pages, self.spans(), self.shape, self.workspace, SCALE)
         return out
+
+    def spans(self) -> Tensor:
+        """The table of the requests, where the kernel reads it."""
+        contexts, rows = zip(*self.requests, strict=True)
+        words = np.zeros(self.shape.num_words, dtype=np.int32)
+        self.shape.fill(words, contexts, [0, *accumulate(rows)], self.page_starts.cpu().numpy(), self.keys.shape[1])
+        return torch.from_numpy(words).to(self.q.device)
+
+    def divide(self, num_programs: int) -> None:
+        """Makes parts of a few tokens."""
+        self.shape = replace(self.shape, num_programs=num_programs, min_part_tokens=3)
+        self.workspace = AttentionWorkspace.of([self.shape], self.q.shape[2], self.q.device)
 
     def expected(self) -> Tensor:
         """torch's attention in float64, request by request; NaN in rows without context."""
@@ -85,7 +99,11 @@ def make_case(
             keys[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
             values[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
     q = torch.randn(sum(rows for _, rows in requests), heads, head_dim).to(device, dtype)
-    return Case(requests, q, keys, values, pages.to(device), starts.to(device))
+    shape = AttentionShape.of(
+        len(requests), max(rows for _, rows in requests), heads=heads, kv_heads=kv_heads, dtype=dtype, device=device
+    )
+    workspace = AttentionWorkspace.of([shape], head_dim, device)
+    return Case(requests, q, keys, values, pages.to(device), starts.to(device), shape, workspace)
 
 
 def check(case: Case, attend: Callable[..., None]) -> None:
@@ -110,6 +128,22 @@ def test_triton(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype:
     check(make_case(heads, kv_heads, head_dim, page_size, dtype), triton.paged_attention)
 
 
+@pytest.mark.parametrize("num_programs", [1, 7, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(2, 2, 4), (6, 2, 8), (3, 1, 1)])
+@pytest.mark.parametrize("attend", [public.paged_attention, triton.paged_attention], ids=["public", "triton"])
+def test_divided_contexts_are_merged(
+    attend: Callable[..., None], heads: int, kv_heads: int, page_size: int, num_programs: int
+) -> None:
+    """Twice: what a call leaves in the workspace harms no other."""
+    device = torch.device("cpu") if attend is public.paged_attention else DEVICE
+    case = make_case(heads, kv_heads, 20, page_size, torch.float32, [*REQUESTS, (70, 33)], device)
+    case.divide(num_programs)
+    for _ in range(2):
+        check(case, attend)
+        assert not case.workspace.counts.any()
+        case.q.normal_()
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = make_case(2, 1, 16, 4, torch.float32, [(90, 3)])
     case.q *= 1000
@@ -123,7 +157,6 @@ def test_large_scores_do_not_overflow() -> None:
         ("keys", torch.zeros(5, 4, 2, 5)),
         ("values", torch.zeros(5, 3, 2, 4)),
         ("pages", torch.zeros(2, 3, dtype=torch.int32)),
-        ("page_starts", torch.zeros(3, dtype=torch.int32)),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
@@ -140,23 +173,33 @@ def test_model_shapes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
     decodes = [(length, 1) for length in (1, 15, 16, 17, 500, 2048)]
     check(make_case(heads, kv_heads, head_dim, 16, dtype, decodes), triton.paged_attention)
     prefills = [(300, 300), (1000, 77), (0, 5), *decodes]
-    check(make_case(heads, kv_heads, head_dim, 16, dtype, prefills), triton.paged_attention)
+    case = make_case(heads, kv_heads, head_dim, 16, dtype, prefills)
+    for num_programs in (case.shape.num_programs, 100):
+        case.divide(num_programs)
+        check(case, triton.paged_attention)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_whichever_program_merges() -> None:
+    case = make_case(8, 8, 128, 16, torch.bfloat16, [(4000, 1), (700, 1), (1500, 1)])
+    case.divide(60)
+    first = case.run(triton.paged_attention)
+    for _ in range(50):
+        assert torch.equal(case.run(triton.paged_attention), first)
 
 
 @pytest.mark.gpu
 def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with() -> None:
     case = make_case(8, 2, 80, 16, torch.float32, [(100, 1), (35, 1), (900, 1)])
-    out = torch.full_like(case.q, torch.nan)
-    lengths = torch.tensor([100, 35, 900], dtype=torch.int32, device=DEVICE)
-    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
-    arguments = (out, case.q, case.keys, case.values, case.pages, case.page_starts, lengths, starts, 1, SCALE)
+    out, spans = torch.full_like(case.q, torch.nan), case.spans()
+    arguments = (out, case.q, case.keys, case.values, case.pages, spans, case.shape, case.workspace, SCALE)
     triton.paged_attention(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         triton.paged_attention(*arguments)
     for contexts in ([7, 0, 450], [99, 3, 1]):
         case.requests = [(context, 1) for context in contexts]
-        lengths.copy_(torch.tensor(contexts))
+        spans.copy_(case.spans())
         case.q.normal_()
         out.fill_(torch.nan)
         graph.replay()

@@ -109,12 +109,3 @@ def test_tables_are_of_the_frequencies_given() -> None:
     assert cos.dtype == sin.dtype == torch.float32
     torch.testing.assert_close(cos, angles.cos())
     torch.testing.assert_close(sin, angles.sin())
-
-
-def test_copies_of_queries_stand_behind_the_rows() -> None:
-    plain, copied = make_arguments(), make_arguments(q_out=torch.full((6, 2, 4), torch.nan))
-    copied["qkv"] = plain["qkv"]
-    rotary_append(**plain)
-    rotary_append(**copied, copy_starts=torch.tensor([0, 1, 1, 2], dtype=torch.int32))
-    assert torch.equal(copied["q_out"][:5], plain["q_out"][[0, 1, 2, 0, 2]])
-    assert copied["q_out"][5].isnan().all()

@@ -125,9 +125,7 @@ async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> 
             await worker.receive()
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("torch", "engine"), ("triton", "engine"), ("flashinfer", "gpu")], ids=str
-)
+@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("triton", "engine")], ids=str)
 async def test_an_extra_that_is_not_installed_is_told_in_one_line(
     module: str, extra: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

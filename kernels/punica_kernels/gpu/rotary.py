@@ -20,7 +20,6 @@ def rotary_append(
     values: Tensor,
     slots: Tensor,
     delta: Tensor | None = None,
-    copy_starts: Tensor | None = None,
     *,
     chained: bool = False,
 ) -> None:
@@ -42,8 +41,6 @@ def rotary_append(
         keys,
         values,
         slots,
-        copy_starts,
-        num_rows,
         *q_out.stride()[:2],
         qkv.stride(0),
         delta.stride(0) if delta is not None else 0,
@@ -74,8 +71,6 @@ def _rotary_append(
     keys,
     values,
     slots,
-    copy_starts,
-    num_rows,
     q_row_stride,
     q_head_stride,
     qkv_stride,
@@ -122,12 +117,7 @@ def _rotary_append(
     turned_second = second * row_cos + first * row_sin
 
     is_q = mask & (head < HEADS)
-    q_cells = head * q_head_stride + pair
-    _store_pairs(q_out + row * q_row_stride + q_cells, turned_first, turned_second, PAIRS, is_q)
-    if copy_starts is not None:
-        for copy in range(tl.load(copy_starts + row), tl.load(copy_starts + row + 1)):
-            copy_row = (num_rows + copy).to(tl.int64)
-            _store_pairs(q_out + copy_row * q_row_stride + q_cells, turned_first, turned_second, PAIRS, is_q)
+    _store_pairs(q_out + row * q_row_stride + head * q_head_stride + pair, turned_first, turned_second, PAIRS, is_q)
     slot = tl.load(slots + row).to(tl.int64)
     page = slot // PAGE_SIZE
     offset = slot % PAGE_SIZE

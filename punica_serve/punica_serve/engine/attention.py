@@ -44,8 +44,6 @@ class TorchPagedAttention:
         self._decode: _DecodePlan | None = None
         #: int64 [rows]: page * page_size + offset, where each row's key and value go.
         self.slots = torch.empty(0, dtype=torch.int64)
-        self.num_copies = 0
-        self.copy_starts: Tensor | None = None
 
     def plan(self, step: StepPlan, batch: Batch) -> None:
         """Reads the pages of the step's sequences. They must have room for the step's rows."""

@@ -6,7 +6,10 @@ the host knows it, and pages that an ended request gives back can be given to an
 runs later on the same stream.
 """
 
+import gc
+from collections.abc import Iterator
 from collections.abc import Sequence as Series
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -97,7 +100,7 @@ class CudaRunner:
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan(None, ())
         warm: set[int] = set()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _without_garbage_collection():
             for (shape, _), program in self._programs.items():
                 program.stage(nothing, {}, self._pages_of)
                 if use_graphs:
@@ -109,6 +112,18 @@ class CudaRunner:
                 torch.cuda.synchronize(self._stream.device)  # no two copies of inputs may be under way
             # Captures empty the allocator's cache: what sampling takes at most is to be there from here on.
             self._sampler.warm_up(logits.new_zeros(max(warm), logits.shape[1]))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """What is collected, another engine's graphs for one, is taken from the device, which spoils a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _make_programs(

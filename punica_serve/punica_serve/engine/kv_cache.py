@@ -19,24 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 class KvCache:
-    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: its books.
-
-    The pool has one page more than the books: the null page, which padded rows of a CUDA graph read and write.
-    """
+    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: its books."""
 
     def __init__(
         self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_size = page_size
-        shape = (num_pages + 1, *_page_shape(model, page_size))
+        shape = (num_pages, *_page_shape(model, page_size))
         # Zeros, since what a fresh page holds may be a NaN, which no mask of attention would keep out.
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
         self.pages = PagePool(num_pages)
-
-    @property
-    def null_page(self) -> int:
-        """A page of the pool that is nobody's."""
-        return self.pages.num_pages
 
     @property
     def capacity_tokens(self) -> int:
@@ -69,7 +61,7 @@ def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, 
     num_pages = config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device)
     with reserving(
         f"`engine.num_kv_pages` of {num_pages}",
-        (num_pages + 1) * page_bytes,
+        num_pages * page_bytes,
         device,
         fix="lower it" if config.num_kv_pages else "lower `engine.device_memory_share`",
         param="engine.num_kv_pages",
@@ -84,9 +76,9 @@ def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, 
 
 
 def pages_within(*, free_bytes: int, total_bytes: int, share: float, page_bytes: int) -> int:
-    """Pages, beside the null page, that keep all use of a device within a share of its memory; may be negative."""
+    """Pages that keep all use of a device within a share of its memory; may be negative."""
     used_bytes = total_bytes - free_bytes
-    return (int(share * total_bytes) - used_bytes) // page_bytes - 1
+    return (int(share * total_bytes) - used_bytes) // page_bytes
 
 
 def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: int, device: torch.device) -> int:

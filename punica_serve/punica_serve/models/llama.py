@@ -25,17 +25,13 @@ class Attention(Protocol):
 
     #: Integers [rows]: page * page_size + offset where each row's key and value go; -1 keeps them out.
     slots: Tensor
-    #: Of queries whose attention is divided, beyond the batch's rows: what ``run`` takes behind these.
-    num_copies: int
-    #: int32 [rows + 1]: which copies are of which row; None where no attention is ever divided.
-    copy_starts: Tensor | None
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
         ...
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        """Attends to what is in the cache: q [rows + copies, heads, head_dim] -> [rows, heads * head_dim]."""
+        """Attends to what is in the cache: q [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         ...
 
 
@@ -86,14 +82,12 @@ class Llama:
     ) -> tuple[Tensor, Tensor | None]:
         config = self.config
         qkv, delta = lora.project(number, "qkv", x, layer.qkv)
-        q = qkv.new_empty(x.shape[0] + attention.num_copies, config.num_attention_heads, config.head_dim)
+        q = qkv.new_empty(x.shape[0], config.num_attention_heads, config.head_dim)
         keys, values = attention.cache(number)
         # Beside a delta the stream has waited for another one: a kernel can't start before it any more.
         chained = delta is None
-        rotary_append(
-            *(q, qkv, positions, self._cos, self._sin, keys, values, attention.slots, delta, attention.copy_starts),
-            chained=chained,
-        )
+        where = (positions, self._cos, self._sin, keys, values, attention.slots)
+        rotary_append(q, qkv, *where, delta, chained=chained)
         return lora.project(number, "o", attention.run(number, q), layer.o)
 
     def _feed_forward(

@@ -25,9 +25,7 @@ def test_the_command_line_itself_is_light(module: str) -> None:
     assert module not in modules
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("torch", "engine"), ("flashinfer", "gpu"), ("matplotlib", "bench"), ("ray", "ray")]
-)
+@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("matplotlib", "bench"), ("ray", "ray")])
 def test_an_extra_that_is_not_installed_is_told_in_one_line(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

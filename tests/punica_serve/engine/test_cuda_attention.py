@@ -25,7 +25,7 @@ from tiny_config import tiny_config
 LAYERS, HEADS, PAGE_SIZE, NUM_PAGES = 2, 8, 16, 2500
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-#: Device, dtype and head size: what FlashInfer has kernels for, then what it has none for.
+#: Device, dtype and head size: those of common models, then float32 and a size that is no power of two.
 GPU_KINDS = [
     pytest.param(("cuda", dtype, head_dim), marks=needs_gpu, id=f"{dtype}-{head_dim}".removeprefix("torch."))
     for dtype, head_dim in [

@@ -17,11 +17,11 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 MakeEngine = Callable[..., Engine]
 MakeAdapter = Callable[..., AdapterRef]
 
-# FlashInfer compiles its kernels the first time.
+# Triton compiles its kernels the first time.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-#: Of models whose heads are large enough for FlashInfer.
-_FLASHINFER_SHAPE = {"hidden_size": 256, "initializer_range": 0.05}
+#: Of models with heads of a common size.
+_WIDE_SHAPE = {"hidden_size": 256, "initializer_range": 0.05}
 
 
 def _requests(refs: Sequence[AdapterRef | None], **params: Any) -> list[Request]:
@@ -86,11 +86,11 @@ def test_graphs_equal_launches_one_by_one(make_engine: MakeEngine, refs: list[Ad
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 64), (8, 1, 128)])
-def test_graphs_equal_launches_one_by_one_with_flashinfer(
+def test_graphs_equal_launches_one_by_one_in_half_precision(
     make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    folder = make_llama(**_FLASHINFER_SHAPE, **shape)
+    folder = make_llama(**_WIDE_SHAPE, **shape)
     model = read_model_config(folder)
     folders = [write_random_adapter(tmp_path / f"{rank}", model, rank=rank, seed=rank) for rank in (4, 16, 64)]
     refs = [None, *(read_adapter(adapter, model).ref for adapter in folders)] * 3
@@ -115,8 +115,8 @@ def test_steps_of_one_request(make_engine: MakeEngine, refs: list[AdapterRef | N
 def test_numbers_that_are_not_finite_stay_with_their_request(
     make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What it leaves in the KvCache and in buffers harms nobody: here with FlashInfer, in `test_run_ahead` without."""
-    folder = make_llama(**_FLASHINFER_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    """What it leaves in the KvCache and in buffers harms nobody: here in bfloat16, in `test_run_ahead` in float32."""
+    folder = make_llama(**_WIDE_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     write_random_adapter(tmp_path / "poison", read_model_config(folder), rank=8, seed=1, scale=1e30)
     poison = read_adapter(tmp_path / "poison", read_model_config(folder)).ref
     engine = make_engine(folder, "cuda", dtype="bfloat16", num_kv_pages=64, prefill_budget_tokens=32, max_batch_size=8)
@@ -145,7 +145,7 @@ def _poisoned(number: int, poison: AdapterRef) -> Request:
 def test_any_gpu_of_a_host_will_do(
     make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path, dtype: str
 ) -> None:
-    folder = make_llama(**_FLASHINFER_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    folder = make_llama(**_WIDE_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     write_random_adapter(tmp_path / "adapter", read_model_config(folder), rank=16, seed=1)
     requests = _requests([None, read_adapter(tmp_path / "adapter", read_model_config(folder)).ref] * 4)
     settings = {"model": folder, "dtype": dtype, "prefill_budget_tokens": 32, "max_batch_size": 8}

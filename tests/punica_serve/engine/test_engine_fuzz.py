@@ -125,7 +125,9 @@ class _Driver:
         deadline = time.monotonic() + DEADLINE_S
         for ref in self._adapters:
             self._engine.forget(ref.digest)
-        while self._engine.resident_adapters or not self._engine._loader._host.is_idle:
+        loader = self._engine._loader
+        # What is being copied to the device is no resident yet, and is dropped where it arrives.
+        while loader._entries or not loader._host.is_idle:
             assert time.monotonic() < deadline, "an adapter stays"
             self._engine.wait(0.05)
             self._engine.step()

@@ -198,7 +198,7 @@ def _rms(errors: Tensor) -> float:
     return float(errors.square().mean().sqrt())
 
 
-@pytest.mark.timeout(600)  # FlashInfer compiles its kernels the first time
+@pytest.mark.timeout(600)  # Triton compiles its kernels the first time
 def test_log_probabilities_are_as_near_to_float32_as_those_of_transformers_and_peft(
     world: _World, make_engine: Callable[..., Engine], bring: Callable[..., None]
 ) -> None:

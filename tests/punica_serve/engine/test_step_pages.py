@@ -9,8 +9,6 @@ from punica_serve.engine.step_pages import PageRuns, StepPages, lay_out_pages, p
 from punica_serve.engine.step_shape import StepShape
 from punica_serve.protocol import Request, SamplingParams
 
-NULL_PAGE = 99
-
 
 def _sequence(num_tokens: int, num_cached: int, pages: list[int]) -> Sequence:
     sequence = Sequence.of(Request("r", 0, (1,) * num_tokens, SamplingParams()), 64)
@@ -19,20 +17,19 @@ def _sequence(num_tokens: int, num_cached: int, pages: list[int]) -> Sequence:
 
 
 def _lay_out(step: StepPlan, shape: StepShape) -> StepPages:
-    return lay_out_pages(step, shape, page_size=4, null_page=NULL_PAGE)
+    return lay_out_pages(step, shape, page_size=4)
 
 
-def _numbers(runs: PageRuns | None) -> tuple[list[int], list[int], list[int], list[int]]:
-    assert runs
-    tables = (runs.lengths, runs.indptr, runs.indices, runs.last_page_lengths)
+def _numbers(runs: PageRuns) -> tuple[list[int], list[int], list[int]]:
+    tables = (runs.lengths, runs.starts, runs.indices)
     assert all(table.dtype == np.int32 for table in tables)
-    lengths, indptr, indices, last = (table.tolist() for table in tables)
-    return lengths, indptr, indices, last
+    lengths, starts, indices = (table.tolist() for table in tables)
+    return lengths, starts, indices
 
 
-def test_the_last_page_of_a_request_holds_at_least_one_token_and_at_most_all() -> None:
+def test_a_request_has_the_pages_of_its_length() -> None:
     runs = page_runs([1, 4, 5, 8], [[7], [6], [5, 4], [3, 2]], page_size=4)
-    assert _numbers(runs) == ([1, 4, 5, 8], [0, 1, 2, 4, 6], [7, 6, 5, 4, 3, 2], [1, 4, 1, 4])
+    assert _numbers(runs) == ([1, 4, 5, 8], [0, 1, 2, 4, 6], [7, 6, 5, 4, 3, 2])
 
 
 def test_pages_past_the_length_are_left_out() -> None:
@@ -44,18 +41,12 @@ def test_a_request_without_a_page_for_its_last_token_is_refused() -> None:
         page_runs([5], [[7]], page_size=4)
 
 
-def test_decodes_write_behind_what_is_cached() -> None:
-    step = StepPlan(None, (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0])))
-    pages = _lay_out(step, StepShape(0, 2))
-    assert pages.slots.tolist() == [8 * 4 + 1, 0 * 4 + 0]
-    assert _numbers(pages.decodes) == ([6, 5], [0, 2, 4], [3, 8, 2, 0], [2, 1])
-    assert pages.prefill is None
-
-
-def test_decodes_that_pad_read_one_token_of_the_null_page_and_write_nothing() -> None:
-    pages = _lay_out(StepPlan(None, (_sequence(6, 5, [3, 8]),)), StepShape(0, 3))
-    assert pages.slots.tolist() == [33, -1, -1]
-    assert _numbers(pages.decodes) == ([6, 1, 1], [0, 2, 3, 4], [3, 8, NULL_PAGE, NULL_PAGE], [2, 1, 1])
+def test_decodes_write_behind_what_is_cached_and_rows_that_pad_nowhere() -> None:
+    step = StepPlan(None, (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0]), _sequence(4, 3, [6])))
+    pages = _lay_out(step, StepShape(0, 5))
+    assert pages.slots.tolist() == [8 * 4 + 1, 0 * 4 + 0, 6 * 4 + 3, -1, -1]
+    assert _numbers(pages.decodes) == ([6, 5, 4], [0, 2, 4, 5], [3, 8, 2, 0, 6])
+    assert _numbers(pages.prefill) == ([], [0], [])
 
 
 def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
@@ -63,16 +54,14 @@ def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
     pages = _lay_out(step, StepShape(8, 2))
     assert pages.first_prefill_row == 2
     assert pages.slots.tolist() == [-1, -1, 5 * 4 + 3, 36, 37, 38, 39, 4, 29, -1]
-    assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1], [1])
-    assert _numbers(pages.decodes) == ([2, 1], [0, 1, 2], [7, NULL_PAGE], [2, 1])
+    assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1])
+    assert _numbers(pages.decodes) == ([2], [0, 1], [7])
 
 
-def test_an_empty_step_is_padding_that_fills_the_shape() -> None:
+def test_an_empty_step_is_padding_that_attends_to_nothing() -> None:
     pages = _lay_out(StepPlan(None, ()), StepShape(6, 1))
     assert pages.slots.tolist() == [-1] * 7
-    assert pages.first_prefill_row == 0
-    assert _numbers(pages.prefill) == ([6], [0, 2], [NULL_PAGE] * 2, [2])
-    assert _numbers(pages.decodes) == ([1], [0, 1], [NULL_PAGE], [1])
+    assert _numbers(pages.prefill) == _numbers(pages.decodes) == ([], [0], [])
 
 
 def test_a_step_that_does_not_fit_is_refused() -> None:

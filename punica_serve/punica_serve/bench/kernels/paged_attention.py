@@ -1,26 +1,34 @@
-"""A prefill's attention, as the engine calls it, against FlashInfer's where that is installed."""
+"""Attention of decodes and of prefills, as the engine calls it, against FlashInfer's where that is installed."""
 
+from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from punica_kernels.paged_attention import paged_attention
+from punica_kernels.attention_spans import AttentionShape
+from punica_kernels.paged_attention import AttentionWorkspace, paged_attention
 from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.bars import draw_bars
-from punica_serve.bench.kernels.flashinfer_prefill import flashinfer_prefill
+from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
 from punica_serve.bench.kernels.operators import LayerCall
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import Column, TableData, Value
+from punica_serve.workload import shipped_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEAD_DIM, PAGE_SIZE = 128, 16
 COLUMNS = (
+    Column("case", "case"),
+    Column("requests", "requests"),
     Column("new_tokens", "new tokens"),
-    Column("context", "context"),
+    Column("context", "contexts in all"),
+    Column("group", "heads per kv head"),
     Column("us", "µs", ".1f"),
     Column("flashinfer_us", "FlashInfer", ".1f"),
     Column("times_faster", "x faster", ".2f"),
@@ -30,81 +38,112 @@ COLUMNS = (
 )
 
 
-class Prefill(NamedTuple):
-    """The newest tokens of one request."""
+class Case(NamedTuple):
+    """The newest tokens of some requests."""
 
-    num_new: int
-    #: All tokens, the new ones too.
-    context: int
+    name: str
+    #: Of each request: all its tokens, the new ones too.
+    contexts: tuple[int, ...]
+    #: Of each request; with one, they are decodes.
+    num_new: int = 1
+    #: Query heads that share one head of keys and values.
+    group: int = 1
 
     def flop(self, num_heads: int) -> int:
         """Both products, of what causal rows see."""
-        num_seen = self.num_new * self.context - self.num_new * (self.num_new - 1) // 2
-        return 4 * num_heads * HEAD_DIM * num_seen
+        hidden = self.num_new * (self.num_new - 1) // 2
+        return 4 * num_heads * HEAD_DIM * sum(self.num_new * context - hidden for context in self.contexts)
 
     def num_bytes(self, num_heads: int, itemsize: int) -> int:
-        """Keys and values of the context and the queries read, the results written."""
-        return 2 * (self.context + self.num_new) * num_heads * HEAD_DIM * itemsize
+        """Keys and values of the contexts and the queries read, the results written."""
+        num_rows = len(self.contexts) * self.num_new
+        return 2 * (sum(self.contexts) // self.group + num_rows) * num_heads * HEAD_DIM * itemsize
 
 
-#: Whole prompts, the first chunks of long ones, and their last.
-PREFILLS = tuple(Prefill(new, context) for new in (128, 512, 2048) for context in sorted({new, 2048, 4096}))
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Batches of decodes, one of them with contexts as uneven as a workload's; whole prompts, chunks of long ones."""
+    halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
+    return (
+        Case("32 of the workload, halfway", halfway),
+        *(Case(f"{count} of {context}", (context,) * count) for count, context in ((1, 2048), (8, 1024), (64, 256))),
+        Case("32 of 1024, grouped", (1024,) * 32, group=4),
+        Case("1 of 8192, grouped", (8192,), group=4),
+        *(
+            Case(f"{new} new of {context}", (context,), new)
+            for new in (128, 512, 2048)
+            for context in sorted({new, 2048, 4096})
+        ),
+    )
 
 
-class PrefillTensors:
-    """One prefill on a cache of as many layers as the bench has. Pages lie anywhere, as in a pool that has served."""
+class AttentionTensors:
+    """One case on a cache of as many layers as the bench has. Pages lie anywhere, as in a pool that has served."""
 
-    def __init__(self, bench: KernelBench, prefill: Prefill) -> None:
-        num_heads, dtype, device = bench.settings.hidden_size // HEAD_DIM, bench.dtype, bench.device
-        self.prefill = prefill
-        num_pages = -(-prefill.context // PAGE_SIZE)
+    def __init__(self, bench: KernelBench, case: Case) -> None:
+        heads, dtype, device = bench.settings.hidden_size // HEAD_DIM, bench.dtype, bench.device
+        kv_heads = max(1, heads // case.group)
+        self.case = case
+        counts = [-(-context // PAGE_SIZE) for context in case.contexts]
+        self._page_starts = [0, *accumulate(counts)]
+        num_pages = self._page_starts[-1]
         self._pool = torch.randn(
-            num_pages, bench.settings.num_layers, 2, PAGE_SIZE, num_heads, HEAD_DIM, dtype=dtype, device=device
+            num_pages, bench.settings.num_layers, 2, PAGE_SIZE, kv_heads, HEAD_DIM, dtype=dtype, device=device
         )
-        #: int32 [pages of the context], in their order.
+        #: int32, one request's after the other's.
         self.pages = torch.randperm(num_pages).to(device, torch.int32)
-        self.q = torch.randn(prefill.num_new, num_heads, HEAD_DIM, dtype=dtype, device=device)
+        num_requests = len(case.contexts)
+        self.q = torch.randn(num_requests * case.num_new, heads, HEAD_DIM, dtype=dtype, device=device)
         self.out = torch.empty_like(self.q)
-        self._page_starts = torch.tensor([0, num_pages], dtype=torch.int32, device=device)
-        self._lengths = torch.tensor([prefill.context], dtype=torch.int32, device=device)
-        self._starts = torch.tensor([0, prefill.num_new], dtype=torch.int32, device=device)
+        self._shape = AttentionShape.of(
+            num_requests, case.num_new, heads=heads, kv_heads=kv_heads, dtype=dtype, device=device
+        )
+        self._workspace = AttentionWorkspace.of([self._shape], HEAD_DIM, device)
+        words = np.empty(self._shape.num_words, dtype=np.int32)
+        starts = range(0, len(self.q) + 1, case.num_new)
+        self._shape.fill(words, case.contexts, starts, self._page_starts, PAGE_SIZE)
+        self._spans = torch.from_numpy(words).to(device)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, [pages, page_size, heads, head_dim]: strided views, as the engine has them."""
+        """Keys and values, [pages, page_size, kv_heads, head_dim]: strided views, as the engine has them."""
         return self._pool[:, number, 0], self._pool[:, number, 1]
 
     def attend(self, layer: int) -> None:
         """Our kernel, into ``out``."""
-        paged_attention(
-            *(self.out, self.q, *self.layer(layer), self.pages, self._page_starts, self._lengths, self._starts),
-            self.prefill.num_new,
-            HEAD_DIM**-0.5,
-        )
+        keys, values = self.layer(layer)
+        tables = (self.pages, self._spans, self._shape, self._workspace)
+        paged_attention(self.out, self.q, keys, values, *tables, HEAD_DIM**-0.5)
 
     def expected(self, layer: int) -> Tensor:
         """torch's attention in float64."""
-        num_new, context = self.prefill
-        k, v = (pool[self.pages.long()].flatten(0, 1)[:context].double() for pool in self.layer(layer))
+        return torch.cat([self._expected(layer, request) for request in range(len(self.case.contexts))])
+
+    def _expected(self, layer: int, request: int) -> Tensor:
+        num_new, context = self.case.num_new, self.case.contexts[request]
+        own = self.pages[self._page_starts[request] : self._page_starts[request + 1]].long()
+        k, v = (pool[own].flatten(0, 1)[:context].double() for pool in self.layer(layer))
         seen = torch.ones(num_new, context, dtype=torch.bool, device=k.device).tril(context - num_new)
-        q, k, v = (tensor.transpose(0, 1) for tensor in (self.q.double(), k, v))
-        attended: Tensor = scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        rows = self.q[request * num_new : (request + 1) * num_new].double()
+        q, k, v = (tensor.transpose(0, 1) for tensor in (rows, k, v))
+        attended: Tensor = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return attended.transpose(0, 1)
 
 
-def measure(bench: KernelBench, prefills: tuple[Prefill, ...] = PREFILLS) -> TableData:
+def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableData:
     """Checks every cell against float64, then times it."""
-    bench.begin("paged attention", 2 * len(prefills))
+    cases = all_cases() if cases is None else cases
+    bench.begin("paged attention", 2 * len(cases))
     rows: list[tuple[Value, ...]] = []
     missing: set[str] = set()
-    for prefill in prefills:
-        row, reason = _measure(bench, prefill)
+    for case in cases:
+        row, reason = _measure(bench, case)
         rows.append(row)
         if reason:
             missing.add(reason)
     num_heads = bench.settings.hidden_size // HEAD_DIM
     return TableData(
         "paged_attention",
-        f"Attention of a prefill, {num_heads} heads of {HEAD_DIM}, {bench.settings.dtype}, µs in a CUDA graph, cold",
+        f"Attention, {num_heads} heads of {HEAD_DIM}, {bench.settings.dtype}, µs in a CUDA graph, cold",
         COLUMNS,
         rows,
         notes=(
@@ -115,35 +154,36 @@ def measure(bench: KernelBench, prefills: tuple[Prefill, ...] = PREFILLS) -> Tab
     )
 
 
-def _measure(bench: KernelBench, prefill: Prefill) -> tuple[tuple[Value, ...], str | None]:
+def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | None]:
     """One row, and why it lacks FlashInfer's figure."""
-    tensors = PrefillTensors(bench, prefill)
+    tensors = AttentionTensors(bench, case)
     expected = tensors.expected(-1)
     error = _error(tensors, tensors.attend, expected, "paged_attention")
     us = bench.time_us(tensors.attend)
     flashinfer_us, missing = None, None
     try:
-        flashinfer = flashinfer_prefill(tensors.q, tensors.out, tensors.layer, tensors.pages, prefill.context)
+        arguments = (tensors.q, tensors.out, tensors.layer, tensors.pages, case.contexts, case.num_new)
+        flashinfer = flashinfer_attention(*arguments)
         _error(tensors, flashinfer, expected, "FlashInfer")
         flashinfer_us = bench.time_us(flashinfer)
     except (ImportError, RuntimeError) as reason:
         missing = str(reason).splitlines()[0]
     num_heads = bench.settings.hidden_size // HEAD_DIM
-    num_bytes = prefill.num_bytes(num_heads, bench.dtype.itemsize)
-    floor_us = bench.floor_us(num_bytes, flop=prefill.flop(num_heads))
+    num_bytes = case.num_bytes(num_heads, bench.dtype.itemsize)
+    floor_us = bench.floor_us(num_bytes, flop=case.flop(num_heads))
     times_faster = flashinfer_us / us if flashinfer_us else None
-    return (*prefill, us, flashinfer_us, times_faster, floor_us, us / floor_us, error), missing
+    what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group)
+    return (*what, us, flashinfer_us, times_faster, floor_us, us / floor_us, error), missing
 
 
-def _error(tensors: PrefillTensors, attend: LayerCall, expected: Tensor, name: str) -> float:
+def _error(tensors: AttentionTensors, attend: LayerCall, expected: Tensor, name: str) -> float:
     """Of ``out`` on the last layer."""
     tensors.out.fill_(torch.nan)
     attend(-1)
-    num_new, context = tensors.prefill
-    return checked_error(tensors.out, expected, f"{name} of {num_new} new tokens in {context}")
+    return checked_error(tensors.out, expected, f"{name} of {tensors.case.name}")
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each prefill."""
+    """Bars, a group for each case."""
     series = {"us": "this kernel", "flashinfer_us": "FlashInfer, fa2"}
-    draw_bars(table, figure, series, lambda record: f"{record['new_tokens']} new\nof {record['context']}")
+    draw_bars(table, figure, series, lambda record: f"{record['case']}")

@@ -17,7 +17,6 @@ from punica_serve.bench.kernels import (
     fused,
     layout,
     linear,
-    merge_attention,
     paged_attention,
     pair,
     ranks,
@@ -93,7 +92,6 @@ _MEASURE: dict[Section, Measure] = {
     Section.FUSED: _section(lambda bench: fused.measure(bench, _fused_rows(bench)), fused.draw),
     Section.LINEAR: _section(lambda bench: linear.measure(bench, _batches(bench, 1, 8, 32, 64)), linear.draw),
     Section.PAGED_ATTENTION: _section(paged_attention.measure, paged_attention.draw),
-    Section.MERGE_ATTENTION: _section(merge_attention.measure, merge_attention.draw),
     Section.SAMPLING: _section(sampling.measure, sampling.draw),
     Section.LAYOUTS: _section(lambda bench: layout.measure(bench, _batches(bench, 1, 32, 64)), layout.draw),
 }

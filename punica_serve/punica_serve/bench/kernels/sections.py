@@ -14,7 +14,6 @@ class Section(StrEnum):
     FUSED = "fused"
     LINEAR = "linear"
     PAGED_ATTENTION = "paged-attention"
-    MERGE_ATTENTION = "merge-attention"
     SAMPLING = "sampling"
     LAYOUTS = "layouts"
 

@@ -131,8 +131,6 @@ class NoAttention:
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
         self.slots = attention.slots
-        self.num_copies = 0
-        self.copy_starts: Tensor | None = None
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._attention.cache(layer)
