@@ -16,8 +16,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_filters, "_BLOCK", 64)
-    monkeypatch.setattr(gpu_filters, "_NUM_WARPS", 2)
+    for name, size in (("_BLOCK", 64), ("_WIDE_BLOCK", 64), ("_NUM_WARPS", 2)):
+        monkeypatch.setattr(gpu_filters, name, size)
 
 
 def kept(scores: Tensor, *rows: tuple[int, float, float]) -> Tensor:

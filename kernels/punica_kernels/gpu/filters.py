@@ -1,8 +1,8 @@
 """Filters of sampling in Triton, without sorting. `punica_kernels.sampling.filter_logits` has the rules.
 
 What stays of a row are its most probable tokens down to a threshold, and of those at the threshold the first. So each
-program looks for the thresholds of one row: it takes sums over the whole row again and again, and each time knows two
-more bits of the threshold's score, which read as an integer orders like the score itself.
+program looks for the thresholds of one row: it takes sums over the whole row, up to several pivots at once, again and
+again, until a single score is left between two of them.
 """
 
 import triton
@@ -11,15 +11,16 @@ from torch import Tensor
 
 from punica_kernels.gpu.launch import launch_options
 
-_BLOCK, _NUM_WARPS = 8192, 32
-#: Bits of a key are found two at a time, the last one alone: the sign is none of them.
-_DESCENTS = tl.constexpr(16)
-_FIRST_SHIFT = tl.constexpr(29)
+_NUM_WARPS = 16
+#: Tokens summed at once, and dropped at once.
+_BLOCK, _WIDE_BLOCK = 2048, 8192
+_PIVOTS = tl.constexpr(7)
 #: The smallest normal float32.
 _TINY = tl.constexpr(2.0**-126)
-#: The key of -inf, and a greater one.
-_LOWEST = tl.constexpr(0x7F800000)
-_ALL = tl.constexpr(0x7FFFFFFF)
+#: The key of the lowest score but -inf, and of -1.
+_LOWEST = tl.constexpr(0x7F7FFFFF)
+_OF_ONE = tl.constexpr(0x3F800000)
+_OCTAVE = tl.constexpr(1 << 23)
 
 
 def keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
@@ -32,109 +33,149 @@ def keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Non
     """
     num_rows, vocab_size = scores.shape
     if num_rows:
-        options = launch_options(_NUM_WARPS)
-        _keep_top[(num_rows,)](scores, top_k, top_p, min_p, scores.stride(0), vocab_size, BLOCK=_BLOCK, **options)
+        sizes = {"BLOCK": _BLOCK, "WIDE": _WIDE_BLOCK}
+        _keep_top[(num_rows,)](scores, top_k, top_p, min_p, vocab_size, **sizes, **launch_options(_NUM_WARPS))
 
 
 @triton.jit
-def _keep_top(scores, top_ks, top_ps, min_ps, row_stride, vocab_size, BLOCK: tl.constexpr):
+def _keep_top(scores, top_ks, top_ps, min_ps, vocab_size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """One program per row. Of NaNs, too, loops have an end; nobody reads what such a row gives."""
     row = tl.program_id(0).to(tl.int64)
-    scores += row * row_stride
+    scores += row * vocab_size
     min_p = tl.load(min_ps + row)
-    limit = (0.0 - tl.log(tl.maximum(min_p, _TINY))).to(tl.int32, bitcast=True)
-    limit = tl.where(min_p > 0.0, limit, _LOWEST)
-    threshold = (limit & 0) | _ALL
-    # How many of the tokens at the threshold stay. All counts are exact in float32.
-    num_last = limit.to(tl.float32) * 0.0
+    limit = _key(tl.log(tl.maximum(min_p, _TINY)))
+    # The first key of which not all tokens stay, and how many of them do. All counts are exact in float32.
+    end = tl.where(min_p > 0.0, limit, _LOWEST) + 1
+    num_last = min_p * 0.0
     top_k = tl.load(top_ks + row)
     if top_k > 0:
-        num_live, _, _ = _sums(scores, vocab_size, limit, threshold, _ALL, _ALL, _ALL, BLOCK, False)
-        if top_k.to(tl.float32) < num_live:
-            count = top_k.to(tl.float32)
-            threshold, before = _descend(scores, vocab_size, limit, threshold, 0.0, count, BLOCK, False)
-            num_last = count - before
+        end, num_last = _cut(scores, vocab_size, end, num_last, top_k.to(tl.float32), BLOCK, False)
     top_p = tl.load(top_ps + row)
     if top_p < 1.0:
-        mass_last = tl.where(threshold == _ALL, 0.0, num_last * _probability(threshold))
-        total, _, _ = _sums(scores, vocab_size, limit, threshold, _ALL, _ALL, _ALL, BLOCK, True)
-        mass = top_p * (total + mass_last)
-        nucleus, before = _descend(scores, vocab_size, limit, threshold, mass_last, mass, BLOCK, True)
-        num_needed = tl.maximum(tl.ceil((mass - before) / _probability(nucleus)), 1.0)
-        num_last = tl.where(nucleus == threshold, tl.minimum(num_needed, num_last), num_needed)
-        threshold = nucleus
-    _drop(scores, vocab_size, limit, threshold, num_last, BLOCK)
+        end, num_last = _cut(scores, vocab_size, end, num_last, top_p, BLOCK, True)
+    _drop(scores, vocab_size, end, num_last, WIDE)
 
 
 @triton.jit
-def _descend(scores, vocab_size, limit, end, sum_at_end, target, BLOCK: tl.constexpr, MASS: tl.constexpr):
-    """(The lowest key up to which the tokens' number, or mass, reaches the target; the same up to the key before).
+def _cut(
+    scores,
+    vocab_size,
+    end,
+    num_last,
+    target,
+    BLOCK: tl.constexpr,
+    MASS: tl.constexpr,
+):
+    """`end` and `num_last` of the fewest of the tokens whose number, or share of their mass, reaches the target."""
+    pivots = _first_pivots(end)
+    low = end * 0 - 1
+    sums, first, last = _row_sums(scores, vocab_size, low, end, pivots, BLOCK, MASS)
+    if MASS:
+        target *= sums[_PIVOTS - 1] + num_last * _weight(end, MASS)
+    # The threshold is above `low`, up to which the sum is `below`, and at most `high`.
+    low, below, high = _narrow(low, target * 0.0, end, pivots, sums, target)
+    while high - low > 1:
+        pivots = _pivots(low, high)
+        sums, first, last = _row_sums(scores, vocab_size, low, high, pivots, BLOCK, MASS)
+        if first == last:
+            low, high = first - 1, first
+        else:
+            low, below, high = _narrow(low, below, high, pivots, sums, target)
+            low, high = tl.maximum(low, first - 1), tl.minimum(high, last)
+    num_needed = tl.maximum(tl.ceil((target - below) / _weight(high, MASS)), 1.0)
+    return high, tl.where(high == end, tl.minimum(num_needed, num_last), num_needed)
 
-    Of the tokens at the key `end` only some stay, `sum_at_end` in all, and of those behind it none.
+
+@triton.jit
+def _first_pivots(end):
+    """The keys of -1, -2, -4 and so on, and that before the end, but none from the end on."""
+    pivots = tl.tuple(())
+    for number in tl.static_range(_PIVOTS - 1):
+        pivots += (tl.minimum(_OF_ONE + number * _OCTAVE, end - 1),)
+    pivots += (end - 1,)
+    return pivots
+
+
+@triton.jit
+def _pivots(low, high):
+    """Keys that divide those above `low` up to `high` into equal parts, and lie between the two."""
+    step = (high - low + _PIVOTS) // (_PIVOTS + 1)
+    pivots = tl.tuple(())
+    for number in tl.static_range(_PIVOTS):
+        pivots += (tl.minimum(low + (number + 1) * step, high - 1),)
+    return pivots
+
+
+@triton.jit
+def _narrow(low, below, high, pivots, sums, target):
+    """The part between two pivots in which the sum reaches the target."""
+    for number in tl.static_range(_PIVOTS):
+        high = tl.where(sums[_PIVOTS - 1 - number] >= target, pivots[_PIVOTS - 1 - number], high)
+    for number in tl.static_range(_PIVOTS):
+        reaches = sums[number] >= target
+        low = tl.where(reaches, low, pivots[number])
+        below = tl.where(reaches, below, sums[number])
+    return low, below, high
+
+
+@triton.jit
+def _row_sums(scores, vocab_size, low, high, pivots, BLOCK: tl.constexpr, MASS: tl.constexpr):
+    """(Number, or mass, of the tokens up to each pivot; the first and the last of their keys above `low` up to `high`).
+
+    Sums over the same tokens are the same to the last bit.
     """
-    key = limit & 0
-    before = target * 0.0
-    for descent in range(_DESCENTS):
-        shift = tl.maximum(_FIRST_SHIFT - 2 * descent, 0)
-        # The key is one of those from `key` on, in four parts: these are the last ones of the first three.
-        pivot_0 = key + (1 << shift) - 1
-        pivot_1 = pivot_0 + (1 << shift)
-        pivot_2 = pivot_1 + (1 << shift)
-        sum_0, sum_1, sum_2 = _sums(scores, vocab_size, limit, end, pivot_0, pivot_1, pivot_2, BLOCK, MASS)
-        sum_0 += tl.where(pivot_0 >= end, sum_at_end, 0.0)
-        sum_1 += tl.where(pivot_1 >= end, sum_at_end, 0.0)
-        sum_2 += tl.where(pivot_2 >= end, sum_at_end, 0.0)
-        before = tl.where(sum_0 < target, sum_0, before)
-        before = tl.where(sum_1 < target, sum_1, before)
-        before = tl.where(sum_2 < target, sum_2, before)
-        parts = (sum_0 < target).to(tl.int32) + (sum_1 < target).to(tl.int32) + (sum_2 < target).to(tl.int32)
-        key += parts << shift
-    return key, before
+    lanes = tl.tuple(())
+    for _ in tl.static_range(_PIVOTS):
+        lanes += (tl.zeros((BLOCK,), dtype=tl.float32),)
+    firsts = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lasts = tl.full((BLOCK,), float("inf"), tl.float32)
+    highest, lowest = _score(low + 1), _score(high)
+    for start in tl.range(0, vocab_size, BLOCK, loop_unroll_factor=4):
+        tokens = start + tl.arange(0, BLOCK)
+        values = tl.load(scores + tokens, mask=tokens < vocab_size, other=float("-inf"))
+        firsts = tl.maximum(firsts, tl.where(values <= highest, values, float("-inf")))
+        lasts = tl.minimum(lasts, tl.where(values >= lowest, values, float("inf")))
+        weights = tl.exp(values) if MASS else 1.0
+        added = tl.tuple(())
+        for number in tl.static_range(_PIVOTS):
+            added += (tl.where(values >= _score(pivots[number]), lanes[number] + weights, lanes[number]),)
+        lanes = added
+    sums = tl.tuple(())
+    for number in tl.static_range(_PIVOTS):
+        sums += (tl.sum(lanes[number], axis=0),)
+    return sums, _key(tl.max(firsts, axis=0)), _key(tl.min(lasts, axis=0))
 
 
 @triton.jit
-def _sums(scores, vocab_size, limit, end, pivot_0, pivot_1, pivot_2, BLOCK: tl.constexpr, MASS: tl.constexpr):
-    """Number, or mass, of the tokens up to each of three keys, of those up to `limit` and before `end`.
-
-    Sums over the same tokens are the same to the last bit, whatever the pivots.
-    """
-    sums_0 = tl.zeros((BLOCK,), dtype=tl.float32)
-    sums_1 = tl.zeros((BLOCK,), dtype=tl.float32)
-    sums_2 = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        keys = _load_keys(scores, start + tl.arange(0, BLOCK), vocab_size)
-        weights = _probability(keys) if MASS else tl.full((BLOCK,), 1.0, tl.float32)
-        weights = tl.where((keys <= limit) & (keys < end), weights, 0.0)
-        sums_0 += tl.where(keys <= pivot_0, weights, 0.0)
-        sums_1 += tl.where(keys <= pivot_1, weights, 0.0)
-        sums_2 += tl.where(keys <= pivot_2, weights, 0.0)
-    return tl.sum(sums_0, axis=0), tl.sum(sums_1, axis=0), tl.sum(sums_2, axis=0)
-
-
-@triton.jit
-def _drop(scores, vocab_size, limit, threshold, num_last, BLOCK: tl.constexpr):
-    """-inf for all behind the threshold, and for those at it but the first `num_last`."""
+def _drop(scores, vocab_size, end, num_last, BLOCK: tl.constexpr):
+    """-inf for all behind the end, and for those at it but the first `num_last`."""
     num_seen = 0
     for start in range(0, vocab_size, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
-        keys = _load_keys(scores, tokens, vocab_size)
-        is_last = (keys == threshold).to(tl.int32)
-        number = num_seen + tl.cumsum(is_last, axis=0)
-        num_seen += tl.sum(is_last, axis=0)
-        stays = (keys < threshold) | ((keys == threshold) & (number.to(tl.float32) <= num_last))
-        is_dropped = (tokens < vocab_size) & ~(stays & (keys <= limit))
-        tl.store(scores + tokens, tl.full((BLOCK,), float("-inf"), tl.float32), mask=is_dropped)
+        is_token = tokens < vocab_size
+        values = tl.load(scores + tokens, mask=is_token, other=float("-inf"))
+        keys = _key(values)
+        is_last = (keys == end).to(tl.int32)
+        num_here = tl.sum(is_last, axis=0)
+        stays = keys <= end
+        if (num_here > 0) & (num_seen + num_here > num_last):
+            number = num_seen + tl.cumsum(is_last, axis=0)
+            stays = (keys < end) | ((keys == end) & (number <= num_last))
+        num_seen += num_here
+        tl.store(scores + tokens, tl.full((BLOCK,), float("-inf"), tl.float32), mask=is_token & ~stays)
 
 
 @triton.jit
-def _load_keys(scores, tokens, vocab_size):
-    """int32 [tokens]: 0 for the highest score, which is 0, and the greater the lower the score; past the row `_ALL`."""
-    is_token = tokens < vocab_size
-    values = tl.load(scores + tokens, mask=is_token, other=0.0)
-    return tl.where(is_token, (0.0 - values).to(tl.int32, bitcast=True), _ALL)
+def _weight(key, MASS: tl.constexpr):
+    """1, or the probability of the score of this key, times that of the highest."""
+    return tl.exp(_score(key)) if MASS else 1.0
 
 
 @triton.jit
-def _probability(keys):
-    """Of the scores of these keys, times that of the highest: float32."""
-    return tl.exp(0.0 - keys.to(tl.float32, bitcast=True))
+def _key(score):
+    return (0.0 - score).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _score(key):
+    return 0.0 - key.to(tl.float32, bitcast=True)
