@@ -87,4 +87,5 @@ class Answering:
         """What is said of the adapter, with the name that the client gave it."""
         if self._lora_id is None or error.param != "lora_id":
             return error
-        return type(error)(f"adapter {self._lora_id!r}: {error.message}", param=error.param)
+        message = f"adapter {self._lora_id!r}: {error.message}"
+        return type(error)(message, param=error.param, retry_after_s=error.retry_after_s)

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from punica_frontend.live_request import SlowReader
 from punica_frontend.schemas import ErrorObject
+from punica_serve import errors as error_kinds
 from punica_serve.errors import (
     AdapterNotFound,
     AdapterRejected,
@@ -31,10 +32,7 @@ from punica_serve.errors import (
     NotFound,
     OutOfCapacity,
     PunicaError,
-    QuotaExceeded,
-    RegistryUnavailable,
     RequestFailed,
-    StoreUnavailable,
     TooLarge,
     Unauthorized,
 )
@@ -85,23 +83,11 @@ _NOT_AN_OBJECT = ("missing", "model_attributes_type")
 #: When to try again, where trying again may help.
 RETRY_AFTER_S = {429: 1, 503: 2}
 
-#: Kinds of errors that come over the wire by their code.
+#: Every kind of error, by the code that it has on the wire.
 _BY_CODE: dict[str, type[PunicaError]] = {
     kind.code: kind
-    for kind in (
-        InvalidRequest,
-        Forbidden,
-        AdapterRejected,
-        AdapterNotFound,
-        GpuNotFound,
-        OutOfCapacity,
-        QuotaExceeded,
-        SlowReader,
-        ClusterUnavailable,
-        RegistryUnavailable,
-        StoreUnavailable,
-        RequestFailed,
-    )
+    for kind in (*vars(error_kinds).values(), SlowReader)
+    if isinstance(kind, type) and issubclass(kind, PunicaError)
 }
 
 

@@ -119,9 +119,11 @@ class RegistryUnavailable(ClusterUnavailable):
 
     code = "registry_unavailable"
 
-    def __init__(self, message: str, *, detail: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None, detail: str = ""
+    ) -> None:
         """``detail`` says which database it is, and why."""
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.detail = detail
 
     def __str__(self) -> str:

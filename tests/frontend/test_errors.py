@@ -1,11 +1,13 @@
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from punica_frontend.errors import STATUS, from_wire, status_of
-from punica_serve.errors import AdapterNotFound, ConfigError, InvalidRequest, PunicaError, RequestFailed
+from punica_frontend.live_request import SlowReader
+from punica_serve.errors import AdapterNotFound, ConfigError, PunicaError, RequestFailed
 from punica_serve.protocol import WireError
 
 JSON = {"content-type": "application/json"}
@@ -123,7 +125,20 @@ def test_statuses() -> None:
     assert status_of(ConfigError("x")) == STATUS[PunicaError] == 500
 
 
-def test_errors_come_back_from_the_wire_as_they_were() -> None:
-    error = from_wire(WireError("invalid_request", "wrong", "top_p"))
-    assert (type(error), error.message, error.param) == (InvalidRequest, "wrong", "top_p")
+def kinds_below(kind: type[PunicaError]) -> Iterator[type[PunicaError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from kinds_below(below)
+
+
+KINDS = [*(kind for kind in kinds_below(PunicaError) if kind.__module__ == PunicaError.__module__), SlowReader]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_error_comes_back_from_the_wire_as_it_was(kind: type[PunicaError]) -> None:
+    error = from_wire(WireError.of(kind("wrong", param="top_p", retry_after_s=3.0)))
+    assert (type(error), error.message, error.param, error.retry_after_s) == (kind, "wrong", "top_p", 3.0)
+
+
+def test_an_error_of_a_kind_that_only_a_newer_peer_knows() -> None:
     assert type(from_wire(WireError("worker_exploded", "boom"))) is RequestFailed

@@ -113,11 +113,11 @@ async def test_unknown_and_refused_adapters(generator: Generator) -> None:
 async def test_what_the_cluster_says_of_an_adapter_is_told_with_its_name(
     generator: Generator, cluster: EchoCluster
 ) -> None:
-    cluster.failure = WireError("request_failed", "it, or its adapter d1, seems to kill the worker", "lora_id")
+    cluster.failure = WireError("request_failed", "it, or its adapter d1, seems to kill the worker", "lora_id", 5.0)
     plan = await generator.plan(GenerateFields(prompt="42", lora_id="roman"), CALLER)
     with pytest.raises(RequestFailed, match="adapter 'roman': it, or its adapter d1, seems to kill") as caught:
         await anext(generator.stream(plan))
-    assert caught.value.param == "lora_id"
+    assert (caught.value.param, caught.value.retry_after_s) == ("lora_id", 5.0)
 
 
 async def test_long_prompts_are_encoded_off_the_event_loop(
