@@ -15,6 +15,7 @@ from punica_frontend.openai.model_cards import CardMaker
 from punica_frontend.openai.sampling_body import LenientBody
 from punica_frontend.openai.terms import lora_id_of, openai_terms
 from punica_frontend.openai.token_answers import Detokenized, Tokens
+from punica_frontend.openai.unsupported import refuse_unsupported_of_tokens
 from punica_frontend.openapi_page import json_answer, refusals
 from punica_frontend.routes.counted import refusing_route
 from punica_frontend.schemas import Text
@@ -54,6 +55,7 @@ def tokenize_router(
     @router.post("/tokenize", summary="Text to tokens", response_class=Response, responses=_TOKENIZE)
     async def tokenize(body: TokenizeBody, request: Request) -> Response:
         """The tokens of a prompt or of a conversation, as the model would get them."""
+        refuse_unsupported_of_tokens(body, messages=body.messages or ())
         adapter = await _adapter(body.model, request)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("give exactly one of `prompt` and `messages`", param="prompt")
@@ -64,6 +66,7 @@ def tokenize_router(
     @router.post("/detokenize", summary="Tokens to text", response_class=Response, responses=_DETOKENIZE)
     async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """The text of tokens, special ones included."""
+        refuse_unsupported_of_tokens(body)
         await _adapter(body.model, request)
         check_vocabulary(body.tokens, "tokens", model.vocab_size)
         if len(body.tokens) <= MAX_INLINE_CHARS:

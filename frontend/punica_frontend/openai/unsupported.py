@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from punica_frontend.openai.chat_body import ChatBody, Message
-from punica_frontend.openai.sampling_body import SamplingBody
+from punica_frontend.openai.sampling_body import LenientBody, SamplingBody
 from punica_serve.errors import InvalidRequest
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
@@ -62,6 +62,21 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _UNSUPPORTED_IN_CHATS = {**_UNSUPPORTED, "add_special_tokens": (None, False)}
 _UNSUPPORTED_IN_COMPLETIONS = {**_UNSUPPORTED, "add_special_tokens": (None, True)}
 
+#: What would change which tokens a text or a conversation becomes.
+_UNSUPPORTED_OF_TOKENS = dict.fromkeys(
+    (
+        "lora_id",
+        "adapter_id",
+        "tools",
+        "documents",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "truncate_prompt_tokens",
+    ),
+    _NOTHING,
+)
+
 _ADAPTER_AS_MODEL = "give the adapter's name as `model`"
 
 #: What to do in place of leaving a field out.
@@ -76,19 +91,32 @@ _UNSUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "tool_call_id")
 
 def refuse_unsupported(body: SamplingBody, *, messages: Sequence[Message] = ()) -> None:
     """Raises InvalidRequest for the first field that asks for what there is not."""
-    unsupported = _UNSUPPORTED_IN_CHATS if isinstance(body, ChatBody) else _UNSUPPORTED_IN_COMPLETIONS
-    for name, value in _extra(body).items():
-        if name in unsupported and value not in unsupported[name]:
-            raise _unsupported(name)
-    for index, message in enumerate(messages):
-        for name in _UNSUPPORTED_IN_MESSAGES:
-            if _extra(message).get(name) not in _NOTHING:
-                raise _unsupported(f"messages.{index}.{name}")
+    _refuse_fields(body, _UNSUPPORTED_IN_CHATS if isinstance(body, ChatBody) else _UNSUPPORTED_IN_COMPLETIONS)
+    _refuse_in_messages(messages)
     if body.stream_options and not body.stream:
         raise InvalidRequest("`stream_options` is for streams: set `stream`, or leave it out", param="stream_options")
 
 
-def _extra(body: SamplingBody | Message) -> Mapping[str, Any]:
+def refuse_unsupported_of_tokens(body: LenientBody, *, messages: Sequence[Message] = ()) -> None:
+    """The same for requests that turn text into tokens, or back. Ignores what would only change an answer."""
+    _refuse_fields(body, _UNSUPPORTED_OF_TOKENS)
+    _refuse_in_messages(messages)
+
+
+def _refuse_fields(body: LenientBody, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, value in _extra(body).items():
+        if name in unsupported and value not in unsupported[name]:
+            raise _unsupported(name)
+
+
+def _refuse_in_messages(messages: Sequence[Message]) -> None:
+    for index, message in enumerate(messages):
+        for name in _UNSUPPORTED_IN_MESSAGES:
+            if _extra(message).get(name) not in _NOTHING:
+                raise _unsupported(f"messages.{index}.{name}")
+
+
+def _extra(body: LenientBody | Message) -> Mapping[str, Any]:
     return body.model_extra or {}
 
 

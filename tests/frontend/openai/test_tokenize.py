@@ -49,7 +49,13 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/tokenize", {"messages": [{"role": "user", "content": "robot"}]}, 400, "messages"),
     ("/tokenize", {"prompt": "4", "model": "unheard-of"}, 404, "model"),
     ("/tokenize", {"prompt": "4", "model": "broken"}, 400, "model"),
+    ("/tokenize", {"prompt": "4", "lora_id": "roman"}, 400, "lora_id"),
+    ("/tokenize", {"prompt": "4", "adapter_id": "unheard-of"}, 400, "adapter_id"),
+    ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+    ("/tokenize", {"messages": HELLO, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
+    ("/tokenize", {"messages": [{**HELLO[0], "tool_call_id": "1"}]}, 400, "messages.0.tool_call_id"),
     ("/detokenize", {}, 400, "tokens"),
+    ("/detokenize", {"tokens": [4], "lora_id": "roman"}, 400, "lora_id"),
     ("/detokenize", {"tokens": [4, 999]}, 400, "tokens.1"),
     ("/detokenize", {"tokens": ["4"]}, 400, "tokens.0"),
     ("/detokenize", {"tokens": [4], "model": "unheard-of"}, 404, "model"),
@@ -60,6 +66,12 @@ async def test_what_is_refused(client: httpx.AsyncClient) -> None:
     for path, body, status, param in REFUSED:
         response = await client.post(path, json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param), (body, response.text)
+
+
+async def test_an_adapter_under_another_apis_name_is_sent_to_the_right_one(client: httpx.AsyncClient) -> None:
+    refusal = await client.post("/tokenize", json={"prompt": "4", "lora_id": "roman"})
+    assert refusal.json()["error"]["message"].endswith("give the adapter's name as `model`")
+    await post(client, "/tokenize", prompt="4", lora_id=None, tools=[], logit_bias={"4": 1})
 
 
 async def test_nothing_of_it_is_a_request_that_is_counted(client: httpx.AsyncClient) -> None:
