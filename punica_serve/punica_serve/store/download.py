@@ -10,10 +10,7 @@ from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
-from punica_serve.store.filesystems import FileSystems, is_unreachable, store_errors
-
-#: A request to an object store takes tens of milliseconds, however little it asks for.
-_CHUNK_BYTES = 16 << 20
+from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
 
 
 def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, stop: Event) -> None:
@@ -42,7 +39,7 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, st
 def _copy(source: BinaryIO, target: BinaryIO, limit_bytes: int, stop: Event) -> bytes:
     """The sha256 of what was copied: of one byte more than the limit, if there is more."""
     hasher, rest = hashlib.sha256(), limit_bytes + 1
-    while chunk := source.read(min(_CHUNK_BYTES, rest)):
+    while chunk := source.read(min(CHUNK_BYTES, rest)):
         if stop.is_set():
             raise StoreUnavailable("fetching an adapter from the store was given up")
         hasher.update(chunk)

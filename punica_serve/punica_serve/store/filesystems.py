@@ -17,6 +17,9 @@ from fsspec.core import url_to_fs
 from punica_serve.errors import ConfigError, PunicaError, StoreUnavailable
 from punica_serve.store.secrets import resolved
 
+#: A request to an object store takes tens of milliseconds, however little it asks for.
+CHUNK_BYTES = 16 << 20
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 # Beneath what the configuration says, how long a server may be silent. The clients' own limits are minutes, and a call

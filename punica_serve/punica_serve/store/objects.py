@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
 from punica_serve.store.adapter_files import STORED_FILES, is_digest
-from punica_serve.store.filesystems import FileSystems
+from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems
 
 
 class ObjectStore:
@@ -27,10 +29,13 @@ class ObjectStore:
         return bool(filesystem.exists(f"{path}/{STORED_FILES[-1]}"))
 
     def holds(self, folder: Path, digest: str) -> bool:
-        """Whether it is there, as long as in ``folder``: object stores have checksums of their own for bytes."""
+        """Whether it is there with the very bytes of ``folder``.
+
+        Looked at before it is put again: where writing is not atomic, as over sftp, that breaks a copy for its readers.
+        """
         filesystem, path = self._filesystems.open(self.uri(digest))
         try:
-            return all(filesystem.size(f"{path}/{name}") == (folder / name).stat().st_size for name in STORED_FILES)
+            return all(_is_copy(filesystem, f"{path}/{name}", folder / name) for name in STORED_FILES)
         except FileNotFoundError:
             return False
 
@@ -53,3 +58,13 @@ class ObjectStore:
         except FileNotFoundError:
             return frozenset()
         return frozenset(name for path in paths if is_digest(name := path.rstrip("/").rpartition("/")[2]))
+
+
+def _is_copy(filesystem: fsspec.AbstractFileSystem, path: str, original: Path) -> bool:
+    if filesystem.size(path) != original.stat().st_size:
+        return False
+    with filesystem.open(path, "rb", cache_type="none") as copy, original.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if copy.read(len(chunk)) != chunk:
+                return False
+    return True

@@ -131,9 +131,29 @@ async def test_objects_are_an_adapter_once_the_last_of_them_is_there(ref: Adapte
     for _ in range(2):
         assert await store.put(Path(ref.uri), ref.digest) == f"memory://adapters/{ref.digest}"
         assert await store.exists(ref.digest)
-        memory.pipe_file(f"/adapters/{ref.digest}/adapter_model.safetensors", b"cut")
-    await store.put(Path(ref.uri), ref.digest)
-    assert memory.size(f"/adapters/{ref.digest}/adapter_model.safetensors") == ref.num_bytes
     for _ in range(2):
         await store.delete(ref.digest)
     assert not await store.exists(ref.digest) and not memory.find("/adapters")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+async def test_damaged_objects_are_replaced(ref: AdapterRef, name: str, damage: str) -> None:
+    store, memory = AdapterStore("memory://damaged", timeout_s=60.0), fsspec.filesystem("memory")
+    await store.put(Path(ref.uri), ref.digest)
+    path, good = f"/damaged/{ref.digest}/{name}", (Path(ref.uri) / name).read_bytes()
+    if damage == "gone":
+        memory.rm_file(path)
+    else:
+        memory.pipe_file(path, good[:-1] + b"?" if damage == "changed" else good[:-1])
+    await store.put(Path(ref.uri), ref.digest)
+    assert memory.cat_file(path) == good
+
+
+async def test_a_sound_object_is_not_written_again(ref: AdapterRef) -> None:
+    store, memory = AdapterStore("memory://sound", timeout_s=60.0), fsspec.filesystem("memory")
+    await store.put(Path(ref.uri), ref.digest)
+    path = f"/sound/{ref.digest}/adapter_model.safetensors"
+    written = memory.modified(path)
+    await store.put(Path(ref.uri), ref.digest)
+    assert memory.modified(path) == written
