@@ -1,12 +1,12 @@
 """`punica-serve config check FILE`: what `up` would refuse, without starting anything."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from punica_serve.cli.outputs import check_folder
 from punica_serve.errors import ConfigError
 from punica_serve.logs import LogLevel, configure_logging
 
@@ -35,7 +35,7 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
     configure_logging("config check", LogLevel.WARNING)
     config = load_config(file)
     model = check_config(config)
-    check_hook(config)
+    check_host(config)
     shared = shared_adapters(config, model)
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
@@ -62,8 +62,6 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     load_profile(config.simulation.profile)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
-    if os.path.exists(config.data_folder) and not os.path.isdir(config.data_folder):
-        raise ConfigError(f"`data_folder`: {config.data_folder} is no folder")
     check_dummies_fit_pool(config.dummy_adapters, config.engine.num_lora_pages)
     if config.tls:
         check_files(config.tls)
@@ -75,8 +73,9 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     return model
 
 
-def check_hook(config: "ClusterConfig") -> None:
-    """For the machine that the scheduler is to run on. Raises ConfigError."""
+def check_host(config: "ClusterConfig") -> None:
+    """What this machine must have, if the cluster's processes are to run on it as this user. Raises ConfigError."""
+    check_folder(config.data_folder, "data_folder")
     hook = config.scheduler.scale.hook
     if hook and shutil.which(hook[0]) is None:
         message = f"`scheduler.scale.hook`: {hook[0]} is no command that can be run here"

@@ -85,10 +85,14 @@ def test_files_of_tls_that_are_not_there_are_named(cli: Cli, write_config: Write
     assert exit_code == 2 and "`tls.cert`: can't read " in stderr
 
 
-def test_a_file_is_no_data_folder(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["taken", "/proc", "/proc/x"])
+def test_a_data_folder_that_cannot_be_written_is_refused(
+    cli: Cli, write_config: WriteConfig, tmp_path: Path, folder: str
+) -> None:
     (tmp_path / "taken").touch()
-    exit_code, _, stderr = cli("config", "check", str(write_config(data_folder="taken")))
-    assert exit_code == 2 and "`data_folder`: " in stderr and "/taken is no folder" in stderr
+    exit_code, _, stderr = cli("config", "check", str(write_config(data_folder=folder)))
+    assert exit_code == 2
+    assert f"`data_folder` {tmp_path / folder} is no folder that can be written to: " in stderr
 
 
 def test_dummies_larger_than_the_lora_pool_are_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:

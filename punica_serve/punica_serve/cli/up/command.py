@@ -9,7 +9,7 @@ import typer
 
 from punica_serve import process
 from punica_serve.cli.addresses import listening_ports
-from punica_serve.cli.config_check import check_config, check_hook
+from punica_serve.cli.config_check import check_config, check_host
 from punica_serve.cli.options import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -102,7 +102,7 @@ def _plan(options: Options) -> Plan:
     config = _checked_config(options)
     _check_runners(config, options.num_runners)
     check_devices(config.runner.devices)
-    check_hook(config)
+    check_host(config)
     host = options.host or config.frontend.host
     port = config.frontend.port if options.port is None else options.port
     scheduler = config.scheduler

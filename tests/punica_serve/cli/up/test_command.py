@@ -74,3 +74,8 @@ def test_a_gpu_that_this_machine_lacks(cli: Cli, write_config: WriteConfig) -> N
 def test_a_scale_hook_that_is_not_there(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
     path = write_config(scheduler={"scale": {"hook": [f"{tmp_path}/none"]}})
     assert_refused(cli("up", "--config", str(path)), f"`scheduler.scale.hook`: {tmp_path}/none is no command")
+
+
+def test_a_data_folder_that_cannot_be_written(cli: Cli, write_config: WriteConfig) -> None:
+    message = "`data_folder` /proc/x is no folder that can be written to: "
+    assert_refused(cli("up", "--config", str(write_config(data_folder="/proc/x"))), message)
