@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from punica_serve.errors import ConfigError
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -119,15 +117,11 @@ def machine(device: str) -> dict[str, Any]:
 def leave(report: Report, folder: Path, console: Console) -> list[Path]:
     """Prints the tables, then writes JSON and pictures into ``folder``, which is made. Returns what was written.
 
-    Raises ConfigError where a file can't be written.
+    Raises OSError where a file can't be written.
     """
     print_tables(report, console)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [write_json(report, folder), *save_figures(report, folder)]
-    except OSError as error:
-        message = f"`--out`: {error.filename or folder} can't be written: {error.strerror or error}"
-        raise ConfigError(message, param="out") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [write_json(report, folder), *save_figures(report, folder)]
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
     return paths

@@ -1,12 +1,15 @@
-"""Where commands that run for minutes write: tried before they begin, not found out after.
+"""Where commands that run for minutes write: tried before they begin, and told in a line if it fails after all.
 
 Permissions are no answer: to the superuser, and in file systems such as /proc, they promise what does not hold.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from punica_serve.errors import ConfigError
+from punica_serve.reasons import reason_of
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
@@ -29,3 +32,16 @@ def check_file(file: Path, option: str = "--out") -> None:
         message = f"`{option}` {file} is no file that can be written: {error.strerror}; choose another"
         raise ConfigError(message, param=option.removeprefix("--")) from error
     check_folder(file.parent, option)
+
+
+@contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Raises ConfigError about the option where ``path``, or a file below it, can't be written."""
+    try:
+        yield
+    except OSError as error:
+        # What a disk says that is full, of a file that is open, is without the file's name.
+        message = (
+            f"`{option}`: {error.filename or path} can't be written: {reason_of(error)}; make room or choose another"
+        )
+        raise ConfigError(message, param=option.removeprefix("--")) from error

@@ -27,7 +27,7 @@ def command(
     from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
-    from punica_serve.cli.outputs import check_file
+    from punica_serve.cli.outputs import check_file, writing
     from punica_serve.simulation.profile import write_profile
 
     check_file(out)
@@ -35,6 +35,7 @@ def command(
     subject = subject_of(config, shape, device)
     with Progress(console=console, transient=True, refresh_per_second=REFRESH_PER_S) as progress:
         profile = measure_profile(subject, rank, progress)
-    write_profile(profile, out)
+    with writing(out):
+        write_profile(profile, out)
     console.print(f"{profile.name}: a decode step takes {profile.decode.ms[0][0]:g} ms", highlight=False)
     console.print(f"wrote {out}", soft_wrap=True, highlight=False)

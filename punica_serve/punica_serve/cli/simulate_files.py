@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from punica_serve.errors import ConfigError
+from punica_serve.cli.outputs import writing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,13 +34,11 @@ def write_files(
     writers: dict[Path, Callable[[Path], object]] = {folder / f"{stem.name}.json": partial(_write_json, summaries)}
     writers |= {folder / f"{name}.csv": partial(write_csv, timeline) for name, timeline in tables.items()}
     writers[folder / f"{stem.name}.png"] = partial(draw, columns, title=title)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for path, write in writers.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing(path):
             write(path)
-        except OSError as error:
-            message = f"`--out`: {path} can't be written: {error.strerror or error}"
-            raise ConfigError(message, param="out") from error
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 

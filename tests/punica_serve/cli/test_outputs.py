@@ -1,8 +1,10 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from punica_serve.cli.outputs import check_file, check_folder
+from punica_serve.cli.outputs import check_file, check_folder, writing
 from punica_serve.errors import ConfigError
 
 
@@ -34,3 +36,16 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         check_file(tmp_path)
     with pytest.raises(ConfigError, match=r"^`--out` /proc is no folder that can be written to: "):
         check_file(Path("/proc/x"))
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_what_fails_after_all_is_named_by_what_the_system_names_or_by_what_was_given(reason: int) -> None:
+    told = os.strerror(reason)
+    with (
+        pytest.raises(ConfigError, match=rf"^`--out`: results can't be written: {told}; make room or choose"),
+        writing(Path("results")),
+    ):
+        raise OSError(reason, told)
+    named = pytest.raises(ConfigError, match=rf"^`--folder`: results/a.json can't be written: {told}; ")
+    with named, writing(Path("results"), "--folder"):
+        raise OSError(reason, told, "results/a.json")

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(config: Path, out: 
 
 def test_a_file_that_cannot_be_written_is_said(config: Path, tmp_path: Path) -> None:
     (tmp_path / "small.csv").mkdir()
-    with pytest.raises(ConfigError, match=r"`--out`: .*/small.csv can't be written: Is a directory"):
+    with pytest.raises(ConfigError, match=r"`--out`: .*/small.csv can't be written: Is a directory; "):
         CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path)], catch_exceptions=False)
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from punica_serve.cli.outputs import check_folder
+from punica_serve.cli.outputs import check_folder, writing
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
@@ -36,7 +36,8 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, transient=True, refresh_per_second=refresh_per_s) as progress:
         report = benchmark(progress)
-    leave(report, out, console)
+    with writing(out):
+        leave(report, out, console)
     if report.failures:
         raise typer.Exit(1)
 
