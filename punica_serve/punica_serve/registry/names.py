@@ -2,7 +2,7 @@
 
 import re
 
-from punica_serve.errors import InvalidRequest
+from punica_serve.errors import InvalidRequest, NotFound
 
 #: Whose the adapters of the config file are. Everybody may use them, and only an admin changes them.
 SHARED_TENANT = "shared"
@@ -51,6 +51,12 @@ def check_tenant_name(name: str) -> None:
             " digit on",
             param="tenant",
         )
+
+
+def no_such_tenant(name: str) -> NotFound:
+    """To be raised."""
+    where = "`punica-serve tenants list`, or GET /v1/tenants for admins, lists all"
+    return NotFound(f"no tenant is called {name[:MAX_SHOWN_CHARS]!r}; {where}", param="tenant")
 
 
 def check_text(text: str | None, param: str) -> None:

@@ -11,9 +11,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
 
-from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest, NotFound
+from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.protocol import TenantQuota
-from punica_serve.registry.names import BUILTIN_TENANTS, MAX_SHOWN_CHARS, SHARED_TENANT, full_name
+from punica_serve.registry.names import BUILTIN_TENANTS, MAX_SHOWN_CHARS, SHARED_TENANT, full_name, no_such_tenant
 from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class RegistrySnapshot:
             return tenant
         if name in BUILTIN_TENANTS:
             return Tenant(name, TenantQuota(), None, None, suspended=False, created_s=0.0)
-        raise NotFound(f"no tenant is called {name[:MAX_SHOWN_CHARS]!r}", param="tenant")
+        raise no_such_tenant(name)
 
     def tenants(self) -> tuple[Tenant, ...]:
         return tuple(sorted(self._tenants.values(), key=lambda tenant: tenant.name))

@@ -7,7 +7,13 @@ from sqlalchemy import exists, insert, or_, select, update
 
 from punica_serve.errors import Conflict, InvalidRequest, NotFound
 from punica_serve.registry.change import Change, upsert
-from punica_serve.registry.names import BUILTIN_TENANTS, MAX_SHOWN_CHARS, check_tenant_name, is_tenant_name
+from punica_serve.registry.names import (
+    BUILTIN_TENANTS,
+    MAX_SHOWN_CHARS,
+    check_tenant_name,
+    is_tenant_name,
+    no_such_tenant,
+)
 from punica_serve.registry.reading import AnyRow, key_of, tenant_of
 from punica_serve.registry.records import ApiKey, Role, Tenant
 from punica_serve.registry.snapshot import digest_of
@@ -106,7 +112,8 @@ async def revoke_key(change: Change, key_id: str) -> ApiKey:
     found = select(keys).where(keys.c.key_id == key_id, keys.c.is_live)
     row = (await change.connection.execute(found)).one_or_none() if key_id.isalnum() else None
     if row is None:
-        raise NotFound(f"there is no key {key_id[:MAX_SHOWN_CHARS]!r}", param="key_id")
+        where = "`punica-serve keys list`, or GET /v1/keys for admins, lists all"
+        raise NotFound(f"there is no key {key_id[:MAX_SHOWN_CHARS]!r}; {where}", param="key_id")
     await change.connection.execute(
         update(keys).where(keys.c.key_id == key_id).values(is_live=False, revision=change.revision)
     )
@@ -118,7 +125,7 @@ async def live_tenant(change: Change, name: str) -> AnyRow:
     """Raises NotFound."""
     row = await _live(change, name)
     if row is None:
-        raise NotFound(f"no tenant is called {name[:MAX_SHOWN_CHARS]!r}", param="tenant")
+        raise no_such_tenant(name)
     return row
 
 
