@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
     except (OSError, OverflowError) as error:
         if listener:
             listener.close()
-        message = f"can't listen on {host}:{port}: {reason_of(error)}; choose another with --host or --port"
+        message = f"can't listen on {host}:{port}: {reason_of(error)}; choose another with `--host` or `--port`"
         raise ConfigError(message, param="port") from error
     with listener:
         yield listener

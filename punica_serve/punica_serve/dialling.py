@@ -36,7 +36,7 @@ async def dial(url: str, path: str, key: str | None) -> "ClientConnection":
             max_size=MAX_FRAME_BYTES,
         )
     except (InvalidURI, ValueError) as error:
-        raise ConfigError(f"{url!r} (--url, PUNICA_URL) is not of the form http://HOST:PORT", param="--url") from error
+        raise ConfigError(f"{url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT", param="url") from error
     except (OSError, WebSocketException) as error:
         if isinstance(error, InvalidStatus):
             _check_refusal(url, error.response)

@@ -11,12 +11,12 @@ def message_of(url: str, status: int, body: bytes | bytearray) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"{url} answered {status} as no frontend does; --url says where one is"
+        return f"{url} answered {status} as no frontend does; `--url` says where one is"
 
 
 def wants_key(url: str) -> Unauthorized:
     """For a frontend that answers 401."""
-    return Unauthorized(f"{url} wants a valid API key: give it with --key, or in PUNICA_API_KEY")
+    return Unauthorized(f"{url} wants a valid API key: give it with `--key`, or in PUNICA_API_KEY")
 
 
 def no_answer(url: str, error: Exception, option: str = "--url") -> ClusterUnavailable:

@@ -177,7 +177,7 @@ class Server:
         match hello:
             case RunnerHello(runner_id=runner_id, instance=instance):
                 if self._instances.get(runner_id, instance) != instance:
-                    message = f"another runner has the id {runner_id!r}; give each its own --runner-id"
+                    message = f"another runner has the id {runner_id!r}; give each its own `--runner-id`"
                     raise ProtocolError(message, param="runner_id")
 
     async def _serve_peer(

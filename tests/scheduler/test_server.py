@@ -152,7 +152,7 @@ async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -
 async def test_a_second_runner_of_one_id_is_refused_until_the_first_is_gone(peers: Peers) -> None:
     first = await peers.runner(gpus=("A",))
     frontend = await peers.frontend()
-    with pytest.raises(HandshakeRefused, match="another runner has the id 'runner'; give each its own --runner-id"):
+    with pytest.raises(HandshakeRefused, match="another runner has the id 'runner'; give each its own `--runner-id`"):
         await peers.runner(instance="process 2")
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
     await first.close()

@@ -31,22 +31,24 @@ def listening_ports(host: str, first: int, count: int, option: str) -> tuple[int
 def _listening(host: str, port: int, option: str) -> socket.socket:
     """Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    change = f"change `{option}`"
     if port > _HIGHEST_PORT:
-        raise ConfigError(
-            f"can't listen on {host}:{port}: no port is above {_HIGHEST_PORT}; change {option}", param=option
-        )
+        raise _refusal(host, port, f"no port is above {_HIGHEST_PORT}; {change}", option)
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        what = f"can't listen on {host}:{port}: "
         if error.errno == errno.EADDRINUSE:
-            what += f"the port is in use; stop what listens there, or change {option}"
+            what = f"the port is in use; stop what listens there, or {change}"
         elif error.errno == errno.EACCES:
-            what += f"{reason_of(error)}; change {option}"
+            what = f"{reason_of(error)}; {change}"
         else:
             # socket adds to the words of a name look-up.
-            what += f"{reason_of(error).partition(' (while ')[0]}; change {option.replace('port', 'host')}"
-        raise ConfigError(what, param=option) from error
+            what = f"{reason_of(error).partition(' (while ')[0]}; {change.replace('port', 'host')}"
+        raise _refusal(host, port, what, option) from error
+
+
+def _refusal(host: str, port: int, what: str, option: str) -> ConfigError:
+    return ConfigError(f"can't listen on {host}:{port}: {what}", param=option.removeprefix("--"))
 
 
 async def until_listening(host: str, port: int) -> None:
@@ -67,6 +69,6 @@ def dialled(host: str, port: int) -> str:
 def scheduler_url(host: str, port: int, *, is_tls: bool) -> str:
     """Where the processes of this machine dial the scheduler. Raises ConfigError for port 0, which is no address."""
     if port == 0:
-        message = "`scheduler.port` is 0, which only `punica-serve up` can make a port of; give --scheduler-url"
+        message = "`scheduler.port` is 0, which only `punica-serve up` can make a port of; give `--scheduler-url`"
         raise ConfigError(message, param="scheduler.port")
     return f"{'wss' if is_tls else 'ws'}://{dialled(host, port)}"

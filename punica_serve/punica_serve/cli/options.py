@@ -24,8 +24,8 @@ NoAuthOption = Annotated[
 def check_key(key: str | None) -> str | None:
     """Before an HTTP client shows it in what it says of it. Raises ConfigError for what no header can carry."""
     if key is not None and not (key.isascii() and key.isprintable()):
-        message = "the API key (--key, PUNICA_API_KEY) holds a character that no key has; see how it was copied"
-        raise ConfigError(message, param="--key")
+        message = "the API key (`--key`, PUNICA_API_KEY) holds a character that no key has; see how it was copied"
+        raise ConfigError(message, param="key")
     return key
 
 

@@ -19,20 +19,21 @@ def test_ports_are_consecutive(taken_port: int) -> None:
 
 
 def test_a_port_in_use_is_refused_by_name(taken_port: int) -> None:
-    with pytest.raises(ConfigError, match=rf"127.0.0.1:{taken_port}: the port is in use.* --port$"):
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{taken_port}: the port is in use.* `--port`$") as caught:
         listening_ports("127.0.0.1", taken_port, 1, "--port")
+    assert caught.value.param == "port"
 
 
 def test_a_port_past_the_last_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"can't listen on 127.0.0.1:65536: no port is above 65535; change --port$"):
+    with pytest.raises(ConfigError, match=r"can't listen on 127.0.0.1:65536: no port is above 65535; change `--port`$"):
         listening_ports("127.0.0.1", 65536, 1, "--port")
 
 
 @pytest.mark.parametrize(
     ("host", "told"),
     [
-        ("192.0.2.1", "can't listen on 192.0.2.1:0: Cannot assign requested address; change --host"),
-        ("no.such.host.invalid", "can't listen on no.such.host.invalid:0: Name or service not known; change --host"),
+        ("192.0.2.1", "can't listen on 192.0.2.1:0: Cannot assign requested address; change `--host`"),
+        ("no.such.host.invalid", "can't listen on no.such.host.invalid:0: Name or service not known; change `--host`"),
     ],
 )
 def test_an_address_that_is_not_ours_is_refused(host: str, told: str) -> None:
@@ -61,7 +62,7 @@ def test_the_schedulers_url() -> None:
 
 
 def test_port_0_can_be_listened_on_but_not_dialled() -> None:
-    with pytest.raises(ConfigError, match=r"`scheduler.port` is 0.* give --scheduler-url"):
+    with pytest.raises(ConfigError, match=r"`scheduler.port` is 0.* give `--scheduler-url`"):
         scheduler_url("127.0.0.1", 0, is_tls=False)
 
 

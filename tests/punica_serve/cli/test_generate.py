@@ -153,7 +153,7 @@ async def test_nobody_listening_says_how_to_start(unused_port: int) -> None:
 def test_a_url_that_is_none_is_refused(url: str, cli: Cli) -> None:
     exit_code, stdout, stderr = cli("generate", "--url", url, "42")
     assert (exit_code, stdout) == (2, "")
-    assert stderr == f"punica-serve: {url!r} (--url, PUNICA_URL) is not of the form http://HOST:PORT\n"
+    assert stderr == f"punica-serve: {url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT\n"
 
 
 async def test_the_key_is_shown_and_one_that_is_not_valid_is_told() -> None:

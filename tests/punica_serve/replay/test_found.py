@@ -39,7 +39,7 @@ async def test_the_gpus_are_asked_for() -> None:
         ({"status_code": 200, "json": {"data": 3, "gpus": 3}}, ConfigError, NO_FRONTEND),
         ({"status_code": 404, "json": {}}, ConfigError, NO_FRONTEND),
         ({"status_code": 426, "text": "a websocket"}, ConfigError, NO_FRONTEND),
-        ({"status_code": 401}, Unauthorized, "http://host:8000 wants a valid API key: give it with --key"),
+        ({"status_code": 401}, Unauthorized, "http://host:8000 wants a valid API key: give it with `--key`"),
         ({"status_code": 403}, Unauthorized, "http://host:8000 does not show /v1/.* to this API key"),
     ],
 )

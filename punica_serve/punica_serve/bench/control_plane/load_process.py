@@ -59,7 +59,7 @@ class LoadProcess:
             if self._connection.poll(timeout_s):
                 return self._connection.recv()
         raise ClusterUnavailable(
-            "a process of load died or stands still; its own words are above. Fewer GPUs (--gpus) are less load"
+            "a process of load died or stands still; its own words are above. Fewer GPUs (`--gpus`) are less load"
         )
 
 

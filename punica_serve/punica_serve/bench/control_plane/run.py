@@ -134,7 +134,9 @@ def _measure(
         cpu_s, seconds = scheduler.cpu_s - cpu_s, time.monotonic() - started_s
         idle_share = (idle_s() - idle_before_s) / seconds / (os.cpu_count() or 1)
         if not arrivals.num_tokens:
-            raise ClusterUnavailable(f"no token came in {seconds:.1f} s of the load {name!r}; try fewer GPUs (--gpus)")
+            raise ClusterUnavailable(
+                f"no token came in {seconds:.1f} s of the load {name!r}; try fewer GPUs (`--gpus`)"
+            )
         return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages, idle_share)
 
 

@@ -62,8 +62,8 @@ class AdapterClient:
         try:
             answer = self._http.request(method, self._url.rstrip("/") + path, **request)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            message = f"{self._url!r} (--url, PUNICA_URL) is not of the form http://HOST:PORT"
-            raise ConfigError(message, param="--url") from error
+            message = f"{self._url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT"
+            raise ConfigError(message, param="url") from error
         except httpx.HTTPError as error:
             raise no_answer(self._url, error) from error
         if answer.is_success:
@@ -77,5 +77,5 @@ class AdapterClient:
         with contextlib.suppress(ValueError):
             if isinstance(document := answer.json(), dict):
                 return document
-        message = f"{answer.request.url} answers as no frontend does; --url says where one is"
-        raise ConfigError(message, param="--url")
+        message = f"{answer.request.url} answers as no frontend does; `--url` says where one is"
+        raise ConfigError(message, param="url")

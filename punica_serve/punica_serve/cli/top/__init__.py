@@ -26,5 +26,5 @@ def command(
         asyncio.run(show_once(url, key))
         return
     if not sys.stdout.isatty():
-        raise ConfigError("top needs a terminal; `--once` prints how things are now", param="--once")
+        raise ConfigError("top needs a terminal; `--once` prints how things are now", param="once")
     asyncio.run(show_live(url, key, per_s))

@@ -106,7 +106,7 @@ def _plan(options: Options) -> Plan:
     host = options.host or config.frontend.host
     port = config.frontend.port if options.port is None else options.port
     scheduler = config.scheduler
-    (scheduler_port,) = listening_ports(scheduler.host, scheduler.port, 1, "`scheduler.port` in the config")
+    (scheduler_port,) = listening_ports(scheduler.host, scheduler.port, 1, "scheduler.port")
     return Plan(
         config=options.path.resolve(),
         log_level=options.log_level,
@@ -125,7 +125,7 @@ def _ray_plan(options: Options) -> RayPlan:
     """Raises ConfigError and ModelRejected."""
     config = _checked_config(options)
     if options.num_runners > 1:
-        raise ConfigError("--runners is for one machine: with --ray each of Ray's nodes has one", param="--runners")
+        raise ConfigError("`--runners` is for one machine: with `--ray` each of Ray's nodes has one", param="runners")
     return RayPlan(
         config=config,
         namespace=f"punica-{secrets.token_hex(4)}",
@@ -153,6 +153,6 @@ def _check_runners(config: "ClusterConfig", num_runners: int) -> None:
     gpu = next((device for device in config.runner.devices if device.startswith("cuda")), None)
     if gpu and num_runners > 1:
         raise ConfigError(
-            f"--runners {num_runners} would give {gpu} to each of them; one runner serves all GPUs of a host",
-            param="--runners",
+            f"`--runners` {num_runners} would give {gpu} to each of them; one runner serves all GPUs of a host",
+            param="runners",
         )

@@ -137,7 +137,7 @@ def test_a_refusal_is_one_line(cli: Cli, frontend: Any) -> None:
     frontend.answers = [(404, {"error": {"message": "no adapter is called 'x'"}}), (502, ["bad gateway"])]
     assert cli("adapters", "show", "x", "--url", frontend.url) == (1, "", "punica-serve: no adapter is called 'x'\n")
     refused = cli("adapters", "show", "x", "--url", frontend.url)
-    assert refused.stderr.endswith("answered 502 as no frontend does; --url says where one is\n")
+    assert refused.stderr.endswith("answered 502 as no frontend does; `--url` says where one is\n")
 
 
 def test_what_is_no_name_is_sent_whole(cli: Cli, frontend: Any) -> None:
@@ -152,7 +152,7 @@ def test_something_else_than_a_frontend_is_told(cli: Cli, frontend: Any, answer:
     frontend.answers = [(200, answer)]
     outcome = cli("adapters", "list", "--url", frontend.url)
     assert outcome.exit_code == 2 and outcome.stderr.count("\n") == 1
-    assert "/v1/adapters?limit=1000 answers as no frontend does; --url says where one is" in outcome.stderr
+    assert "/v1/adapters?limit=1000 answers as no frontend does; `--url` says where one is" in outcome.stderr
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
@@ -160,14 +160,14 @@ def test_a_key_that_is_none_is_refused_and_not_shown(cli: Cli, frontend: Any, ke
     outcome = cli("adapters", "list", "--url", frontend.url, "--key", key)
     assert outcome.exit_code == 2 and not frontend.requests
     assert outcome.stderr == (
-        "punica-serve: the API key (--key, PUNICA_API_KEY) holds a character that no key has; see how it was copied\n"
+        "punica-serve: the API key (`--key`, PUNICA_API_KEY) holds a character that no key has; see how it was copied\n"
     )
 
 
 def test_a_key_that_is_lacking_is_asked_for(cli: Cli, frontend: Any) -> None:
     frontend.answers = [(401, {"error": {"message": "there is no key"}})]
     outcome = cli("adapters", "list", "--url", frontend.url)
-    assert outcome.exit_code != 0 and "give it with --key, or in PUNICA_API_KEY" in outcome.stderr
+    assert outcome.exit_code != 0 and "give it with `--key`, or in PUNICA_API_KEY" in outcome.stderr
 
 
 def test_no_frontend_and_no_url(cli: Cli, unused_port: int) -> None:

@@ -43,25 +43,27 @@ def test_a_model_folder_without_a_tokenizer(cli: Cli, write_config: WriteConfig,
 
 
 def test_a_frontend_port_in_use(cli: Cli, write_config: WriteConfig, taken_port: int) -> None:
-    message = f"127.0.0.1:{taken_port}: the port is in use; stop what listens there, or change --port"
+    message = f"127.0.0.1:{taken_port}: the port is in use; stop what listens there, or change `--port`"
     assert_refused(cli("up", "--config", str(write_config(frontend={"port": taken_port}))), message)
     assert_refused(cli("up", "--config", str(write_config()), "--port", str(taken_port)), message)
 
 
 def test_a_scheduler_port_in_use(cli: Cli, write_config: WriteConfig, taken_port: int) -> None:
     outcome = cli("up", "--config", str(write_config(scheduler={"port": taken_port})))
-    assert_refused(outcome, f"127.0.0.1:{taken_port}: the port is in use")
+    assert_refused(
+        outcome, f"127.0.0.1:{taken_port}: the port is in use; stop what listens there, or change `scheduler.port`"
+    )
 
 
 def test_a_second_frontends_port_in_use(cli: Cli, write_config: WriteConfig, taken_port: int) -> None:
     outcome = cli("up", "--config", str(write_config()), "--port", str(taken_port - 1), "--frontends", "2")
-    assert_refused(outcome, "the port is in use; stop what listens there, or change --port")
+    assert_refused(outcome, "the port is in use; stop what listens there, or change `--port`")
 
 
 def test_a_gpu_for_several_runners(cli: Cli, write_config: WriteConfig) -> None:
     config = write_config(runner={"devices": ["cuda:0"]})
     assert_refused(
-        cli("up", "--config", str(config), "--runners", "2"), "--runners 2 would give cuda:0 to each of them"
+        cli("up", "--config", str(config), "--runners", "2"), "`--runners` 2 would give cuda:0 to each of them"
     )
 
 

@@ -19,4 +19,4 @@ def test_an_address_where_nobody_listens(
 def test_runners_are_not_for_ray(cli: Cli, write_config: Callable[..., Path]) -> None:
     exit_code, _, stderr = cli("up", "--ray", "--runners", "2", "--config", str(write_config()))
     assert exit_code == 2
-    assert "with --ray each of Ray's nodes has one" in stderr
+    assert "with `--ray` each of Ray's nodes has one" in stderr

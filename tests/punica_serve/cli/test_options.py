@@ -1,0 +1,16 @@
+import pytest
+
+from punica_serve.cli.options import check_key
+from punica_serve.errors import ConfigError
+
+
+@pytest.mark.parametrize("key", [None, "", "ps-10215dda90a4-secret"])
+def test_what_a_header_can_carry_is_taken_as_it_is(key: str | None) -> None:
+    assert check_key(key) == key
+
+
+@pytest.mark.parametrize("key", ["ps-1\n", "ps-\u00e9", "\0"])
+def test_what_it_cannot_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^the API key \(`--key`, PUNICA_API_KEY\) holds a character") as caught:
+        check_key(key)
+    assert caught.value.param == "key" and key not in caught.value.message
