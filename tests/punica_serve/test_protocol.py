@@ -127,6 +127,9 @@ def test_token_counts() -> None:
     assert REQUEST.max_num_tokens == 2 + 16
 
 
-def test_a_hello_does_not_show_the_token() -> None:
+def test_a_hello_shows_who_it_is_and_not_the_token() -> None:
     hellos = (FrontendHello((1, 0), "hunter2", "f"), RunnerHello((1, 0), "hunter2", "r", "i"))
-    assert [repr(hello) for hello in hellos] == ["FrontendHello(version=(1, 0))", "RunnerHello(version=(1, 0))"]
+    assert [repr(hello) for hello in hellos] == [
+        "FrontendHello(version=(1, 0), frontend_id='f')",
+        "RunnerHello(version=(1, 0), runner_id='r', instance='i')",
+    ]

@@ -12,7 +12,8 @@ class _Hello(Message, frozen=True):
 
     def __repr__(self) -> str:
         """Without the token."""
-        return f"{type(self).__name__}(version={self.version})"
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "token")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class FrontendHello(_Hello, frozen=True):
