@@ -106,10 +106,9 @@ class OpenAiShape:
 
     def frames(self, index: int, frame: Frame, *, num_tokens: int, is_last: bool) -> Sequence[ServerFrame]:
         assert self._choices is not None and self._chunks is not None
-        chunks: list[Any] = [self._chunks.chunk(index, frame)]
+        chunks: list[Any] = [*self._chunks.chunks(index, frame)]
         if is_last and self._frame.includes_usage:
             chunks.append(self._chunks.last(self._choices.usage(num_tokens)))
-        chunks = [chunk for chunk in chunks if chunk is not None]
         request_id = self._frame.request_id
         return [ChunkFrame(request_id, chunk, None, done=is_last and chunk is chunks[-1]) for chunk in chunks]
 

@@ -33,6 +33,8 @@ class Peer:
         self._frames: Iterator[dict[str, Any] | str] = iter(frames)
         self.num_sent = 0
         self.received: list[dict[str, Any]] = []
+        #: Of those, in bytes.
+        self.lengths: list[int] = []
         self.reads = asyncio.Event()
         self.leaves = asyncio.Event()
         if is_reading:
@@ -51,6 +53,7 @@ class Peer:
         if self.leaves.is_set():
             raise OSError("the client has left")
         self.received.append(json.loads(message["text"]))
+        self.lengths.append(len(message["text"].encode()))
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
         return [frame for frame in self.received if frame["request_id"] == request_id]
@@ -80,7 +83,7 @@ def generator(
     )
 
 
-Serve = Callable[[Peer], GenerateSocket]
+Serve = Callable[..., GenerateSocket]
 
 
 @pytest.fixture
@@ -92,8 +95,8 @@ async def serve(
     shapes = Shapes(generator, planner, tokenizer, base_name="numbers")
     tasks = []
 
-    def serve(peer: Peer) -> GenerateSocket:
-        socket = GenerateSocket(peer.receive, peer.send, ANYONE, generator, shapes, max_frame_bytes=1_000)
+    def serve(peer: Peer, max_frame_bytes: int = 1_000) -> GenerateSocket:
+        socket = GenerateSocket(peer.receive, peer.send, ANYONE, generator, shapes, max_frame_bytes=max_frame_bytes)
         tasks.append(asyncio.create_task(socket.run()))
         return socket
 
@@ -126,7 +129,7 @@ async def test_no_frame_of_a_slow_reader_is_longer_than_clients_take(
     peer.reads.set()
     await until(lambda: peer.received and (peer.received[-1].get("finish_reason") or peer.received[-1].get("done")))
     assert 3 <= len(peer.received) <= 5
-    assert max(len(json.dumps(frame)) for frame in peer.received) < 1 << 20
+    assert max(peer.lengths) < 1 << 20
 
 
 async def test_a_choice_that_a_stop_string_ended_does_not_end_another(
@@ -141,6 +144,16 @@ async def test_a_choice_that_a_stop_string_ended_does_not_end_another(
     choices = [choice for frame in peer.received for choice in frame["chunk"]["choices"]]
     ends = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
     assert sorted(ends) == [(0, "stop"), (1, "length")]
+
+
+async def test_no_frame_of_an_echo_is_longer_than_clients_take(serve: Serve) -> None:
+    prompt = "\0" * 400_000  # no character is longer in JSON
+    peer = Peer([generate(format="openai", prompt=prompt, echo=True, max_tokens=2)])
+    serve(peer, max_frame_bytes=4 << 20)
+    await until(lambda: peer.received and peer.received[-1]["done"])
+    texts = [frame["chunk"]["choices"][0]["text"] for frame in peer.received]
+    assert "".join(texts).startswith(prompt) and "".join(texts) != prompt
+    assert max(peer.lengths) < 1 << 20
 
 
 async def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:

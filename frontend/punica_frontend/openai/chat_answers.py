@@ -68,14 +68,14 @@ class ChatChunks:
         self._begun: set[int] = set()
         self._usage: ChunkUsage = None if includes_usage else msgspec.UNSET
 
-    def chunk(self, index: int, frame: Frame) -> ChatChunk | None:
-        """None for a frame that says nothing yet."""
+    def chunks(self, index: int, frame: Frame) -> list[ChatChunk]:
+        """None of a frame that says nothing yet."""
         logprobs = None if isinstance(frame.logprobs, msgspec.UnsetType) else chat_logprobs(frame.logprobs, self._texts)
         if not (frame.text or frame.finish_reason or logprobs):
-            return None
+            return []
         delta = Delta(frame.text) if index in self._begun else Delta(frame.text, "assistant")
         self._begun.add(index)
-        return self._chunk([ChunkChoice(index, delta, logprobs, frame.finish_reason)], self._usage)
+        return [self._chunk([ChunkChoice(index, delta, logprobs, frame.finish_reason)], self._usage)]
 
     def last(self, usage: Usage) -> ChatChunk:
         """The chunk that tells the usage."""

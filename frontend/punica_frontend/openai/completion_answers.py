@@ -6,10 +6,14 @@ from typing import Literal
 import msgspec
 
 from punica_frontend.answers import Answer, Frame, Logprob, Usage
+from punica_frontend.live_request import MAX_DELIVERY_BYTES
 from punica_frontend.openai.head import ChunkUsage, Head
 from punica_frontend.openai.logprobs import CompletionLogprobs, completion_logprobs
 from punica_serve.protocol import FinishReason
 from punica_serve.text.token_texts import TokenTexts
+
+#: In one chunk. A character has at most four bytes, or six in JSON.
+MAX_ECHO_CHARS = MAX_DELIVERY_BYTES // 4
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -41,14 +45,16 @@ class CompletionChunks:
         self._offsets = [0] * len(echoes)
         self._usage: ChunkUsage = None if includes_usage else msgspec.UNSET
 
-    def chunk(self, index: int, frame: Frame) -> Completion | None:
-        """None for a frame that says nothing yet."""
-        text, self._echoes[index] = self._echoes[index] + frame.text, ""
+    def chunks(self, index: int, frame: Frame) -> list[Completion]:
+        """None of a frame that says nothing yet. What is echoed comes before the first, in chunks of its own."""
+        echo, self._echoes[index] = self._echoes[index], ""
+        parts = (echo[start : start + MAX_ECHO_CHARS] for start in range(0, len(echo), MAX_ECHO_CHARS))
+        choices = [CompletionChoice(index, part) for part in parts]
         has_logprobs = not isinstance(frame.logprobs, msgspec.UnsetType)
-        if not (text or frame.finish_reason or has_logprobs):
-            return None
-        choice = CompletionChoice(index, text, self._logprobs(index, frame.logprobs), frame.finish_reason)
-        return completion(self._head, [choice], self._usage)
+        if frame.text or frame.finish_reason or has_logprobs:
+            logprobs = self._logprobs(index, frame.logprobs)
+            choices.append(CompletionChoice(index, frame.text, logprobs, frame.finish_reason))
+        return [completion(self._head, [choice], self._usage) for choice in choices]
 
     def last(self, usage: Usage) -> Completion:
         """The chunk that tells the usage."""

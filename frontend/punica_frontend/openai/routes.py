@@ -1,6 +1,6 @@
 """POST /v1/completions and /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ _CHAT = {200: answer_or_events(ChatCompletion, ChatChunk), **_REFUSALS}
 class Chunks(Protocol):
     """CompletionChunks or ChatChunks."""
 
-    def chunk(self, index: int, frame: Frame) -> msgspec.Struct | None: ...
+    def chunks(self, index: int, frame: Frame) -> Sequence[msgspec.Struct]: ...
 
     def last(self, usage: Usage) -> msgspec.Struct: ...
 
@@ -109,7 +109,7 @@ def _stream(
             async with aclosing(stream_all(generator, choices.plans)) as frames:
                 async for index, frame in frames:
                     num_tokens += len(frame.token_ids)
-                    if chunk := chunks.chunk(index, frame):
+                    for chunk in chunks.chunks(index, frame):
                         yield chunk
         if includes_usage:
             yield chunks.last(choices.usage(num_tokens))
