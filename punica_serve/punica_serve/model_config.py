@@ -16,6 +16,8 @@ from punica_serve.errors import ModelRejected
 from punica_serve.model_files import convert, read_object, refusal
 from punica_serve.sampling_ranges import RANGES
 
+_MODEL_FOLDER = "set `engine.model`, or LLM's `model`, to a folder on this machine in Hugging Face's format"
+
 #: What weights are stored and computed in.
 ModelDtype = Literal["float32", "float16", "bfloat16"]
 
@@ -144,7 +146,7 @@ class _Rope:
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelRejected."""
     if not os.path.isdir(folder):
-        raise ModelRejected(f"model folder {folder} does not exist; set `engine.model` to a Hugging Face folder")
+        raise ModelRejected(f"model folder {folder} does not exist; {_MODEL_FOLDER}")
     path = folder / "config.json"
     raw = read_object(path)
     _refuse_unimplemented(raw, path)

@@ -14,13 +14,22 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from punica_serve.config import parse_config
-from punica_serve.counted import counted
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.llm_arguments import (
+    Prompt,
+    check_device,
+    check_messages,
+    cluster_of,
+    list_of_lora_ids,
+    list_of_params,
+    list_of_prompts,
+    list_of_stops,
+)
 from punica_serve.engine.step_output import StepOutput
-from punica_serve.errors import InvalidRequest
-from punica_serve.protocol import FinishReason, Request, SamplingParams, TokenLogprobs
-from punica_serve.registry.names import DEFAULT_TENANT
+from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.model_config import read_model_config
+from punica_serve.protocol import AdapterRef, FinishReason, Request, SamplingParams, TokenLogprobs
+from punica_serve.registry.names import DEFAULT_TENANT, MAX_SHOWN_CHARS
 from punica_serve.registry.shared import shared_adapters
 from punica_serve.registry.snapshot import RegistrySnapshot
 from punica_serve.text.generated_text import GeneratedText
@@ -28,8 +37,6 @@ from punica_serve.text.tokenizer import Tokenizer
 
 #: How long to wait for an adapter before looking again; its arrival ends the wait.
 _WAIT_S = 1.0
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(slots=True)
@@ -64,18 +71,17 @@ class LLM:
         strict_base: bool = False,
         **settings: Any,
     ) -> None:
-        document = {
-            "engine": {"model": str(model), **settings},
-            "adapters": {name: str(folder) for name, folder in (adapters or {}).items()},
-            "strict_base": strict_base,
-        }
-        cluster = parse_config(document, source="LLM", folder=Path.cwd())
+        check_device(device)
+        cluster = cluster_of(model, adapters, strict_base, settings)
         config = cluster.engine
-        self.engine = Engine(config, device)
+        shape = read_model_config(config.model)
         self.tokenizer = Tokenizer.from_folder(config.tokenizer_folder)
-        self._adapters = RegistrySnapshot(shared=shared_adapters(cluster, self.engine.model_config))
-        for rejection in self._adapters.shared.rejected.values():
-            raise rejection
+        shared = shared_adapters(cluster, shape)
+        for name, refusal in shared.rejected.items():
+            raise AdapterRejected(f"adapter {name!r}: {refusal}", param=refusal.param)
+        self._adapters = RegistrySnapshot(shared=shared)
+        self.engine = Engine(config, device)
+        self._is_open = True
         self._num_requests = 0
 
     def generate(
@@ -92,15 +98,15 @@ class LLM:
         ``lora_ids`` and ``params`` are one for all prompts, or one each. Raises InvalidRequest or AdapterNotFound
         before anything runs; an adapter that fails while it loads fails its own prompts only.
         """
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise InvalidRequest("`stop` holds an empty string, which would end every answer at once", param="stop")
-        requests = list(self._requests(_as_list_of_prompts(prompts), lora_ids, params))
+        if not self._is_open:
+            raise InvalidRequest("this LLM is closed; ask it inside its `with` block, or make another")
+        stops = list_of_stops(stop)
+        requests = list(self._requests(list_of_prompts(prompts), lora_ids, params))
         answers = {request.request_id: Answer(request.prompt_ids, lora_id) for request, lora_id in requests}
-        texts = {request.request_id: self._text_of(request, stops) for request, _ in requests}
         try:
             for request, _ in requests:
                 self.engine.add(request)
+            texts = {request.request_id: self._text_of(request, stops) for request, _ in requests}
             self._run(answers, texts, progress=progress)
         finally:
             for request_id in answers:
@@ -115,11 +121,14 @@ class LLM:
         **options: Any,
     ) -> Answer:
         """Answers one conversation, rendered by the model's chat template."""
+        check_messages(messages)
         text = self.tokenizer.render_chat(messages)
         prompt = self.tokenizer.encode(text, add_special_tokens=False)
         return self.generate([prompt], lora_id, params, **options)[0]
 
     def close(self) -> None:
+        """May be called again."""
+        self._is_open = False
         self.engine.close()
 
     def __enter__(self) -> "LLM":
@@ -134,17 +143,23 @@ class LLM:
         lora_ids: str | Sequence[str | None] | None,
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> Iterator[tuple[Request, str | None]]:
-        lora_per_prompt = _one_each("lora_ids", lora_ids, len(prompts), single=(str, type(None)))
-        params = SamplingParams() if params is None else params
-        params_per_prompt = _one_each("params", params, len(prompts), single=(SamplingParams,))
+        lora_per_prompt = list_of_lora_ids(lora_ids, len(prompts))
+        params_per_prompt = list_of_params(params, len(prompts))
         for prompt, lora_id, sampling in zip(prompts, lora_per_prompt, params_per_prompt, strict=True):
-            if not prompt:
-                raise InvalidRequest("the prompt is empty; give at least one character or token", param="prompt")
             prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            adapter = None if lora_id is None else self._adapters.adapter(DEFAULT_TENANT, lora_id).ref
+            adapter = None if lora_id is None else self._adapter(lora_id)
             self._num_requests += 1
             request_id = f"{self._num_requests}"
             yield Request(request_id, time.time_ns(), tuple(prompt_ids), sampling, adapter), lora_id
+
+    def _adapter(self, lora_id: str) -> AdapterRef:
+        """Raises AdapterNotFound."""
+        try:
+            return self._adapters.adapter(DEFAULT_TENANT, lora_id).ref
+        except AdapterNotFound as error:
+            names = ", ".join(map(repr, self._adapters.shared.versions)) or "none"
+            message = f"no adapter is called {lora_id[:MAX_SHOWN_CHARS]!r}; LLM(adapters=...) was given {names}"
+            raise AdapterNotFound(message, param="lora_ids") from error
 
     def _text_of(self, request: Request, stops: Sequence[str]) -> GeneratedText:
         end_ids = request.sampling.end_ids(self.engine.model_config.generation.eos_token_ids)
@@ -179,26 +194,6 @@ class LLM:
         for failure in output.failures:
             for request_id in failure.request_ids:
                 answers[request_id].finish_reason, answers[request_id].error = "error", failure.error.message
-
-
-def _as_list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, or one list of token ids, is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(name: str, values: Any, count: int, *, single: tuple[type, ...]) -> list[Any]:
-    """One value for all becomes one each. Raises InvalidRequest if there are more or fewer than prompts."""
-    if isinstance(values, single):
-        return [values] * count
-    if len(values) != count:
-        raise InvalidRequest(
-            f"`{name}` has length {len(values)}, for {counted(count, 'prompt')}; give one, or one each", param=name
-        )
-    return list(values)
 
 
 def _progress(*, disable: bool) -> Progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from punica_serve import LLM, SamplingParams
-from punica_serve.errors import AdapterNotFound, AdapterRejected, ConfigError, InvalidRequest
+from punica_serve.errors import AdapterNotFound, AdapterRejected, ConfigError, InvalidRequest, ModelRejected
 from punica_serve.protocol import AdapterRef
 
 PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -85,7 +85,7 @@ def test_progress_is_shown_unless_it_is_turned_off(llm: LLM, capsys: pytest.Capt
 
 
 def test_mistakes_are_named_and_leave_nothing_behind(llm: LLM) -> None:
-    with pytest.raises(AdapterNotFound, match="nobody"):
+    with pytest.raises(AdapterNotFound, match=r"'nobody'; LLM\(adapters=...\) was given 'x', 'y', 'z'"):
         llm.generate(["ab", "cd"], ["x", "nobody"], progress=False)
     with pytest.raises(InvalidRequest, match="`lora_ids` has length 3, for 2 prompts"):
         llm.generate(["ab", "cd"], ["x", "y", "z"], progress=False)
@@ -93,15 +93,32 @@ def test_mistakes_are_named_and_leave_nothing_behind(llm: LLM) -> None:
         llm.generate(["ab"], params=[], progress=False)
     with pytest.raises(InvalidRequest, match="`stop` holds an empty string"):
         llm.generate(["ab"], stop=["x", ""], progress=False)
-    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+    with pytest.raises(InvalidRequest, match=r"`prompts\.1`: the prompt is empty"):
         llm.generate(["ab", ""], progress=False)
+    with pytest.raises(InvalidRequest, match="`prompt` holds token id -1"):
+        llm.generate([-1], progress=False)
+    with pytest.raises(InvalidRequest, match="`messages` must be a list"):
+        llm.chat("ab")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="`temperature`"):
         llm.generate(["ab"], params=SamplingParams(temperature=-1.0), progress=False)
 
 
 def test_a_broken_adapter_is_named_at_the_start(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(AdapterRejected, match=str(tmp_path)):
+    with pytest.raises(AdapterRejected, match=f"adapter 'broken': {tmp_path}"):
         LLM(tiny_llama, {"broken": tmp_path})
+
+
+def test_a_missing_model_is_told_by_the_argument(tmp_path: Path) -> None:
+    with pytest.raises(ModelRejected, match=rf"^model folder {tmp_path}/none does not exist; .* LLM's `model`, "):
+        LLM(tmp_path / "none")
+
+
+def test_a_closed_one_says_so(tiny_llama: Path, adapters: dict[str, str]) -> None:
+    llm = LLM(tiny_llama, adapters, num_kv_pages=128, num_lora_pages=16)
+    for _ in range(2):
+        llm.close()
+    with pytest.raises(InvalidRequest, match="this LLM is closed"):
+        llm.generate("ab", "x", progress=False)
 
 
 def test_unknown_settings_are_refused(tiny_llama: Path) -> None:
