@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
@@ -72,10 +73,22 @@ async def test_a_killed_frontend_comes_back_and_its_requests_pages_too(cluster: 
     await until(lambda: cluster.num_gpus() == 2 and cluster.num_used_pages() == 0)
 
 
-async def test_ctrl_c_ends_every_process(own_cluster: Any) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_up_ends_every_process_and_tells_its_streams(
+    own_cluster: Any, signum: signal.Signals
+) -> None:
     processes = own_cluster.processes()
     assert len(processes) == 5  # scheduler, runner, frontend, two workers
-    own_cluster.up.send_signal(signal.SIGINT)
+    body = {"prompt": "42", "stream": True, "ignore_eos": True, "max_tokens": 1000}
+    async with (
+        httpx.AsyncClient(base_url=own_cluster.url, timeout=100.0, trust_env=False) as http,
+        http.stream("POST", "/v1/generate", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert '"finish_reason":null' in await anext(lines)
+        own_cluster.up.send_signal(signum)
+        last_event = [line async for line in lines if line.startswith("data: {")][-1]
+    assert '"finish_reason":"error"' in last_event and '"code":"cluster_unavailable"' in last_event
     assert await asyncio.to_thread(own_cluster.up.wait, 100) == 0
     assert not alive(processes)
 
