@@ -1,4 +1,4 @@
-"""A socket in memory, as much of one as a channel uses. The peer is the test."""
+"""A socket in memory, as much of one as a channel uses, and channels over it. The peer is the test."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,10 @@ from typing import Any
 
 from websockets.frames import CloseCode
 
-from punica_serve.protocol import Decoder, FrontendToScheduler
+from punica_serve.channel import Channel
+from punica_serve.config import LinksConfig
+from punica_serve.protocol import Decoder, FrontendToScheduler, SchedulerToFrontend, encode, join
+from waits import until
 
 
 def _nobody() -> None:
@@ -78,3 +81,23 @@ class FakeSocket:
     @property
     def messages(self) -> list[Any]:
         return [message for frame in self.sent for message in frame]
+
+
+def opened(socket: FakeSocket, *, heartbeat_s: float, silence_s: float) -> Channel:
+    links = LinksConfig(heartbeat_s=heartbeat_s, silence_s=silence_s)
+    return Channel(socket, SchedulerToFrontend, links)  # type: ignore[arg-type]
+
+
+def joined(*messages: Any) -> bytes:
+    return join([encode(message) for message in messages])
+
+
+async def rest_of(channel: Channel) -> list[Any]:
+    """All messages to the end of the link."""
+    messages: list[Any] = []
+    await channel.serve(messages.append)
+    return messages
+
+
+async def until_sent(socket: FakeSocket, num_messages: int) -> None:
+    await until(lambda: len(socket.messages) >= num_messages)
