@@ -5,6 +5,8 @@ import socket
 import ssl
 from pathlib import Path
 
+from punica_serve.plain_files import NotPlain
+
 
 def reason_of(error: BaseException) -> str:
     """The system's own words where there are any: libraries put numbers and addresses round them."""
@@ -15,8 +17,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return f"no TLS with it: {error.reason or error}"
     if isinstance(error, OSError) and error.strerror:
-        # Name look-up has numbers of its own, negative ones where libraries repeat them.
-        is_system = not isinstance(error, socket.gaierror)
+        # Name look-up has numbers of its own, negative ones where libraries repeat them; the other has its own words.
+        is_system = not isinstance(error, socket.gaierror | NotPlain)
         return os.strerror(error.errno) if is_system and error.errno and error.errno > 0 else error.strerror
     return str(error) or type(error).__name__
 

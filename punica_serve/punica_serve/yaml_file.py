@@ -8,9 +8,13 @@ from pydantic import BaseModel, ValidationError
 
 from punica_serve.config_mistakes import mistakes_in
 from punica_serve.errors import ConfigError
+from punica_serve.plain_files import open_plain
 from punica_serve.reasons import reason_of
 
 Model = TypeVar("Model", bound=BaseModel)
+
+#: Many times what thousands of adapters take.
+_MAX_BYTES = 16 << 20
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -27,9 +31,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml(path: Path, *, what: str, example_key: str) -> dict[str, Any]:
     """The mapping in a file. ``what`` it is and a key that it must have are said in messages. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(path) as file:
+            content = file.read(_MAX_BYTES + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {path.absolute()} can't be read: {reason_of(error)}", param=str(path)) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{what} {path.absolute()} is larger than {_MAX_BYTES >> 20} MiB", param=str(path))
     try:
         document = yaml.load(text, _UniqueKeyLoader)
     # Beside its own errors PyYAML lets out what a value raises in the making, such as 2024-99-99 or 2000 brackets.

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,17 @@ def test_no_setting_shows_a_secret(tmp_path: Path, settings: dict[str, Any]) -> 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml can't be read: No such file"):
         load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.timeout(20)
+def test_what_never_ends_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=rf"{path} can't be read: it is no plain file$"):
+            load_config(path)
+    (tmp_path / "huge.yaml").write_bytes(b"#" * (17 << 20))
+    with pytest.raises(ConfigError, match=r"huge.yaml is larger than 16 MiB$"):
+        load_config(tmp_path / "huge.yaml")
 
 
 def test_a_shape_is_a_folder_that_comes_with_the_package(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import Adapter, AdapterLayout, PairPlace, TensorPlace
+from punica_serve.adapters.adapter import Adapter, AdapterLayout, HostTensor, PairPlace, TensorPlace
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.adapters.safetensors_file import list_tensors, split_header
 from punica_serve.adapters.targets import LoraTarget, lora_targets
 from punica_serve.counted import counted
 from punica_serve.errors import AdapterRejected
 from punica_serve.model_config import ModelConfig
+from punica_serve.plain_files import open_plain
 from punica_serve.protocol import AdapterRef
 
 CONFIG_NAME = "adapter_config.json"
@@ -152,7 +153,7 @@ def _read_bytes(path: Path, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
 
     numpy's own reader takes a failing disk for the end of the file.
     """
-    with _naming(path), path.open("rb") as file:
+    with _naming(path), open_plain(path) as file:
         content = buffer.take(os.fstat(file.fileno()).st_size)
         return content[: file.readinto(content.data)]
 
@@ -237,3 +238,16 @@ def _check_finite(adapter: Adapter, targets: list[LoraTarget]) -> None:
         for name, place in ((weight_name(target.path, "A"), pair.a), (weight_name(target.path, "B"), pair.b)):
             if not place.of(adapter.file).is_finite():
                 raise AdapterRejected(f"tensor `{name}` holds NaN or infinity", param=name)
+        _check_scaled(pair.b.of(adapter.file), target)
+
+
+def _check_scaled(b: HostTensor, target: LoraTarget) -> None:
+    """The engine folds the scaling into B. A scaling that is no float32 itself can't even scale zero."""
+    if abs(target.scaling) > 1.0:
+        largest = max(float(np.abs(b.float32()).max(initial=0.0)), 1.0)
+        if abs(target.scaling) * largest > float(np.finfo(np.float32).max):
+            raise AdapterRejected(
+                f"tensor `{weight_name(target.path, 'B')}` times its scaling of {target.scaling:g}, of an alpha of"
+                f" {target.alpha:g}, is too large for any number format",
+                param="lora_alpha",
+            )

@@ -6,6 +6,7 @@ from threading import Event
 from typing import Any
 
 from punica_serve.errors import Forbidden, StoreUnavailable
+from punica_serve.plain_files import open_plain
 from punica_serve.store.filesystems import FileSystems, folder_of
 from punica_serve.store.sinks import FileSink
 from punica_serve.store.source_errors import source_refusals
@@ -41,6 +42,8 @@ class ObjectSource:
         source = f"{self._root}/{name}"
         with source_refusals(self._uri):
             check_file_size(name, self._filesystem.size(source) or 0, max_adapter_bytes)
+            if self._folder is not None:
+                return open_plain(self._folder / name)
             return self._filesystem.open(source, "rb", cache_type="none")
 
     def _copy(self, file: Any, sink: FileSink) -> None:

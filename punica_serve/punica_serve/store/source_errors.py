@@ -5,10 +5,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import PurePath
 
 from aiohttp import ClientSSLError
 
 from punica_serve.errors import AdapterRejected, ConfigError
+from punica_serve.plain_files import NotPlain
 
 #: Answers of a server that may be others a little later.
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
@@ -59,6 +61,8 @@ def _reason(error: Exception) -> str | None:
         return _NOT_SET_UP
     if isinstance(error, ClientSSLError):
         return _NO_TLS
+    if isinstance(error, NotPlain):
+        return f"{PurePath(error.filename).name} is no plain file"
     if isinstance(error, PermissionError):
         return _NO_ACCESS
     if isinstance(error, NotImplementedError) or (isinstance(error, OSError) and error.errno in _NO_FOLDERS):

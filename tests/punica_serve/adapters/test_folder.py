@@ -3,6 +3,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,10 @@ def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig, name: str
 
 
 def _no_more_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, mode: str) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(os, "open", fail)
 
 
 class _FailingDisk(io.FileIO):
@@ -126,7 +127,7 @@ class _FailingDisk(io.FileIO):
 
 
 def _failing_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedReader(_FailingDisk(path)))
+    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode: io.BufferedReader(_FailingDisk(descriptor)))
 
 
 def _no_more_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,3 +311,33 @@ def test_a_reused_buffer_holds_one_adapter_after_the_other(folder: Path, model: 
         for key, pair in kept[path].pairs.items():
             np.testing.assert_array_equal(again.pairs[key].a.array, pair.a.array)
             np.testing.assert_array_equal(again.pairs[key].b.array, pair.b.array)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.timeout(20)
+def test_a_pipe_in_a_files_place_is_refused_and_nobody_waits_for_it(
+    folder: Path, model: ModelConfig, name: str
+) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused = refusal(folder, model)
+    assert refused.message == f"{name}: can't be read: it is no plain file" and refused.param == name
+
+
+@pytest.mark.parametrize("alpha", [1e300, -1e40])
+def test_a_scaling_that_no_number_format_holds_is_refused_before_it_is_served(
+    folder: Path, model: ModelConfig, set_config: SetConfig, alpha: float
+) -> None:
+    set_config(lora_alpha=alpha)
+    refused = refusal(folder, model)
+    assert "too large" in refused.message and refused.param == "lora_alpha"
+
+
+def test_a_weight_that_its_scaling_makes_too_large_is_refused(
+    folder: Path, model: ModelConfig, set_config: SetConfig, edit_tensors: EditTensors
+) -> None:
+    set_config(lora_alpha=40.0)  # rank 4: times 10
+    edit_tensors(lambda tensors: tensors[Q0_B].fill(3e37))
+    read_adapter(folder, model)
+    edit_tensors(lambda tensors: tensors[Q0_B].fill(3.5e37))
+    assert f"tensor `{Q0_B}` times its scaling of 10" in refusal(folder, model).message

@@ -188,6 +188,13 @@ async def test_or_for_tenants_where_an_admin_allows_one(tmp_path: Path, folder: 
         await allowed.fetch(ref.uri, empty, is_admin=False)
 
 
+@pytest.mark.timeout(20)
+async def test_a_pipe_in_a_files_place_is_refused_and_nobody_waits_for_it(tmp_path: Path, folder: Path) -> None:
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with pytest.raises(AdapterRejected, match=r"can't be read: adapter_config\.json is no plain file; or upload"):
+        await sources().fetch(f"file://{tmp_path}", folder, is_admin=True)
+
+
 async def test_a_local_folder_that_is_not_there(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(AdapterRejected, match=r"no adapter_config\.json in file://"):
         await sources().fetch(str(tmp_path / "missing"), folder, is_admin=True)
