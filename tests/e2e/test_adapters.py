@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+import waits
 from adapter_variants import ANSWERS, variant, zipped
 
 Until = Callable[[Callable[[], bool]], Any]
@@ -105,9 +106,12 @@ async def test_what_is_deleted_under_way_goes_when_its_last_stream_ends(
         assert answer.json()["residency"]["num_requests"] == 1
         assert (await http.post("/v1/generate", json={"prompt": "42", "lora_id": "leaving"})).status_code == 404
     assert stream.token_ids == undisturbed
-    store = cluster.log.parent / "data" / "store"
-    await until(lambda: card["digest"] not in os.listdir(store))
-    assert (await http.get(answer.json()["status_url"])).json()["status"] == "deleted"
+
+    async def is_deleted() -> bool:
+        return bool((await http.get(answer.json()["status_url"])).json()["status"] == "deleted")
+
+    await waits.until(is_deleted)
+    assert card["digest"] not in os.listdir(cluster.log.parent / "data" / "store")
 
 
 async def test_a_bad_adapter_is_refused_by_its_tensor(http: httpx.AsyncClient, tmp_path: Path) -> None:
