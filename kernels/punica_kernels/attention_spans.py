@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 #: Words of a span: its first query row and their number; its first page, as an index into the step's pages; its
-#: tokens, and the last of them that the first row sees; its part of the block's context (-1 if that is not divided),
-#: the block's first part, and the number of parts.
+#: tokens, and the last of them that the first row sees, negative where it sees none; its part of the block's context
+#: (-1 if that is not divided), the block's first part, and the number of parts.
 SPAN_WORDS = 8
 #: Lanes of a program, a query row of one head each: the least that a tensor core's tile has, and those of a prefill.
 _LEAST_LANES, _PREFILL_LANES = 16, 64
@@ -116,6 +116,8 @@ class AttentionShape:
             raise ValueError(f"words must be [{self.num_words}], got {list(words.shape)}")
         tokens, starts, first_pages = (np.asarray(table, np.int64) for table in (lengths, query_starts, page_starts))
         num_rows = np.where(tokens > 0, np.diff(starts), 0)
+        if (num_rows > tokens).any():
+            raise ValueError("a request has more query rows than tokens")
         if len(tokens) > self.max_requests or (num_rows > self.max_query_rows).any():
             raise ValueError(f"{len(tokens)} requests of at most {num_rows.max(initial=0)} rows do not fit {self}")
         spans = self._spans(tokens, starts, num_rows, first_pages, page_size)

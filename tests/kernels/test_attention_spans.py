@@ -80,5 +80,7 @@ def test_what_does_not_fit_is_refused() -> None:
         _spans(shape, [(1, 1)] * 3)
     with pytest.raises(ValueError, match="1 requests of at most 2 rows do not fit"):
         _spans(shape, [(5, 2)])
+    with pytest.raises(ValueError, match="more query rows than tokens"):
+        _spans(shape, [(1, 2)])
     with pytest.raises(ValueError, match=r"words must be \[\d+\], got \[3\]"):
         shape.fill(np.zeros(3, np.int32), [1], [0, 1], [0], PAGE_SIZE)

@@ -102,9 +102,11 @@ def test_neighbouring_floats_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_most_probable_token_always_stays() -> None:
-    scores = random_scores(4, 100)
-    stays = kept(scores, (1, 1.0, 0.0), (0, 1e-9, 0.0), (1, 1e-9, 1.0), (0, 0.0, 0.0))
-    assert torch.equal(stays, scores == 0)
+    scores = random_scores(6, 100)
+    rows = [(1, 1.0, 0.0), (0, 1e-9, 0.0), (1, 1e-9, 1.0), (0, 0.0, 0.0), (1, 0.0, 0.0), (1, 1e-50, 1.0)]
+    assert torch.equal(kept(scores, *rows), scores == 0)
+    tied = torch.zeros(2, 100, device=DEVICE)
+    assert kept(tied, (5, 0.0, 0.0), (5, 1e-45, 0.0)).sum(1).tolist() == [1, 1]
 
 
 @pytest.mark.usefixtures("small_blocks")

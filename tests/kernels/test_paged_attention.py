@@ -144,6 +144,15 @@ def test_divided_contexts_are_merged(
         case.q.normal_()
 
 
+def test_scores_far_below_zero_are_scores_all_the_same() -> None:
+    """Equal ones: what rounding does to sums so large differs from one implementation to the next."""
+    case = make_case(2, 1, 16, 4, torch.float32, [(9, 1)])
+    case.q.zero_()[:, :, 0] = 1.0
+    case.keys.copy_(torch.where(case.keys.isnan(), case.keys, -1e31))
+    mean = case.values[case.pages[:3].long()].flatten(0, 1)[:9].mean(0)
+    torch.testing.assert_close(case.run(triton.paged_attention)[0], mean.expand(2, -1))
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = make_case(2, 1, 16, 4, torch.float32, [(90, 3)])
     case.q *= 1000

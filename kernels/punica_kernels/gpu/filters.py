@@ -50,7 +50,8 @@ def _keep_top(scores, top_ks, top_ps, min_ps, vocab_size, BLOCK: tl.constexpr, W
     top_k = tl.load(top_ks + row)
     if top_k > 0:
         end, num_last = _cut(scores, vocab_size, end, num_last, top_k.to(tl.float32), BLOCK, False)
-    top_p = tl.load(top_ps + row)
+    # Of a mass of nothing even the most probable token would be too much.
+    top_p = tl.maximum(tl.load(top_ps + row), _TINY)
     if top_p < 1.0:
         end, num_last = _cut(scores, vocab_size, end, num_last, top_p, BLOCK, True)
     _drop(scores, vocab_size, end, num_last, WIDE)

@@ -23,7 +23,7 @@ _BLOCK_BYTES, _MAX_BLOCK_TOKENS = 16384, 64
 _MERGED_LANES = 64
 _NUM_WARPS = 4
 #: Below every score. Finite: a row that sees nothing of a part has weights of zero there, and no NaN.
-_LOWEST = tl.constexpr(-1e30)
+_LOWEST = tl.constexpr(-3e38)
 
 
 def paged_attention(

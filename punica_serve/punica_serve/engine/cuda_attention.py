@@ -80,8 +80,8 @@ class AttentionMemory:
     def __init__(self, cache: KvCache, model: ModelConfig, shapes: Sequence[StepShape]) -> None:
         pool = cache.pool
         decodes, prefills = zip(*(_shapes(cache, model, shape) for shape in shapes), strict=True)
-        #: [rows, heads, head_dim] of the newest layer.
         max_rows = max(shape.num_rows for shape in shapes)
+        #: [rows, heads, head_dim] of the newest layer.
         self.out = torch.zeros(
             max_rows, model.num_attention_heads, model.head_dim, dtype=pool.dtype, device=pool.device
         )

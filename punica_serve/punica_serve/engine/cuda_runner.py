@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator
 from collections.abc import Sequence as Series
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
 from punica_serve.models.llama import Llama
 
 _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
+
+#: The collector is the process's: of engines that start in several threads one turns it off at a time.
+_collector = Lock()
 
 
 class CudaStep:
@@ -117,13 +121,14 @@ class CudaRunner:
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """What is collected, another engine's graphs for one, is taken from the device, which spoils a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    with _collector:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def _make_programs(

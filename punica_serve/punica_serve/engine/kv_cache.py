@@ -26,7 +26,7 @@ class KvCache:
     ) -> None:
         self.page_size = page_size
         shape = (num_pages, *_page_shape(model, page_size))
-        # Zeros, since what a fresh page holds may be a NaN, which no mask of attention would keep out.
+        # No kernel reads a token that is not there; zeros are a second line of defence against an earlier owner's NaN.
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
         self.pages = PagePool(num_pages)
 

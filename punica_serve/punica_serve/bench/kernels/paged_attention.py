@@ -17,6 +17,7 @@ from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
 from punica_serve.bench.kernels.operators import LayerCall
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import Column, TableData, Value
+from punica_serve.engine.device_memory import first_line
 from punica_serve.workload import shipped_workload
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | N
         _error(tensors, flashinfer, expected, "FlashInfer")
         flashinfer_us = bench.time_us(flashinfer)
     except (ImportError, RuntimeError) as reason:
-        missing = str(reason).splitlines()[0]
+        missing = first_line(reason)
     num_heads = bench.settings.hidden_size // HEAD_DIM
     num_bytes = case.num_bytes(num_heads, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, flop=case.flop(num_heads))
