@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from frontend_process import StartFrontend
 from punica_frontend.listener import NUM_RESERVED_FILES
-from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
+from punica_serve.protocol import Deliveries, Ending, Limits
 from scripted_scheduler import ScriptedScheduler
 from waits import until
 
@@ -50,15 +50,11 @@ async def until_held(client: httpx.AsyncClient, num_sockets: int) -> None:
 
 async def answer(stream_url: str, scheduler: ScriptedScheduler) -> dict[str, Any]:
     """The only frame of a request, which the scheduler answers with one token."""
-    num_before = len(scheduler.received)
-
-    def added() -> list[AddRequest]:
-        return [message for message in scheduler.received[num_before:] if isinstance(message, AddRequest)]
-
+    num_before = len(scheduler.added)
     async with connect(stream_url, proxy=None) as websocket:
         await websocket.send(json.dumps({"op": "generate", "request_id": "r", "prompt": "42"}))
-        await until(added)
-        handle = added()[0].handle
+        await until(lambda: len(scheduler.added) > num_before)
+        handle = scheduler.added[num_before].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         frame: dict[str, Any] = json.loads(await asyncio.wait_for(websocket.recv(), TIMEOUT_S))
     return frame

@@ -19,7 +19,7 @@ from punica_serve.config import ClusterConfig, EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.model_config import read_model_config
 from punica_serve.process import Drain
-from punica_serve.protocol import AddRequest, Deliveries, Ending, Limits
+from punica_serve.protocol import Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
 from scripted_scheduler import ScriptedScheduler
 from waits import DEADLINE_S, until
@@ -89,9 +89,9 @@ async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: Scrip
         assert [model["id"] for model in models] == ["numbers", "roman"]
 
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4", "lora_id": "roman"}))
-        await until(lambda: scheduler.received)
-        added = scheduler.received[0]
-        assert isinstance(added, AddRequest) and added.request.adapter is not None
+        await until(lambda: scheduler.added)
+        (added,) = scheduler.added
+        assert added.request.adapter is not None
         (token_id,) = added.request.prompt_ids
         scheduler.send(Deliveries((added.handle,), (0,), (token_id,), endings=(Ending(added.handle, 1, "length"),)))
         assert (await asking).json()["text"] == "4"
@@ -108,7 +108,7 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
     async with client_of(f"http://127.0.0.1:{port}") as client:
         await client.get("/health")
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
-        await until(lambda: scheduler.received)
+        await until(lambda: scheduler.added)
         serving.cancel()
         await asyncio.wait([serving], timeout=DEADLINE_S)
         assert serving.cancelled()
@@ -125,7 +125,7 @@ async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
     async with client_of(f"http://127.0.0.1:{port}") as client:
         await client.get("/health")
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
-        await until(lambda: scheduler.received)
+        await until(lambda: scheduler.added)
         drain.begin()
         refused = await client.post("/v1/generate", json={"prompt": "5"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
@@ -134,7 +134,7 @@ async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
         assert (await client.get("/health")).status_code == 200
         assert "punica_draining 1\n" in (await client.get("/metrics")).text
         assert not serving.done()
-        handle = scheduler.received[0].handle
+        handle = scheduler.added[0].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         assert (await asking).json()["finish_reason"] == "length"
     await asyncio.wait_for(serving, DEADLINE_S)

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from frontend_process import StartFrontend
-from punica_serve.protocol import AddRequest, CancelRequest, Deliveries, Ending, Limits
+from punica_serve.protocol import CancelRequest, Deliveries, Ending, Limits
 from scripted_scheduler import ScriptedScheduler
 from waits import DEADLINE_S, until
 
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.slow
 
 
 GENERATE = json.dumps({"op": "generate", "request_id": "r", "prompt": "42"})
-
-
-def added(scheduler: ScriptedScheduler) -> list[AddRequest]:
-    return [message for message in scheduler.received if isinstance(message, AddRequest)]
 
 
 async def until_draining(client: httpx.AsyncClient) -> None:
@@ -42,7 +38,7 @@ async def test_a_killed_frontend_is_noticed_by_the_end_of_its_link(
     frontend = await start_frontend()
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler))
+        await until(lambda: scheduler.added)
         frontend.process.kill()
         # That is all that the scheduler needs to cancel its requests.
         await until(lambda: scheduler.num_links == 0)
@@ -54,9 +50,9 @@ async def test_a_client_that_leaves_has_its_requests_cancelled(
     frontend = await start_frontend()
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler))
+        await until(lambda: scheduler.added)
         websocket.transport.abort()
-        request_id = added(scheduler)[0].request.request_id
+        request_id = scheduler.added[0].request.request_id
         await until(lambda: CancelRequest(request_id) in scheduler.received)
 
 
@@ -70,13 +66,13 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
         httpx.AsyncClient(base_url=frontend.url, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler))
+        await until(lambda: scheduler.added)
         frontend.process.terminate()
         await until_draining(client)
         await websocket.send(GENERATE.replace('"r"', '"late"'))
         refusal = await frame(websocket)
         assert (refusal["request_id"], refusal["finish_reason"]) == ("late", "error")
-        handle = added(scheduler)[0].handle
+        handle = scheduler.added[0].handle
         scheduler.send(Deliveries((handle,), (0,), (20,), endings=(Ending(handle, 1, "length"),)))
         last = await frame(websocket)
         assert (last["request_id"], last["finish_reason"]) == ("r", "length")
@@ -90,7 +86,7 @@ async def test_what_still_runs_in_the_end_is_cancelled_with_a_reason(
     frontend = await start_frontend(drain_timeout_s=0.2 if signum == signal.SIGTERM else 600.0)
     async with connect(frontend.stream_url, proxy=None) as websocket:
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler))
+        await until(lambda: scheduler.added)
         frontend.process.send_signal(signum)
         last = await frame(websocket)
         assert last["finish_reason"] == "error"
@@ -108,7 +104,7 @@ async def test_a_second_signal_ends_a_drain_at_once(
         httpx.AsyncClient(base_url=frontend.url, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         await websocket.send(GENERATE)
-        await until(lambda: added(scheduler))
+        await until(lambda: scheduler.added)
         frontend.process.terminate()
         await until_draining(client)
         frontend.process.terminate()
@@ -123,9 +119,9 @@ async def test_frontends_share_a_scheduler_and_never_a_name(
     for frontend in frontends:
         async with connect(frontend.stream_url, proxy=None) as websocket:
             await websocket.send(GENERATE)
-            num_added = len(added(scheduler))
-            await until(lambda num_before=num_added: len(added(scheduler)) > num_before)  # type: ignore[misc]
-    assert len({message.request.request_id for message in added(scheduler)}) == 2
+            num_added = len(scheduler.added)
+            await until(lambda num_before=num_added: len(scheduler.added) > num_before)  # type: ignore[misc]
+    assert len({message.request.request_id for message in scheduler.added}) == 2
     assert len(set(scheduler.frontend_ids)) == 2
     frontends[0].process.kill()
     await until(lambda: scheduler.num_links == 1)

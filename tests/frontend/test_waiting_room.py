@@ -21,7 +21,7 @@ from punica_frontend.waiting_room import registry_once_there
 from punica_serve.config import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.process import Drain
-from punica_serve.protocol import AddRequest, Deliveries, Ending
+from punica_serve.protocol import Deliveries, Ending
 from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
@@ -148,10 +148,6 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def added_to(scheduler: ScriptedScheduler) -> list[AddRequest]:
-    return [message for message in scheduler.received if isinstance(message, AddRequest)]
-
-
 @pytest.mark.slow
 async def test_a_process_waits_for_postgresql(
     postgres: PostgresServer, scheduler: ScriptedScheduler, tmp_path: Path
@@ -173,7 +169,7 @@ async def test_a_process_waits_for_postgresql(
             await until(lambda: scheduler.is_linked, "the frontend has come up")
             assert (await client.post("/v1/generate", json=body)).status_code == 401
             asking = asyncio.create_task(client.post("/v1/generate", json=body, headers=key))
-            await until(lambda: added_to(scheduler), "the request is let in")
-            (added,) = added_to(scheduler)
+            await until(lambda: scheduler.added, "the request is let in")
+            (added,) = scheduler.added
             scheduler.send(Deliveries((added.handle,), (0,), (20,), endings=(Ending(added.handle, 1, "length"),)))
             assert (await asking).status_code == 200

@@ -3,7 +3,7 @@
 from typing import Any
 
 from punica_serve.channel import Channel
-from punica_serve.protocol import FrontendHello, Message
+from punica_serve.protocol import AddRequest, FrontendHello, Message
 from punica_serve.wire import accept
 
 
@@ -34,6 +34,11 @@ class ScriptedScheduler:
     @property
     def is_linked(self) -> bool:
         return self._channel is not None
+
+    @property
+    def added(self) -> list[AddRequest]:
+        """The requests of what was received: a frontend asks for other things, too, when it likes."""
+        return [message for message in self.received if isinstance(message, AddRequest)]
 
     def send(self, message: Message) -> None:
         assert self._channel is not None
