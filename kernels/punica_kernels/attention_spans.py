@@ -75,6 +75,11 @@ class AttentionShape:
         return max(_LEAST_LANES, self.block_rows * self.block_group)
 
     @property
+    def live_lanes(self) -> int:
+        """The first lanes, which have a row and head where the requests have that many: a power of two."""
+        return self.block_group * min(self.block_rows, _next_power_of_two(self.max_query_rows))
+
+    @property
     def block_group(self) -> int:
         """Query heads of one kv head, rounded up to a power of two."""
         return _next_power_of_two(self.heads // self.kv_heads)

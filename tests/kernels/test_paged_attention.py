@@ -1,5 +1,6 @@
 """Paged attention: the torch implementation, and Triton's on a GPU or, on small shapes, in Triton's interpreter."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -172,6 +173,26 @@ def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
     case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
     setattr(case, argument, value)
     with pytest.raises(ValueError, match=f"^{argument} must"):
+        case.run(public.paged_attention)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("out", torch.zeros(3, 4, 5)), ("spans", torch.zeros(8, dtype=torch.int32))]
+)
+def test_what_a_call_writes_and_its_table_must_fit_too(argument: str, value: Tensor) -> None:
+    case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
+    arguments = {"out": torch.zeros_like(case.q), "spans": case.spans(), argument: value}
+    others = (case.q, case.keys, case.values, case.pages)
+    with pytest.raises(ValueError, match=f"^{argument} must be .*, got {re.escape(str(list(value.shape)))}$"):
+        public.paged_attention(arguments["out"], *others, arguments["spans"], case.shape, case.workspace, SCALE)
+
+
+@pytest.mark.parametrize("part", ["values", "sums", "counts"])
+def test_a_workspace_made_for_less_is_refused(part: str) -> None:
+    case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
+    enough = getattr(case.workspace, part)
+    case.workspace = replace(case.workspace, **{part: enough[..., :-1]})
+    with pytest.raises(ValueError, match=f"^workspace must have {part} of {enough.numel()} or more, got"):
         case.run(public.paged_attention)
 
 

@@ -19,8 +19,8 @@ from punica_kernels.paged_attention import AttentionWorkspace
 _TILE = 16
 #: Of keys in a block of tokens.
 _BLOCK_BYTES, _MAX_BLOCK_TOKENS = 16384, 64
-#: Lanes whose parts are merged at a time: their loads wait for memory together.
-_MERGED_LANES = 64
+#: Most parts that are merged at a time, and most of their lanes: their loads wait for memory together.
+_MERGED_PARTS, _MERGED_LANES = 8, 64
 _NUM_WARPS = 4
 #: Below every score. Finite: a row that sees nothing of a part has weights of zero there, and no NaN.
 _LOWEST = tl.constexpr(-3e38)
@@ -69,7 +69,8 @@ def paged_attention(
         BLOCK_DIM=block_dim,
         # Of few lanes, which wait for memory, a multiprocessor runs the more programs, the less of it each takes.
         STAGES=2 if shape.lanes == _TILE else 3,
-        MERGED=max(1, _MERGED_LANES // shape.lanes),
+        LIVE_LANES=shape.live_lanes,
+        MERGED=max(1, min(_MERGED_PARTS, 4 * shape.live_lanes, _MERGED_LANES // shape.live_lanes)),
         PDL=overlap,
         CHAINED=overlap and chained,
         **launch_options(_NUM_WARPS, overlap=overlap and chained),
@@ -109,6 +110,7 @@ def _paged_attention(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     STAGES: tl.constexpr,
+    LIVE_LANES: tl.constexpr,
     MERGED: tl.constexpr,
     PDL: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -169,8 +171,10 @@ def _paged_attention(
         weighted = weighted * faded[:, None] + tl.dot(probs.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
 
-    is_last = num_parts == 1
-    if num_parts > 1:
+    if num_parts == 1:
+        result = (weighted / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row * out_row_stride + head * out_head_stride + dims, result, mask=is_query)
+    else:
         place = (part * KV_HEADS + kv_head) * LANES + lanes
         tl.store(part_values + place[:, None] * HEAD_DIM + dims, weighted, mask=is_query)
         tl.store(part_highest + place, highest, mask=is_lane)
@@ -178,64 +182,73 @@ def _paged_attention(
         # All threads' parts are written before the count says so.
         tl.debug_barrier()
         count = counts + first_part * KV_HEADS + kv_head
-        is_last = tl.atomic_add(count, 1, sem="acq_rel") == num_parts - 1
-        if is_last:
+        if tl.atomic_add(count, 1, sem="acq_rel") == num_parts - 1:
             tl.store(count, 0)
-            places = (first_part * KV_HEADS + kv_head) * LANES + lanes
-            total, weighted = _merge(
+            _merge(
+                out + first_row.to(tl.int64) * out_row_stride + kv_head * GROUP * out_head_stride,
                 part_values,
                 part_highest,
                 part_totals,
-                places,
+                (first_part * KV_HEADS + kv_head) * LANES,
                 num_parts,
-                is_lane,
-                is_query,
-                dims,
-                KV_HEADS,
+                num_rows,
+                out_row_stride,
+                out_head_stride,
+                KV_HEADS * LANES,
                 HEAD_DIM,
-                LANES,
+                GROUP,
+                BLOCK_GROUP,
+                LIVE_LANES,
                 BLOCK_DIM,
                 MERGED,
             )
-    if is_last:
-        result = (weighted / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * out_row_stride + head * out_head_stride + dims, result, mask=is_query)
 
 
 @triton.jit
 def _merge(
+    out,
     part_values,
     part_highest,
     part_totals,
-    places,
+    first_place,
     num_parts,
-    is_lane,
-    is_query,
-    dims,
-    KV_HEADS: tl.constexpr,
+    num_rows,
+    out_row_stride,
+    out_head_stride,
+    PART_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    LANES: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    LIVE_LANES: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """(Sum of exponentials, weighted values) of the parts that begin at ``places``, MERGED of them at a time."""
-    highest = tl.full((LANES,), _LOWEST, dtype=tl.float32)
+    """A block's rows of out from its parts, MERGED of them at a time."""
+    lanes = tl.arange(0, LIVE_LANES)
+    dims = tl.arange(0, BLOCK_DIM)[None, :]
+    query = lanes // BLOCK_GROUP
+    member = lanes % BLOCK_GROUP
+    is_lane = (query < num_rows) & (member < GROUP)
+    is_cell = is_lane[:, None] & (dims < HEAD_DIM)
+    highest = tl.full((LIVE_LANES,), _LOWEST, dtype=tl.float32)
     total = tl.where(is_lane, 0.0, 1.0)
-    weighted = tl.zeros((LANES, BLOCK_DIM), dtype=tl.float32)
+    weighted = tl.zeros((LIVE_LANES, BLOCK_DIM), dtype=tl.float32)
     for some in range(0, num_parts, MERGED):
         for number in tl.static_range(MERGED):
             part = some + number
             is_part = part < num_parts
-            place = places + part * (KV_HEADS * LANES)
+            place = first_place + part * PART_STRIDE + lanes
             # From the L2 cache, where other multiprocessors have written them.
             its_highest = tl.load(part_highest + place, mask=is_lane & is_part, other=_LOWEST, cache_modifier=".cg")
             its_total = tl.load(part_totals + place, mask=is_lane & is_part, other=0.0, cache_modifier=".cg")
             cells = part_values + place[:, None] * HEAD_DIM + dims
-            its_weighted = tl.load(cells, mask=is_query & is_part, other=0.0, cache_modifier=".cg")
+            its_weighted = tl.load(cells, mask=is_cell & is_part, other=0.0, cache_modifier=".cg")
             new_highest = tl.maximum(highest, its_highest)
             faded = tl.exp2(highest - new_highest)
             weight = tl.exp2(its_highest - new_highest)
             total = total * faded + its_total * weight
             weighted = weighted * faded[:, None] + its_weighted * weight[:, None]
             highest = new_highest
-    return total, weighted
+    result = (weighted / total[:, None]).to(out.dtype.element_ty)
+    rows = out + query * out_row_stride + member * out_head_stride
+    tl.store(rows[:, None] + dims, result, mask=is_cell)
