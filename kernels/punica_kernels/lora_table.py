@@ -35,6 +35,9 @@ MAX_RANK_PAGES = 16
 TILE_HEADER_WORDS = 5
 #: Tiles up to which a table is a small one.
 SMALL_TABLE_TILES = 32
+#: Most programs that share the columns of a tile of several rows, where there are fewer tiles than room: there is work
+#: for no more than the expand has blocks of columns in a program.
+MAX_COLUMN_PARTS = 2
 #: Words of an item: first row, rows, its place in the rank order, page, page.
 ITEM_WORDS = 8
 
@@ -61,14 +64,6 @@ class LoraTableShape:
     def max_tiles(self) -> int:
         """Every segment has at most one tile that is not full; the rows past the last segment are one more."""
         return min(self.max_rows, self.max_segments + 1 + self.max_rows // TILE_ROWS)
-
-    @property
-    def max_column_parts(self) -> int:
-        """Most programs that share the columns of a tile of several rows, where there are fewer tiles than room.
-
-        There is work for no more than the expand has blocks of columns in a program.
-        """
-        return 2 if self.max_tiles <= SMALL_TABLE_TILES else 4
 
     @property
     def max_tile_items(self) -> int:
@@ -184,7 +179,7 @@ def _items(shape: LoraTableShape, words: Indices) -> Indices:
 def _split_columns(wide: npt.NDArray[np.bool_], shape: LoraTableShape) -> tuple[Indices, Indices, Indices]:
     """(tile, part, parts) of each entry: `wide` tiles are shared by as many programs as there is room for."""
     room = (shape.max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
-    num_parts = np.where(wide, min(room, shape.max_column_parts), 1)
+    num_parts = np.where(wide, min(room, MAX_COLUMN_PARTS), 1)
     tile, part = _enumerate(num_parts)
     return tile, part, num_parts[tile]
 

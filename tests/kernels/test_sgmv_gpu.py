@@ -12,7 +12,7 @@ from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
 from punica_kernels.gpu.sgmv import add_lora, expand, shrink, workspace_numel
-from punica_kernels.gpu.sgmv_config import shrink_config
+from punica_kernels.gpu.sgmv_config import expand_config, shrink_config
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -105,6 +105,14 @@ def test_rows_prefills_and_rows_without_lora_in_one_call(
 @pytest.mark.parametrize("rank", [1, 8, 9, 16, 33])
 def test_ranks(make_case: MakeCase, relative_error: RelativeError, rank: int) -> None:
     case = make_case([1, 2], [rank, rank])
+    assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
+
+
+def test_rows_of_every_number_of_items(make_case: MakeCase, relative_error: RelativeError) -> None:
+    """1, 2, 3 or 4 items of a row of outputs this wide are multiplied at once, and 5 to 8 in two turns."""
+    ranks = list(range(16, 129, 16))
+    case = make_case([1] * len(ranks), ranks, slice_widths=(128, 72))
+    assert expand_config(case.table.shape, 2, 128).row_powers == 3
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 

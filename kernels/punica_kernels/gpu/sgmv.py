@@ -104,6 +104,7 @@ def expand(
         SPLITS=config.splits,
         BLOCK_N=config.block_n,
         TILE_N=config.tile_n,
+        ROW_POWERS=config.row_powers,
         EVEN_N=all(width % config.block_n == 0 for width in widths),
         ACCUMULATE=accumulate,
         PDL=overlap,

@@ -35,6 +35,8 @@ class ExpandConfig:
     block_n: int
     #: Outputs that a program takes at a time for a tile of several rows.
     tile_n: int
+    #: A row of several items takes 1, 2, ... or 2 ** (row_powers - 1) of them at a time.
+    row_powers: int
     num_warps: int
     #: Of a thread. The compiler would take more to no use, and fewer programs would run at a time.
     max_registers: int
@@ -42,6 +44,8 @@ class ExpandConfig:
 
 # Tiles of the largest decode whose projections leave room for LoRA beside them.
 _DECODE_TILES = 64
+# Outputs times items that a program has weights of at a time for a row: more do not fit its registers.
+_ROW_WEIGHTS = 512
 # Outputs from which a prefill's tiles are so many that programs may be larger.
 _WIDE_OUTPUTS = 8192
 
@@ -76,7 +80,16 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> 
     """The expand of a group of so many projections, of which the widest has so many outputs."""
     block_n, tile_n, max_registers = _expand_blocks(shape, num_slices * widest_slice)
     block_n = min(block_n, max(16, _next_power_of_two(widest_slice)))
-    return ExpandConfig(num_splits(shape, num_slices), block_n, min(tile_n, block_n), 1, max_registers)
+    tile_n = min(tile_n, block_n)
+    items = min(_next_power_of_two(shape.max_tile_items), max(1, _ROW_WEIGHTS // block_n))
+    return ExpandConfig(
+        splits=num_splits(shape, num_slices),
+        block_n=block_n,
+        tile_n=tile_n,
+        row_powers=items.bit_length(),
+        num_warps=1,
+        max_registers=max_registers,
+    )
 
 
 def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, int]:
@@ -84,10 +97,9 @@ def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, i
     if _holds_prefill(shape):
         return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
     if shape.max_tiles <= SMALL_TABLE_TILES:
-        return 128, 64, 255
-    # Narrower tiles are faster where adapters are few and the GPU has nothing else to do, wider ones where each of many
-    # adapters has a few rows, and beside projections (docs/performance.md).
-    return (256, 64, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
+        return 128, 64, 168
+    # Where there are more tiles, a wider part costs fewer programs that each add up the same rows of v.
+    return (256, 128, 192) if shape.max_tiles <= _DECODE_TILES else (128, 128, 168)
 
 
 def _holds_prefill(shape: LoraTableShape) -> bool:

@@ -33,6 +33,7 @@ def sgmv_expand(
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE_N: tl.constexpr,
+    ROW_POWERS: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     PDL: tl.constexpr,
@@ -89,30 +90,28 @@ def sgmv_expand(
                 ACCUMULATE,
                 PDL,
             )
-    elif num_items == 1:
-        w = _load_b(b + ns, page_0, page_1, 1, page_stride, END_2, inside, EVEN_N)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        total = _row_product(v, w, 1, MAX_RANKS, SPLITS) + _load_y(y + ns, inside, ACCUMULATE)
-        tl.store(y + ns, total.to(y.dtype.element_ty), mask=inside)
-    elif num_items > 1:
-        _expand_row(
-            y + ns,
-            v,
-            b + ns,
-            page_0,
-            page_1,
-            pages,
-            num_items,
-            inside,
-            page_stride,
-            END_2,
-            MAX_RANKS,
-            SPLITS,
-            EVEN_N,
-            ACCUMULATE,
-            PDL,
-        )
+    elif num_items > 0:
+        # As few at a time as there are: each costs instructions, there or not.
+        for power in tl.static_range(ROW_POWERS):
+            if num_items > (1 << power) // 2 and (num_items <= 1 << power or power == ROW_POWERS - 1):
+                _expand_row(
+                    y + ns,
+                    v,
+                    b + ns,
+                    page_0,
+                    page_1,
+                    pages,
+                    num_items,
+                    inside,
+                    page_stride,
+                    END_2,
+                    MAX_RANKS,
+                    SPLITS,
+                    1 << power,
+                    EVEN_N,
+                    ACCUMULATE,
+                    PDL,
+                )
 
 
 @triton.jit
@@ -129,25 +128,20 @@ def _expand_row(
     H_OUT: tl.constexpr,
     MAX_RANKS: tl.constexpr,
     SPLITS: tl.constexpr,
+    ITEMS: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A row of several items: two at a time, to have both their weights under way."""
-    w_0 = _load_b(b, page_0, page_1, 2, page_stride, H_OUT, inside, EVEN_N)
-    w_1 = _load_item_b(b, pages + ITEM_PAGES, 1, page_stride, H_OUT, inside, EVEN_N)
+    """A row, ITEMS at a time, to have all their weights under way."""
+    w = _load_b(b, page_0, page_1, pages, num_items, page_stride, H_OUT, inside, ITEMS, EVEN_N)
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = _load_y(y_row, inside, ACCUMULATE)
-    total += _row_product(v_row, w_0, 2, MAX_RANKS, SPLITS)
-    total += _row_product(v_row + ITEM_RANKS, w_1, 1, MAX_RANKS, SPLITS)
-    for item in tl.range(2, num_items, 2):
-        left = num_items - item
-        pages_left = pages + item * ITEM_PAGES
-        w_0 = _load_item_b(b, pages_left, left, page_stride, H_OUT, inside, EVEN_N)
-        w_1 = _load_item_b(b, pages_left + ITEM_PAGES, left - 1, page_stride, H_OUT, inside, EVEN_N)
-        total += _row_product(v_row + item * ITEM_RANKS, w_0, left, MAX_RANKS, SPLITS)
-        total += _row_product(v_row + (item + 1) * ITEM_RANKS, w_1, left - 1, MAX_RANKS, SPLITS)
+    total += _row_product(v_row, w, num_items, MAX_RANKS, SPLITS, ITEMS)
+    for item in tl.range(ITEMS, num_items, ITEMS):
+        w = _load_items(b, pages, item, num_items, page_stride, H_OUT, inside, ITEMS, EVEN_N)
+        total += _row_product(v_row + item * ITEM_RANKS, w, num_items - item, MAX_RANKS, SPLITS, ITEMS)
     tl.store(y_row, total.to(y_row.dtype.element_ty), mask=inside)
 
 
@@ -178,7 +172,7 @@ def _expand_tile(
     y_rows = y_row[None, :] + tile[:, None] * y_stride
     v_rows = v_row + tile * V_ROW
     mask = live[:, None] & inside[None, :]
-    w = _load_b(b, page_0, page_1, 1, page_stride, H_OUT, inside, EVEN_N)
+    w = _load_b(b, page_0, page_1, pages, 1, page_stride, H_OUT, inside, 1, EVEN_N)
     if PDL:
         tl.extra.cuda.gdc_wait()
     before = _load_y(y_rows, mask, ACCUMULATE)
@@ -186,9 +180,8 @@ def _expand_tile(
     totals = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLITS), w, totals)
     # One stage: the compiler's own pipelining takes more registers than it saves time.
     for item in tl.range(1, num_items, num_stages=1):
-        w = _load_item_b(b, pages + item * ITEM_PAGES, 1, page_stride, H_OUT, inside, EVEN_N)
-        row_sums = _sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS)
-        totals = _product(row_sums, w, totals)
+        w = _load_items(b, pages, item, item + 1, page_stride, H_OUT, inside, 1, EVEN_N)
+        totals = _product(_sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS), w, totals)
     tl.store(y_rows, (totals + before).to(y_row.dtype.element_ty), mask=mask)
 
 
@@ -206,40 +199,73 @@ def _output_block(END_0, END_1, END_2, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _load_b(b, page_0, page_1, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
-    """[ranks, outputs] of an item's two pages; zeros, and no bytes read, where there is no page or no item left."""
-    ranks = tl.arange(0, ITEM_RANKS)
-    page = tl.where(ranks < PAGE_RANKS, page_0, page_1).to(tl.int64)
-    used = ((page >= 0) & (items_left > 0))[:, None]
-    rows = page * page_stride + (ranks % PAGE_RANKS) * H_OUT
+def _load_b(
+    b,
+    page_0,
+    page_1,
+    pages,
+    items_left,
+    page_stride,
+    H_OUT: tl.constexpr,
+    inside,
+    ITEMS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+):
+    """[ranks, outputs] of ITEMS items, whose pages' numbers are page_0, page_1 and then those at ``pages`` + 2.
+
+    Zeros, and no bytes read, where there is no page or no item left.
+    """
+    ranks = tl.arange(0, ITEMS * ITEM_RANKS)
+    page = tl.where(ranks < PAGE_RANKS, page_0, page_1)
+    for number in tl.static_range(ITEM_PAGES, ITEMS * ITEM_PAGES):
+        # Words past a tile's last item are other words of the table: their values do not matter.
+        page = tl.where(ranks // PAGE_RANKS == number, tl.load(pages + number), page)
+    used = ((page >= 0) & (ranks // ITEM_RANKS < items_left))[:, None]
+    rows = page.to(tl.int64) * page_stride + (ranks % PAGE_RANKS) * H_OUT
     if EVEN_N:
         return tl.load(b[None, :] + rows[:, None], mask=used, other=0.0)
     return tl.load(b[None, :] + rows[:, None], mask=used & inside[None, :], other=0.0)
 
 
 @triton.jit
-def _load_item_b(b, pages, items_left, page_stride, H_OUT: tl.constexpr, inside, EVEN_N: tl.constexpr):
-    # Words past a tile's last item are other words of the table: their values do not matter.
-    return _load_b(b, tl.load(pages), tl.load(pages + 1), items_left, page_stride, H_OUT, inside, EVEN_N)
+def _load_items(
+    b,
+    pages,
+    item,
+    num_items,
+    page_stride,
+    H_OUT: tl.constexpr,
+    inside,
+    ITEMS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+):
+    """The same from `item` on."""
+    pages += item * ITEM_PAGES
+    page_0, page_1 = tl.load(pages), tl.load(pages + 1)
+    return _load_b(b, page_0, page_1, pages, num_items - item, page_stride, H_OUT, inside, ITEMS, EVEN_N)
 
 
 @triton.jit
-def _row_product(v, w, items_left, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
-    """[outputs]: a row's sums over the splits times an item's weights; zeros where no item is left."""
+def _row_product(v, w, items_left, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr, ITEMS: tl.constexpr):
+    """[outputs]: a row's sums over the splits times the weights of the items that are left of ITEMS."""
     splits = tl.arange(0, SPLITS)[:, None]
-    parts = v + splits * MAX_RANKS + tl.arange(0, ITEM_RANKS)[None, :]
-    row = tl.sum(tl.load(parts, mask=(splits >= 0) & (items_left > 0), other=0.0), axis=0)
-    return tl.sum(w.to(tl.float32) * row[:, None], axis=0)
+    ranks = tl.arange(0, ITEMS * ITEM_RANKS)[None, :]
+    parts = tl.load(v + splits * MAX_RANKS + ranks, mask=(splits >= 0) & (ranks // ITEM_RANKS < items_left), other=0.0)
+    return tl.sum(w.to(tl.float32) * tl.sum(parts, axis=0)[:, None], axis=0)
 
 
 @triton.jit
 def _sum_rows(v_rows, live, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
     """[rows, ranks]: the same of a tile of rows."""
     parts = v_rows[:, None] + tl.arange(0, ITEM_RANKS)[None, :]
+    half = parts + SPLITS // 2 * MAX_RANKS
     total = tl.load(parts, mask=live[:, None], other=0.0)
-    for split in tl.static_range(1, SPLITS):
+    other = tl.load(half, mask=live[:, None], other=0.0)
+    for split in tl.static_range(1, SPLITS // 2):
         total += tl.load(parts + split * MAX_RANKS, mask=live[:, None], other=0.0)
-    return total
+        other += tl.load(half + split * MAX_RANKS, mask=live[:, None], other=0.0)
+    # A reduction, not a sum: the compiler would bring each of a sum's terms into the layout that the product wants.
+    return tl.sum(tl.join(total, other), axis=2)
 
 
 @triton.jit
