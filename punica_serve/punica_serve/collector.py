@@ -3,10 +3,14 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 #: Objects made beyond those gone before the young are looked at; and how often each older generation is, in looks at
 #: the one before it.
 _RARE = (50_000, 20, 100)
+
+#: The collector is the process's: of threads that want it off one has it so at a time, and finds it as it was.
+_off = Lock()
 
 
 def leave_alone_what_is_there() -> None:
@@ -39,3 +43,16 @@ def calm() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Nothing is collected inside; afterwards, if it was before. Threads take turns, so one may not nest it."""
+    with _off:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+#: Programs of a CUDA grid along its y dimension, which is where the kernels have what grows with a step's rows.
+MAX_GRID_Y = 65_535
+
 
 @cache
 def can_overlap(device: torch.device) -> bool:

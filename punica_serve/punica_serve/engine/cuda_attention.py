@@ -34,7 +34,7 @@ class CudaAttention:
         self._out = memory.out[: shape.num_rows]
         #: int32 [rows]: page * page_size + offset, where each row's key and value go; -1 keeps them out.
         self.slots = words.device("slots")
-        decodes, prefill = _shapes(cache, model, shape)
+        decodes, prefill = attention_shapes(cache, model, shape)
         scale = model.head_dim**-0.5
         self._decodes = _Rows(decodes, words, "decode_spans", memory.decodes, scale) if decodes else None
         self._prefill = _Rows(prefill, words, "prefill_spans", memory.prefill, scale) if prefill else None
@@ -79,7 +79,7 @@ class AttentionMemory:
 
     def __init__(self, cache: KvCache, model: ModelConfig, shapes: Sequence[StepShape]) -> None:
         pool = cache.pool
-        decodes, prefills = zip(*(_shapes(cache, model, shape) for shape in shapes), strict=True)
+        decodes, prefills = zip(*(attention_shapes(cache, model, shape) for shape in shapes), strict=True)
         max_rows = max(shape.num_rows for shape in shapes)
         #: [rows, heads, head_dim] of the newest layer.
         self.out = torch.zeros(
@@ -119,7 +119,7 @@ def attention_parts(cache: KvCache, model: ModelConfig, shape: StepShape) -> dic
     Of pages, a step can have its requests' own, and no more than the cache has: one of short pages has millions, of
     which a step's contexts can't reach most.
     """
-    decodes, prefill = _shapes(cache, model, shape)
+    decodes, prefill = attention_shapes(cache, model, shape)
     num_requests = shape.num_decode_rows + (shape.num_prefill_rows > 0)
     return {
         "slots": shape.num_rows,
@@ -137,7 +137,7 @@ def make_attentions(
     return {shape: CudaAttention(cache, model, shape, own, memory) for shape, own in words.items()}
 
 
-def _shapes(
+def attention_shapes(
     cache: KvCache, model: ModelConfig, shape: StepShape
 ) -> tuple[AttentionShape | None, AttentionShape | None]:
     """Those of the decodes and of the prefill, where the step has rows for them."""

@@ -6,20 +6,18 @@ the host knows it, and pages that an ended request gives back can be given to an
 runs later on the same stream.
 """
 
-import gc
-from collections.abc import Iterator
 from collections.abc import Sequence as Series
-from contextlib import contextmanager
-from threading import Lock
 
 import torch
 from torch import Tensor
 
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
+from punica_serve.collector import without_collection
 from punica_serve.engine.cuda_attention import attention_parts, make_attentions
 from punica_serve.engine.cuda_lora import CudaLora
 from punica_serve.engine.kv_cache import KvCache
+from punica_serve.engine.launch_limit import check_launches
 from punica_serve.engine.lora_batch import PagesOf
 from punica_serve.engine.lora_pool import LoraPool
 from punica_serve.engine.planner import StepPlan
@@ -33,9 +31,6 @@ from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
 from punica_serve.models.llama import Llama
 
 _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
-
-#: The collector is the process's: of engines that start in several threads one turns it off at a time.
-_collector = Lock()
 
 
 class CudaStep:
@@ -104,7 +99,8 @@ class CudaRunner:
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan(None, ())
         warm: set[int] = set()
-        with torch.cuda.stream(self._stream), _without_garbage_collection():
+        # What is collected, another engine's graphs for one, is taken from the device, which spoils a capture.
+        with torch.cuda.stream(self._stream), without_collection():
             for (shape, _), program in self._programs.items():
                 program.stage(nothing, {}, self._pages_of)
                 if use_graphs:
@@ -118,25 +114,13 @@ class CudaRunner:
             self._sampler.warm_up(logits.new_zeros(max(warm), logits.shape[1]))
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """What is collected, another engine's graphs for one, is taken from the device, which spoils a capture."""
-    with _collector:
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
-
-
 def _make_programs(
     model: Llama, cache: KvCache, lora_pool: LoraPool, draws: Tensor, shapes: StepShapes
 ) -> dict[tuple[StepShape, bool], StepProgram]:
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {shape: _table_shape(shape) for shape in shapes.all}
+    check_launches(cache, model.config, tables)
     workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
     words = {
         shape: StepWords(StepInputs.parts(shape, table) | attention_parts(cache, model.config, shape), device)

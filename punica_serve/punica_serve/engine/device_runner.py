@@ -16,7 +16,7 @@ from punica_serve.models.llama import Llama
 def make_runner(
     config: EngineConfig, model: Llama, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf
 ) -> StepRunner:
-    """Raises ConfigError if what steps need beside the KvCache does not fit a GPU."""
+    """Raises ConfigError if what steps need beside the KvCache does not fit a GPU, or their rows no launch."""
     parts, device = (model, cache, lora_pool, sampler, pages_of), cache.pool.device
     if device.type != "cuda":
         return CpuRunner(*parts)

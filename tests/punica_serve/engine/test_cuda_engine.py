@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.engine.engine import Engine
+from punica_serve.errors import ConfigError
 from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -110,6 +111,11 @@ def test_steps_of_one_request(make_engine: MakeEngine, refs: list[AdapterRef | N
     requests = _requests(refs[:5])
     settings = {"max_batch_size": 1, "prefill_budget_tokens": 16}
     assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
+
+
+def test_a_step_of_more_rows_than_a_launch_has_room_for_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match=r"lower `engine\.prefill_budget_tokens`$"):
+        make_engine(device="cuda", prefill_budget_tokens=2_000_000)
 
 
 def test_numbers_that_are_not_finite_stay_with_their_request(
