@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from adapter_variants import ANSWERS, variant, zipped
+from small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -104,18 +104,8 @@ def test_a_locked_registry_stops_registrations_and_nothing_else(own_cluster: Any
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder))
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(("umount", "-l", str(folder)), check=True)
+    with small_disk(tmp_path / "tiny", num_kib=128) as folder:
+        yield folder
 
 
 def test_a_full_disk_stops_registrations_and_nothing_else(

@@ -3,11 +3,15 @@
 import asyncio
 import errno
 import os
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -22,11 +26,19 @@ DEADLINE_S = 5.0
 _TRANSACTION_SHARE = 0.6
 #: Less, so that the database says itself what it waits for.
 _WAIT_SHARE = 0.5
+#: Between tries where SQLite does not wait itself.
+_RETRY_S = 0.01
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _WRITES = "punica_writes"
+#: The second is of the memory that SQLite's readers share, a file beside its own.
+_SQLITE_DISK_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+_POSTGRES_DISK_FULL = "53100"
 #: Other failures of a file may pass, as when its folder is not mounted yet.
 _MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+_AWAY = "the registry's database is not available; nothing can be changed until it is back"
+_FULL = "the disk of the registry's database is full; nothing can be changed until its operator makes room there"
 
 
 class Database:
@@ -80,22 +92,27 @@ class Database:
         except IntegrityError:
             raise  # the rules of the tables hold whatever callers do: that would be our own mistake
         except TimeoutError as error:
-            raise self._unavailable(f"did not answer within {timeout_s:g} s") from error
+            raise self._unavailable(_AWAY, f"did not answer within {timeout_s:g} s") from error
         except (SQLAlchemyError, OSError) as error:
-            raise self._unavailable(_reason(error)) from error
+            cause = getattr(error, "orig", None) or error
+            raise self._unavailable(_FULL if _is_full(cause) else _AWAY, _reason(cause)) from error
 
-    def _unavailable(self, reason: str) -> RegistryUnavailable:
+    def _unavailable(self, message: str, reason: str) -> RegistryUnavailable:
+        detail = f"{self.shown_url}: {reason}"
         return RegistryUnavailable(
-            "the registry's database is not available; nothing can be changed until it is back, and what was read"
-            " before is served on",
-            detail=f"{self.shown_url}: {reason}",
-            retry_after_s=self.deadline_s,
+            f"{message}, and what was read before is served on", detail=detail, retry_after_s=self.deadline_s
         )
 
 
-def _reason(error: Exception) -> str:
+def _is_full(cause: BaseException) -> bool:
+    """What the driver says of the disk. SQLite's errors have a number, PostgreSQL's a state."""
+    number, state = getattr(cause, "sqlite_errorcode", None), getattr(cause, "sqlstate", None)
+    return number in _SQLITE_DISK_FULL or state == _POSTGRES_DISK_FULL
+
+
+def _reason(cause: BaseException) -> str:
     """What the driver says, in one line, without the statement and its parameters."""
-    return " ".join(reason_of(getattr(error, "orig", None) or error).split())
+    return " ".join(reason_of(cause).split())
 
 
 def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
@@ -104,7 +121,7 @@ def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
     if url.database and url.drivername == _DRIVERS["sqlite"]:
         _make_file(Path(url.database))
         engine = create_async_engine(url, connect_args={"timeout": wait_s}, **pool)
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "connect", partial(_prepare_sqlite, wait_s))
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     wait_ms = str(int(wait_s * 1000))
@@ -140,13 +157,26 @@ def _make_file(file: Path) -> None:
         raise RegistryUnavailable("the registry's file can't be opened", detail=detail) from error
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _prepare_sqlite(wait_s: float, connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin when we say so, not at the first change
-    cursor = connection.cursor()
-    # Readers see the last commit while somebody writes, and a commit is on the disk when it returns.
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
+    connection.run_async(partial(_keep_log, wait_s))
+
+
+async def _keep_log(wait_s: float, connection: aiosqlite.Connection) -> None:
+    """Readers see the last commit while somebody writes, and a commit is on the disk when it returns.
+
+    A new file's first log is begun under a lock for which SQLite waits for nobody, such as one who begins it too.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            await connection.execute_fetchall("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(_RETRY_S)
+    await connection.execute_fetchall("PRAGMA synchronous = FULL")
 
 
 def _begin_sqlite(connection: Connection) -> None:

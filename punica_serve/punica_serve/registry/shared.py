@@ -59,7 +59,7 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
 
 def _refused(name: str, error: AdapterRejected | InvalidRequest) -> AdapterRejected:
     """A new error: the traceback of the old one would keep the weights of the refused adapter in memory."""
-    logger.warning("adapter %r is refused, the others are served: %s", name, error)
+    logger.warning("adapter %r is refused: %s", name, error)
     where = error.where if isinstance(error, AdapterRejected) else ""
     return AdapterRejected(error.message, param=error.param, where=where)
 

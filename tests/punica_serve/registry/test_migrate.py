@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -33,6 +34,16 @@ async def test_those_who_open_an_empty_database_at_once_make_it_once(empty_url: 
     for registry in registries:
         assert [tenant.name for tenant in registry.snapshot.tenants()] == ["default", "shared"]
         await registry.close()
+
+
+async def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    opening = asyncio.create_task(Registry.open(f"sqlite:///{tmp_path}/registry.db", deadline_s=60.0))
+    await asyncio.wait({opening}, timeout=0.3)
+    other.execute("COMMIT")
+    other.close()
+    await (await opening).close()
 
 
 async def test_what_was_registered_is_there_when_all_is_started_again(url: str) -> None:

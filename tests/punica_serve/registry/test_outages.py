@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from punica_serve.registry.database import DEADLINE_S
 from punica_serve.registry.records import Usage
 from punica_serve.registry.registry import Registry
 from registries import OpenRegistry, ref_of
+from small_disk import fill, small_disk
 from waits import until
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +146,31 @@ async def test_a_file_that_somebody_else_has_locked(tmp_path: Path) -> None:
     stranger.close()
     await registry.register("default", "y", ref_of("b"), by="me")
     await registry.close()
+
+
+async def test_a_full_disk_is_told_of_and_its_place_to_operators_alone(open_registry: OpenRegistry) -> None:
+    registry = await open_registry()
+    fill = {
+        "sqlite": ("PRAGMA max_page_count = 1", "CREATE TABLE filler (x)"),
+        "postgresql": ("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",),
+    }
+    database = registry._database
+    with pytest.raises(RegistryUnavailable) as error:
+        async with database.writing() as connection:
+            for statement in fill["sqlite" if database.is_sqlite else "postgresql"]:
+                await connection.exec_driver_sql(statement)
+    assert "disk of the registry's database is full" in error.value.message
+    assert database.shown_url not in error.value.message and database.shown_url in str(error.value)
+    assert error.value.retry_after_s
+
+
+async def test_a_file_on_a_disk_that_is_full_before_it_is_opened(migrated_sqlite: Path, tmp_path: Path) -> None:
+    """SQLite makes a file for its readers then, and calls what fails there an error of the disk."""
+    with small_disk(tmp_path / "disk", num_kib=600) as disk:
+        shutil.copy(migrated_sqlite, disk)
+        fill(disk)
+        with pytest.raises(RegistryUnavailable, match="disk of the registry's database is full"):
+            await Registry.open(f"sqlite:///{disk}/registry.db")
 
 
 async def test_a_database_whose_tables_are_gone(open_registry: OpenRegistry) -> None:
