@@ -18,6 +18,7 @@ from punica_serve.config_fields import (
     Device,
     Flag,
     Folder,
+    Int32,
     Name,
     NonNegativeInt,
     Port,
@@ -54,19 +55,19 @@ class EngineConfig(ConfigModel):
     #: Longest prompt plus answer, in tokens; the model's own limit by default.
     max_context: PositiveInt | None = None
     #: Requests in one step. 32 is the paper's.
-    max_batch_size: PositiveInt = 32
+    max_batch_size: Int32 = 32
     #: Tokens in a page of the KvCache.
-    page_size: PositiveInt = 16
+    page_size: Int32 = 16
     #: By default as many as `device_memory_share` leaves room for; 1024 on a CPU.
-    num_kv_pages: PositiveInt | None = None
+    num_kv_pages: Int32 | None = None
     #: How much of a GPU's memory may be in use once the KvCache is made; the rest is for what steps need in passing.
     device_memory_share: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.9
     #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows.
-    num_lora_pages: PositiveInt = 256
+    num_lora_pages: Int32 = 256
     #: Host memory for adapters, packed for the pool; a worker on a GPU takes it at the start, page-locked.
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
-    prefill_budget_tokens: PositiveInt = 512
+    prefill_budget_tokens: Int32 = 512
     #: Replay decode steps on a GPU as CUDA graphs. Without, every kernel is launched by itself, which is slower.
     cuda_graphs: Flag = True
     #: Threads of torch in a worker on CPU; torch's own choice by default.
@@ -89,7 +90,7 @@ class EngineConfig(ConfigModel):
         """Tokens of the longest prompt plus answer. Raises ConfigError if more are asked for than the model knows."""
         limit = model.max_position_embeddings
         if self.max_context is not None and self.max_context > limit:
-            message = f"`engine.max_context` is {self.max_context}, the model's limit is {limit}"
+            message = f"`engine.max_context` is {self.max_context}, the model's limit is {limit}; lower it"
             raise ConfigError(message, param="engine.max_context")
         return self.max_context or limit
 

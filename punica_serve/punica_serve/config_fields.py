@@ -56,6 +56,8 @@ Device = Annotated[str, AfterValidator(_refuse_unknown_device)]
 Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+#: How many pages, rows or tokens: a step's tables are of int32.
+Int32 = Annotated[int, Field(strict=True, ge=1, le=(1 << 31) - 1)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]

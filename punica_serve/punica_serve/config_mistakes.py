@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from punica_serve.counted import limit
 from punica_serve.mistakes import UNKNOWN
 
 #: More of a wrong value would hide the message about it.
@@ -22,12 +23,12 @@ _MUST_BE = {
     "dict_type": "a mapping",
     "finite_number": "a finite number",
     "float_type": "a number",
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "{le:g} or less",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_type": "a mapping",
@@ -66,7 +67,8 @@ def _message(model: type[BaseModel], error: Mapping[str, Any]) -> str:
 
 def _wrong(error: Mapping[str, Any]) -> str:
     if error["type"] in _MUST_BE:
-        return f"must be {_MUST_BE[error['type']].format(**error.get('ctx', {}))}"
+        limits = {name: limit(value) for name, value in error.get("ctx", {}).items()}
+        return f"must be {_MUST_BE[error['type']].format(**limits)}"
     return str(error["msg"]).removeprefix("Value error, ")
 
 

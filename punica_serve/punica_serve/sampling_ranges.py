@@ -3,6 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
+from punica_serve.counted import limit
+
 #: The largest count that every layer below can hold: 32 bits, signed.
 _MAX_COUNT = (1 << 31) - 1
 
@@ -25,8 +27,8 @@ class Range(NamedTuple):
         return low if self.high == math.inf else {**low, "le": self.high}
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above_low else 'at least'} {self.low:g}"
-        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
+        low = f"{'above' if self.above_low else 'at least'} {limit(self.low)}"
+        return low if self.high == math.inf else f"{low} and at most {limit(self.high)}"
 
 
 RANGES = {

@@ -7,7 +7,9 @@
 - everything else, known to PEFT or not: accepted only when empty (null, false, "", [], {}, 0), `bias` also when "none".
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -106,11 +108,21 @@ def _refuse(name: str, reason: str) -> AdapterRejected:
 def _read_object(text: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(text)
+        json.loads(text, object_pairs_hook=_unique)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AdapterRejected(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise AdapterRejected("it must hold a JSON object")
     return document
+
+
+def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The last of two would count, with PEFT too; which of them the adapter was trained with, its owner alone knows."""
+    by_name = dict(fields)
+    if len(by_name) < len(fields):
+        name, _ = Counter(name for name, _ in fields).most_common(1)[0]
+        raise _refuse(_shown(name, quote=False), "is there twice; leave the one that the adapter was trained with")
+    return by_name
 
 
 def _check_kind(raw: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, weight_name
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
+from punica_serve.cli.outputs import writing
 from punica_serve.counted import counted
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.packing import packed_num_bytes
@@ -29,16 +30,24 @@ from punica_serve.protocol import AdapterRef
 #: More would wait for the same memory.
 _MAX_THREADS = 8
 
+#: Of the commands: where adapters' files go.
+_OPTION = "--folder"
+
 #: Told after each adapter.
 OnMade = Callable[[], None]
 
 
 @contextmanager
 def adapter_files(parent: Path | None) -> Iterator[Path]:
-    """Makes a new folder for adapters' files in ``parent``, or where the system keeps such; it is gone in the end."""
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent) as folder:
+    """Makes a new folder for adapters' files in ``parent``, or where the system keeps such; it is gone in the end.
+
+    Raises ConfigError where it can't be made.
+    """
+    with writing(parent or Path(tempfile.gettempdir()), _OPTION):
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent)
+    with made as folder:
         yield Path(folder)
 
 
@@ -77,7 +86,10 @@ def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, o
 def write_folders(
     folder: Path, model: ModelConfig, count: int, rank: int, device: torch.device, on_made: OnMade
 ) -> list[AdapterRef]:
-    """Writes ``count`` PEFT folders in bfloat16, scaling 1, and reads each once: they are valid, and in page cache."""
+    """Writes ``count`` PEFT folders in bfloat16, scaling 1, and reads each once: they are valid, and in page cache.
+
+    Raises ConfigError where they can't be written, as to a disk that is full.
+    """
     file = _AdapterFile.of(model, rank)
 
     def make(seed: int) -> AdapterRef:
@@ -92,7 +104,8 @@ def write_folders(
         on_made()
         return ref
 
-    return _in_threads(make, count)
+    with writing(folder, _OPTION):
+        return _in_threads(make, count)
 
 
 @dataclass(frozen=True, slots=True)

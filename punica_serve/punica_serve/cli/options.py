@@ -10,7 +10,18 @@ from punica_serve.logs import LogFormat, LogLevel
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 
-ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The cluster's config file.")]
+
+def check_config_file(file: Path) -> Path:
+    """Whoever named none may not know which it is. Raises ConfigError where the default isn't there."""
+    if file == DEFAULT_CONFIG and not file.exists():
+        message = f"config file {file.absolute()}, which is `--config`'s default, isn't there"
+        raise ConfigError(f"{message}; name yours with `--config FILE`", param="config")
+    return file
+
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", metavar="FILE", callback=check_config_file, help="The cluster's config file.")
+]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on, instead of the config's.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port, instead of the config's; 0: a free one.")]
 LogLevelOption = Annotated[LogLevel, typer.Option(help="The least level that is logged.")]

@@ -1,5 +1,6 @@
 """A device at the start: whether it can be used, what its memory is asked for, and what is said if it can't be had."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +36,11 @@ def reserving(what: str, num_bytes: int, device: torch.device, *, fix: str, para
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        free = f", {gib(free_bytes(device))} are free" if device.type == "cuda" else ""
-        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}{free}; {fix} ({first_line(error)})"
+        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}, "
+        if device.type == "cuda":
+            message += f"{gib(free_bytes(device))} are free; {fix} ({first_line(error)})"
+        else:  # of which torch's words tell no more
+            message += f"this machine has {gib(_host_bytes())}; {fix}"
         raise ConfigError(message, param=param) from error
 
 
@@ -57,6 +61,11 @@ def first_line(error: Exception) -> str:
 def gib(num_bytes: int) -> str:
     """As people read it, to the tenth."""
     return f"{num_bytes / _GIB:.1f} GiB"
+
+
+def _host_bytes() -> int:
+    """Memory of this machine, used or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_bytes(device: torch.device) -> int:

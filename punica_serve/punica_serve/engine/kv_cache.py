@@ -63,7 +63,7 @@ def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, 
         f"`engine.num_kv_pages` of {num_pages}",
         num_pages * page_bytes,
         device,
-        fix="lower it" if config.num_kv_pages else "lower `engine.device_memory_share`",
+        fix="lower it" if config.num_kv_pages or device.type == "cpu" else "lower `engine.device_memory_share`",
         param="engine.num_kv_pages",
     ):
         cache = KvCache(model, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
@@ -89,11 +89,12 @@ def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: in
     context = config.context_of(model)
     wanted = -(-context // config.page_size)
     if num_pages < wanted:
+        fits = max(num_pages, 0) * config.page_size
         raise ConfigError(
             f"the KvCache of one request of {context} tokens takes {gib(wanted * page_bytes)}; {device} has {gib(free)}"
             f" of {gib(total)} free, of which `engine.device_memory_share` of {share} leaves"
-            f" {gib(max(num_pages, 0) * page_bytes)}; lower `engine.max_context` or `engine.num_lora_pages`, or raise"
-            " `engine.device_memory_share`",
+            f" {gib(max(num_pages, 0) * page_bytes)}; lower {f'`engine.max_context` to {fits} or ' if fits else ''}"
+            "`engine.num_lora_pages`, or raise `engine.device_memory_share`",
             param="engine.max_context",
         )
     return num_pages

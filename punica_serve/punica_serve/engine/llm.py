@@ -24,6 +24,7 @@ from punica_serve.engine.llm_arguments import (
     list_of_params,
     list_of_prompts,
     list_of_stops,
+    naming,
 )
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
@@ -95,8 +96,10 @@ class LLM:
     ) -> list[Answer]:
         """Answers every prompt (a text, or token ids), in order.
 
-        ``lora_ids`` and ``params`` are one for all prompts, or one each. Raises InvalidRequest or AdapterNotFound
-        before anything runs; an adapter that fails while it loads fails its own prompts only.
+        ``lora_ids`` and ``params`` are one for all prompts, or one each. Without ``params`` an answer is greedy and has
+        at most 16 tokens; SamplingParams(max_tokens=...) takes more. Raises InvalidRequest, of several prompts with the
+        wrong one's index, or AdapterNotFound before anything runs; an adapter that fails while it loads fails its own
+        prompts only.
         """
         if not self._is_open:
             raise InvalidRequest("this LLM is closed; ask it inside its `with` block, or make another")
@@ -104,8 +107,9 @@ class LLM:
         requests = list(self._requests(list_of_prompts(prompts), lora_ids, params))
         answers = {request.request_id: Answer(request.prompt_ids, lora_id) for request, lora_id in requests}
         try:
-            for request, _ in requests:
-                self.engine.add(request)
+            for index, (request, _) in enumerate(requests):
+                with naming("prompts", index, len(requests)):
+                    self.engine.add(request)
             texts = {request.request_id: self._text_of(request, stops) for request, _ in requests}
             self._run(answers, texts, progress=progress)
         finally:

@@ -2,7 +2,8 @@
 
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typing_extensions import TypeIs
 
 from punica_serve.config import ClusterConfig, parse_config
 from punica_serve.counted import counted
+from punica_serve.engine.request_check import check_sampling
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.protocol import SamplingParams
 
@@ -55,9 +57,15 @@ def list_of_lora_ids(lora_ids: object, num_prompts: int) -> list[str | None]:
 
 
 def list_of_params(params: object, num_prompts: int) -> list[SamplingParams]:
-    """One each, with numbers for numbers. Raises InvalidRequest."""
+    """One each, with numbers for numbers, in their ranges. Raises InvalidRequest."""
     params = SamplingParams() if params is None else params
-    return [_checked(each) for each in _one_each("params", params, num_prompts, (SamplingParams,), "a SamplingParams")]
+    if isinstance(params, SamplingParams):
+        return [_checked(params)] * num_prompts
+    checked = []
+    for index, each in enumerate(_one_each("params", params, num_prompts, (SamplingParams,), "a SamplingParams")):
+        with naming("params", index, num_prompts):
+            checked.append(_checked(each))
+    return checked
 
 
 def list_of_stops(stop: object) -> tuple[str, ...]:
@@ -77,6 +85,18 @@ def check_messages(messages: object) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise InvalidRequest(f"{_MESSAGES}; the one at {index} is {reprlib.repr(message)}", param="messages")
+
+
+@contextmanager
+def naming(argument: str, index: int, count: int) -> Iterator[None]:
+    """Has an InvalidRequest say which of several it is about."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if count == 1:
+            raise
+        place = f"{argument}.{index}"
+        raise InvalidRequest(f"`{place}`: {error.message}", param=place) from error
 
 
 def _folder(name: str, folder: object) -> str:
@@ -112,10 +132,10 @@ def _one_each(name: str, values: object, count: int, kinds: tuple[type, ...], wh
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
-    """Ranges are the engine's to check. Structs take whatever they are made of."""
+    """Structs take whatever they are made of."""
     values = msgspec.structs.astuple(params)
     try:
-        return msgspec.convert(values, SamplingParams)
+        converted = msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:
         # Such as "Expected `int`, got `str` - at `$[8][0]`": what is wrong with the first item of the ninth field.
         reason, _, place = str(error).partition(" - at `$[")
@@ -123,6 +143,8 @@ def _checked(params: SamplingParams) -> SamplingParams:
         name = params.__struct_fields__[index]
         message = f"`{name}` of SamplingParams is {reprlib.repr(values[index])}: {reason[0].lower()}{reason[1:]}"
         raise InvalidRequest(message, param=name) from error
+    check_sampling(converted)
+    return converted
 
 
 def _wrong(name: str, what: str, got: object) -> InvalidRequest:

@@ -60,20 +60,26 @@ class RequestCheck:
 
     def _check_length(self, request: Request, longest: int) -> None:
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
-        if num_prompt >= min(longest, self.capacity):
+        most = min(longest, self.capacity)
+        if num_prompt >= most:
             raise InvalidRequest(
-                f"the prompt has {num_prompt} tokens; with its answer it may have {min(longest, self.capacity)}; "
-                "shorten it",
+                f"the prompt has {num_prompt} tokens; with its answer it may have {most}; "
+                f"shorten it{self._or_more_pages(most)}",
                 param="prompt",
             )
         if num_prompt + max_tokens > longest:
             raise InvalidRequest(
                 f"`max_tokens` is {max_tokens}, but beside a prompt of {counted(num_prompt, 'token')} there is room "
-                f"for {longest - num_prompt}",
+                f"for {longest - num_prompt}; lower it{self._or_more_pages(longest)}",
                 param="max_tokens",
             )
         if len(request.generated_ids) >= max_tokens:
             raise InvalidRequest(f"the request has its {counted(max_tokens, 'token')} already", param="generated_ids")
+
+    def _or_more_pages(self, most: int) -> str:
+        """What else can be done where it is the KvCache that holds no more, and not the model."""
+        fix = f", or raise `engine.num_kv_pages`: the KvCache holds {self.capacity} tokens"
+        return fix if most < self.context else ""
 
 
 def check_sampling(params: SamplingParams) -> None:

@@ -57,6 +57,21 @@ def test_applied_fields_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ('"r": 4, "lora_alpha": 8, "r": 8', "r"),
+        ('"r": 4, "r": 4', "r"),
+        ('"rank_pattern": {"q_proj": 2, "v_proj": 4, "q_proj": 8}', "q_proj"),
+        ('"use_dora": true, "use_dora": false', "use_dora"),
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused(fields: str, name: str) -> None:
+    with pytest.raises(AdapterRejected, match=f"`{name}` is there twice") as caught:
+        parse_peft_config(f'{{"peft_type": "LORA", {fields}}}'.encode())
+    assert caught.value.param == name
+
+
 #: Every field of PEFT's LoraConfig by which an adapter can mean more than a low-rank update of linear modules.
 FEATURES = {
     "use_dora": True,

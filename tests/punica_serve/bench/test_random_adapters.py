@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from punica_serve.adapters.folder import load_adapter
+from punica_serve.bench import random_adapters
 from punica_serve.bench.driver import InFlight, drive
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.config import EngineConfig
@@ -56,6 +57,27 @@ def test_folders_are_adapters_with_bytes_of_their_own(tiny_model: ModelConfig, t
     assert pair.rank == 4 and pair.scaling == 1.0 and pair.a.dtype == "BF16"
     assert 0.01 < pair.b.float32().std() < 0.03
     assert refs[0].ranks == dict.fromkeys(tiny_model.linear_shapes, 4)
+
+
+def test_a_full_disk_is_told_with_the_option_that_names_another(
+    tiny_model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_adapters, "WEIGHTS_NAME", "/dev/full")
+    with pytest.raises(ConfigError, match=rf"^`--folder`: {tmp_path} can't be written: No space left on device; make"):
+        write_folders(tmp_path, tiny_model, 3, 4, CPU, lambda: None)
+
+
+def test_a_folder_that_cannot_be_made_is_told_too() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"^`--folder`: /dev/null/x can't be written: Not a directory; "),
+        adapter_files(Path("/dev/null/x")),
+    ):
+        pass
+
+
+def test_what_fails_among_the_files_is_no_fault_of_their_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError), adapter_files(tmp_path):
+        raise ConnectionError
 
 
 def test_files_have_a_folder_of_their_own_for_a_while(tmp_path: Path) -> None:

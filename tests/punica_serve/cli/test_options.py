@@ -1,7 +1,12 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from punica_serve.cli.options import check_key
 from punica_serve.errors import ConfigError
+
+Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("key", [None, "", "ps-10215dda90a4-secret"])
@@ -14,3 +19,17 @@ def test_what_it_cannot_carry_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match=r"^the API key \(`--key`, PUNICA_API_KEY\) holds a character") as caught:
         check_key(key)
     assert caught.value.param == "key" and key not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["up"], ["runner"], ["keys", "list"], ["adapters", "verify", "folder"], ["bench", "textgen"], ["profile"]],
+)
+def test_a_default_config_that_is_not_there_is_said_to_be_the_default(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exit_code, stdout, stderr = cli(*command)
+    assert (exit_code, stdout) == (2, "")
+    told = f"config file {tmp_path}/configs/demo.yaml, which is `--config`'s default, isn't there"
+    assert stderr == f"punica-serve: {told}; name yours with `--config FILE`\n"

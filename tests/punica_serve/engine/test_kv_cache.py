@@ -43,6 +43,12 @@ def test_a_cpu_that_is_told_nothing_makes_as_many_pages_as_ever(tiny_model: Mode
     assert make_kv_cache(EngineConfig(model=Path("m")), tiny_model, torch.float32, CPU).pages.num_pages == 1024
 
 
+def test_a_cpus_own_number_of_pages_is_the_one_to_lower(tiny_model: ModelConfig) -> None:
+    config = EngineConfig(model=Path("m"), page_size=1 << 30)
+    with pytest.raises(ConfigError, match=r"^`engine\.num_kv_pages` of 1024 does not fit cpu: .*; lower it$"):
+        make_kv_cache(config, tiny_model, torch.float32, CPU)
+
+
 def test_a_device_without_room_for_one_request_is_refused(
     tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,9 +58,14 @@ def test_a_device_without_room_for_one_request_is_refused(
     monkeypatch.setattr("punica_serve.engine.kv_cache.total_bytes", lambda _: 1 << 20)
     config = EngineConfig(model=Path("m"), device_memory_share=0.5)
     monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: (1 << 19) + 15 * 4096)
-    with pytest.raises(ConfigError, match=r"of 256 tokens takes .* cuda has .* lower `engine\.max_context`") as caught:
+    with pytest.raises(
+        ConfigError, match=r"of 256 tokens takes .* cuda has .* lower `engine\.max_context` to 240 "
+    ) as caught:
         make_kv_cache(config, tiny_model, torch.float32, gpu)
     assert caught.value.param == "engine.max_context"
+    monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: 1 << 18)
+    with pytest.raises(ConfigError, match=r"leaves 0\.0 GiB; lower `engine\.num_lora_pages`, or raise"):
+        make_kv_cache(config, tiny_model, torch.float32, gpu)  # no context is short enough
     monkeypatch.setattr("punica_serve.engine.kv_cache.free_bytes", lambda _: (1 << 19) + 16 * 4096)
     monkeypatch.setattr(
         "punica_serve.engine.kv_cache.KvCache", lambda *_, num_pages, **__: _cache(tiny_model, num_pages)

@@ -103,6 +103,24 @@ def test_mistakes_are_named_and_leave_nothing_behind(llm: LLM) -> None:
         llm.generate(["ab"], params=SamplingParams(temperature=-1.0), progress=False)
 
 
+def test_of_several_prompts_the_wrong_one_is_told(llm: LLM) -> None:
+    short, long = SamplingParams(max_tokens=4), SamplingParams(max_tokens=9000)
+    with pytest.raises(InvalidRequest, match=r"^`prompts\.1`: `prompt` holds token id -1") as caught:
+        llm.generate([[1], [-1]], progress=False)
+    assert caught.value.param == "prompts.1"
+    with pytest.raises(InvalidRequest, match=r"^`prompts\.2`: `max_tokens` is 9000, but beside a prompt of 2 tokens"):
+        llm.generate(["ab"] * 3, None, [short, short, long], progress=False)
+    with pytest.raises(InvalidRequest, match=r"^`params\.1`: `temperature` is -1\.0; it must be finite, at least 0$"):
+        llm.generate(["ab"] * 2, None, [short, SamplingParams(temperature=-1.0)], progress=False)
+    with pytest.raises(InvalidRequest, match=r"^`params\.1`: `max_tokens` of SamplingParams is 'few'"):
+        llm.generate(["ab"] * 2, None, [short, SamplingParams(max_tokens="few")], progress=False)  # type: ignore[arg-type]
+
+
+def test_what_is_one_for_all_prompts_is_told_as_one(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match=r"^`temperature` is -1"):
+        llm.generate(["ab"] * 2, None, SamplingParams(temperature=-1.0), progress=False)
+
+
 def test_a_broken_adapter_is_named_at_the_start(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(AdapterRejected, match=f"adapter 'broken': {tmp_path}"):
         LLM(tiny_llama, {"broken": tmp_path})

@@ -24,7 +24,7 @@ def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: Mode
 
 def test_a_model_that_does_not_fit_says_what_it_takes(tiny_llama: Path, tiny_model: ModelConfig) -> None:
     huge = replace(tiny_model, vocab_size=1 << 50)
-    with pytest.raises(ConfigError, match=r"the base model in float16 does not fit cpu: it takes \d+\.\d GiB; .*dtype"):
+    with pytest.raises(ConfigError, match=r"the base model in float16 does not fit cpu: it takes \d+\.\d GiB, .*dtype"):
         load_model(EngineConfig(model=tiny_llama, load_format="dummy"), huge, torch.float16, CPU)
 
 

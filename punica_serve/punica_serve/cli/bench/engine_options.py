@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.options import DEFAULT_CONFIG
+from punica_serve.cli.options import DEFAULT_CONFIG, check_config_file
 
 if TYPE_CHECKING:
     from punica_serve.bench.subject import Subject
@@ -36,7 +36,7 @@ def subject_of(config: Path | None, shape: str | None, device: str | None) -> "S
     from punica_serve.errors import ConfigError
 
     if shape is None:
-        cluster = load_config(config or DEFAULT_CONFIG)
+        cluster = load_config(check_config_file(config or DEFAULT_CONFIG))
         return Subject.of(cluster.engine, device or cluster.runner.devices[0])
     if config is not None:
         raise ConfigError("`--shape` and `--config` both say which model to run; give one", param="shape")
