@@ -8,6 +8,7 @@ from punica_frontend.connection import BodyLimit, BodyLimits
 from punica_frontend.dashboard.pages import api_page, dashboard_page
 from punica_frontend.errors import install_error_handlers
 from punica_frontend.generation import Generator
+from punica_frontend.head_requests import HeadAsGet
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.model_cards import CardMaker
 from punica_frontend.openai.models import models_router
@@ -68,6 +69,7 @@ def create_app(parts: Parts) -> Api:
     # The last that is added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=limits, by_path=_body_limits(parts))
     app.add_middleware(Gate, door=parts.door, public_paths=public_paths)
+    app.add_middleware(HeadAsGet)
     for router in (*_generation(parts), *_adapters(parts), *_cluster(parts), *_tenancy(parts)):
         app.include_router(router)
     app.include_router(start_router(dashboard))

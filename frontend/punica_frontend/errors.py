@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from punica_frontend.live_request import SlowReader
 from punica_frontend.schemas import ErrorObject
+from punica_frontend.unreadable import not_json, what_failed
 from punica_serve import errors as error_kinds
 from punica_serve.errors import (
     AdapterNotFound,
@@ -32,6 +33,7 @@ from punica_serve.errors import (
     NotFound,
     OutOfCapacity,
     PunicaError,
+    RegistryUnavailable,
     RequestFailed,
     TooLarge,
     Unauthorized,
@@ -72,7 +74,7 @@ _TYPES = {
 #: Of requests that met no route; else InvalidRequest's.
 _CODES = {404: "route_not_found", 405: "method_not_allowed", 500: PunicaError.code}
 
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 #: Of what a client wrote, in an answer: it knows the rest.
 _MAX_SHOWN_CHARS = 200
@@ -110,6 +112,12 @@ def answer_of(error: PunicaError) -> Response:
     return _answer(status_of(error), error_object(error), headers)
 
 
+def tell_operator(error: PunicaError) -> None:
+    """What its client is not told: which database can't be had, and why."""
+    if isinstance(error, RegistryUnavailable):
+        log.warning("a request failed: %s", error)
+
+
 def refusal_of(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Of a request that met no route, or can't be read."""
     return _answer(status, _error_object(status, message, code=_CODES.get(status, InvalidRequest.code)), headers)
@@ -140,14 +148,14 @@ def _shown(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else reprlib.repr(value)
 
 
-def error_of_body(error: RequestValidationError) -> InvalidRequest:
-    """What is wrong with a body, as one error that names the field."""
+def error_of_body(error: RequestValidationError | HTTPException) -> InvalidRequest:
+    """What is wrong with a body, as one error that names the field, or says why no field could be read."""
+    if isinstance(error, HTTPException):
+        return InvalidRequest(what_failed(error))
     errors = error.errors()
     first = most_telling(errors)
     if first["type"] == "json_invalid":
-        # Only the framework's parser counts characters; what the other one says has the place in it.
-        place = f" at character {first['loc'][1]}" if len(first["loc"]) > 1 else ""
-        return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}{place}")
+        return InvalidRequest(not_json(error))
     if first["loc"] == ("body",) and first["type"] in _NOT_AN_OBJECT:
         return InvalidRequest("the body must be a JSON object, sent with Content-Type: application/json")
     # The first part of a location says that the field is in the body, or in the query.
@@ -175,6 +183,7 @@ def _answer(status: int, error: ErrorObject, headers: Mapping[str, str] | None =
 
 def _answer_punica_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PunicaError)
+    tell_operator(error)
     return answer_of(error)
 
 
@@ -186,7 +195,7 @@ def _answer_validation_error(_: Request, error: Exception) -> Response:
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    status, message, headers = error.status_code, str(error.detail), error.headers
+    status, message, headers = error.status_code, what_failed(error), error.headers
     method, path = _cut(request.method), _cut(request.url.path)
     if status == 404:
         message = f"there is no route {method} {path}; GET /docs lists all"
@@ -195,8 +204,6 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
     elif status == 405:
         allowed = _allowed_methods(request)
         message, headers = f"{path} takes {allowed}, not {method}", {"Allow": allowed}
-    elif status == 400:
-        message = "the body can't be read: not UTF-8, not JSON, nested too deeply, or a number too long"
     return refusal_of(status, message, headers)
 
 
@@ -217,7 +224,7 @@ def _allowed_methods(request: Request) -> str:
     """Of all routes with this path; the framework tells those of the first."""
 
     def is_taken(method: str) -> bool:
-        scope = {**request.scope, "method": method}
+        scope = {**request.scope, "method": "GET" if method == "HEAD" else method}
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
     return ", ".join(filter(is_taken, _METHODS))

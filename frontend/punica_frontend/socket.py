@@ -201,8 +201,10 @@ def _sender(content: bytes) -> tuple[str | None, bool]:
 def _frame_error(error: ValidationError) -> InvalidRequest:
     first = most_telling(error.errors(include_url=False, include_context=False))
     if first["type"] == "json_invalid":
-        return InvalidRequest(f"the frame is not JSON: {first['msg']}")
-    if not first["loc"] and not isinstance(first["input"], dict):
+        return InvalidRequest(f"the frame is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    if first["loc"]:  # the first part of a field's location is the op that the frame is for
+        return invalid_field(first, first["loc"][1:], error.error_count())
+    if not isinstance(first["input"], dict):
         return InvalidRequest("the frame must be a JSON object; its `op` says what it is for")
-    # The first part of a field's location is the op that the frame is for.
-    return invalid_field(first, first["loc"][1:] or ("op",), error.error_count())
+    got = {"input": first["input"]["op"]} if "op" in first["input"] else {"type": "missing"}
+    return invalid_field({**first, **got}, ("op",), error.error_count())

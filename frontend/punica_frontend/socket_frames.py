@@ -26,6 +26,19 @@ def _known_format(value: Any) -> Any:
     return value
 
 
+def _not_false(value: Any) -> Any:
+    if value is False:
+        raise PydanticCustomError("stream", "every answer of a socket is streamed; leave it out, or ask over HTTP")
+    return value
+
+
+Streamed = Annotated[
+    bool | None,
+    BeforeValidator(_not_false, json_schema_input_type=Literal[True] | None),
+    Field(description="Every answer is."),
+]
+
+
 class GenerateFrame(GenerateFields):
     """Starts a request; ``request_id`` names it among the socket's live ones."""
 
@@ -37,11 +50,12 @@ class GenerateFrame(GenerateFields):
 
 
 class CompletionFrame(CompletionBody):
-    """Starts a request in OpenAI's words, with the fields of POST /v1/completions. It is always streamed."""
+    """Starts a request in OpenAI's words, with the fields of POST /v1/completions."""
 
     op: Literal["generate"]
     request_id: RequestId
     format: Literal["openai"] = Field(description="The answer comes in frames that hold OpenAI's chunks.")
+    stream: Streamed = None
 
 
 class ChatFrame(ChatBody):
@@ -50,6 +64,7 @@ class ChatFrame(ChatBody):
     op: Literal["generate"]
     request_id: RequestId
     format: Literal["openai"]
+    stream: Streamed = None
 
 
 class CancelFrame(Strict):

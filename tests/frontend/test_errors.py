@@ -1,3 +1,4 @@
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +8,9 @@ import pytest
 
 from punica_frontend.errors import STATUS, from_wire, status_of
 from punica_frontend.live_request import SlowReader
-from punica_serve.errors import AdapterNotFound, ConfigError, PunicaError, RequestFailed
+from punica_serve.errors import AdapterNotFound, ConfigError, PunicaError, RegistryUnavailable, RequestFailed
 from punica_serve.protocol import WireError
+from punica_serve.registry.registry import Registry
 
 JSON = {"content-type": "application/json"}
 
@@ -19,19 +21,23 @@ async def post(client: httpx.AsyncClient, content: bytes, headers: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        (b"{", "not JSON: Expecting property name"),
-        (b'{"prompt": "4",}', "at character 15"),
-        (b'{"prompt": "\xff"}', "not UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b'{"seed": ' + b"1" * 5_000 + b"}", "a number too long"),
+        (
+            b"{",
+            "the body is not JSON: Expecting property name enclosed in double quotes at line 1 column 2",
+        ),
+        (b'{"prompt": "4",\n "seed" 7}', "the body is not JSON: Expecting ':' delimiter at line 2 column 9"),
+        (b'{"prompt": "4', "the body is not JSON: Unterminated string starting at line 1 column 12"),
+        (b'{"prompt": "\xff"}', "the body can't be read: it is not UTF-8 at byte 12"),
+        (b"[" * 100_000, "the body can't be read: it is nested too deeply"),
+        (b'{"seed": ' + b"1" * 5_000 + b"}", "the body can't be read: a number in it has too many digits"),
     ],
 )
-async def test_broken_json(client: httpx.AsyncClient, content: bytes, says: str) -> None:
+async def test_broken_json(client: httpx.AsyncClient, content: bytes, message: str) -> None:
     status, error = await post(client, content)
     assert (status, error["code"], error["param"]) == (400, "invalid_request", None)
-    assert says in error["message"]
+    assert error["message"] == message
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/generate")
     assert response.status_code == 405 and response.headers["allow"] == "POST"
     assert "takes POST, not GET" in response.json()["error"]["message"]
-    assert (await client.put("/v1/adapters")).headers["allow"] == "GET, POST"
+    assert (await client.put("/v1/adapters")).headers["allow"] == "GET, HEAD, POST"
     response = await client.get("/v1/generate/stream")
     assert (response.status_code, "is a websocket" in response.json()["error"]["message"]) == (404, True)
 
@@ -118,6 +124,25 @@ async def test_a_misspelt_field_is_said_before_the_one_that_is_missing_for_it(cl
 async def test_what_was_sent_is_shown_as_json(client: httpx.AsyncClient) -> None:
     _, error = await post(client, b'{"prompt": "4", "ignore_eos": null}')
     assert error["message"].endswith(", got null")
+
+
+@pytest.mark.parametrize("method, path", [("GET", "/v1/adapters/roman"), ("POST", "/v1/unload_lora_adapter")])
+async def test_where_a_full_registry_is_goes_to_the_log_alone(
+    client: httpx.AsyncClient,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+) -> None:
+    def full(*_: str, **__: bool) -> None:
+        raise RegistryUnavailable("the disk is full", detail="sqlite:////data/registry.db")
+
+    monkeypatch.setattr(registry, "adapter", full)
+    answer = await client.request(method, path, json={"lora_name": "roman"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
+    logged = "a request failed: the disk is full (sqlite:////data/registry.db)"
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [logged]
 
 
 def test_statuses() -> None:

@@ -7,15 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from punica_frontend.schemas import MAX_ID_CHARS, Strict, Text
 
-#: A tenant's, a slash and an adapter's.
-MAX_NAME_CHARS = 200
 MAX_URI_CHARS = 2048
 _MAX_GPUS = 4096
 
 #: A parameter of paths. A slash may be in it.
-AdapterPath = Annotated[str, Path(max_length=MAX_NAME_CHARS, description="The adapter's name, or `tenant/name`.")]
+AdapterPath = Annotated[str, Path(description="The adapter's name, or `tenant/name`.")]
 
-AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, examples=["roman"])]
+#: What an adapter may be called is the registry's to say, in one way for all routes.
+AdapterName = Annotated[Text, Field(examples=["roman"])]
 
 
 class RegisterBody(Strict):
@@ -48,7 +47,7 @@ class _VllmBody(BaseModel):
 class LoadBody(_VllmBody):
     """Body of POST /v1/load_lora_adapter."""
 
-    lora_name: Text = Field("", max_length=MAX_NAME_CHARS)
+    lora_name: Text = ""
     lora_path: Text = Field(
         "",
         max_length=MAX_URI_CHARS,
@@ -60,5 +59,5 @@ class LoadBody(_VllmBody):
 class UnloadBody(_VllmBody):
     """Body of POST /v1/unload_lora_adapter."""
 
-    lora_name: Text = Field("", max_length=MAX_NAME_CHARS)
+    lora_name: Text = ""
     lora_int_id: int | None = Field(None, description="Not used, as in vLLM.")

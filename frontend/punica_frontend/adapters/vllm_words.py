@@ -4,7 +4,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from punica_frontend.errors import status_of
+from punica_frontend.errors import status_of, tell_operator
 from punica_serve.errors import Forbidden, InvalidRequest, PunicaError
 
 #: vLLM's ``type`` of an error, by its status.
@@ -35,6 +35,7 @@ def vllm_error(status: int, message: str) -> Response:
 
 def vllm_refusal(error: PunicaError) -> Response:
     """vLLM blames the client for its words alone: an adapter that can't be loaded is 500."""
+    tell_operator(error)
     is_clients = isinstance(error, InvalidRequest | Forbidden) or status_of(error) not in (400, 409)
     return vllm_error(status_of(error) if is_clients else 500, error.message)
 

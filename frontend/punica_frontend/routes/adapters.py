@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from punica_frontend.adapters.addresses import usable
-from punica_frontend.adapters.bodies import MAX_NAME_CHARS, AdapterPath
+from punica_frontend.adapters.bodies import AdapterPath
 from punica_frontend.adapters.cards import AdapterDetail, AdapterList, detail_of, placed
 from punica_frontend.adapters.whereabouts import residencies, residency
 from punica_frontend.answers import json_of
@@ -20,9 +20,7 @@ from punica_serve.registry.registry import Registry
 MAX_PAGE = 1000
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="At most so many.")]
-After = Annotated[
-    str | None, Query(max_length=MAX_NAME_CHARS, description="`full_name` of the last one of the page before.")
-]
+After = Annotated[str | None, Query(description="`full_name` of the last one of the page before.")]
 
 
 def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:

@@ -12,26 +12,24 @@ from punica_frontend.metrics.figures import Figures
 from punica_serve.errors import InvalidRequest
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+#: Makes the error that a body with a wrong field, or one that can't be read, is answered with.
+Refusal = Callable[[RequestValidationError | HTTPException], Exception]
 
 
-def counted_route(
-    figures: Figures, refusal: Callable[[RequestValidationError], Exception] | None = None
-) -> type[APIRoute]:
+def counted_route(figures: Figures, refusal: Refusal | None = None) -> type[APIRoute]:
     """For the ``route_class`` of a router. What a handler itself refuses is the handler's to count.
 
-    ``refusal`` makes the error that a body with a wrong field is answered with; by default it is as everywhere.
+    Without ``refusal`` wrong bodies are answered as everywhere.
     """
     return _route(lambda: figures.refused(InvalidRequest.code), refusal)
 
 
-def refusing_route(refusal: Callable[[RequestValidationError], Exception]) -> type[APIRoute]:
+def refusing_route(refusal: Refusal) -> type[APIRoute]:
     """The same for routes that generate nothing, whose requests are not counted."""
     return _route(lambda: None, refusal)
 
 
-def _route(
-    on_refused: Callable[[], None], refusal: Callable[[RequestValidationError], Exception] | None
-) -> type[APIRoute]:
+def _route(on_refused: Callable[[], None], refusal: Refusal | None) -> type[APIRoute]:
     class CountedRoute(APIRoute):
         def get_route_handler(self) -> Handler:
             handle = super().get_route_handler()
@@ -39,15 +37,17 @@ def _route(
             async def counted(request: Request) -> Response:
                 try:
                     return await handle(request)
-                except RequestValidationError as error:
+                except (RequestValidationError, HTTPException) as error:
                     on_refused()
-                    if refusal:
+                    if refusal and not _is_of_transport(error):
                         raise refusal(error) from None
-                    raise
-                except HTTPException:
-                    on_refused()
                     raise
 
             return counted
 
     return CountedRoute
+
+
+def _is_of_transport(error: RequestValidationError | HTTPException) -> bool:
+    """Whether it is too long, too late or compressed: not a matter of what is in it. 400 is what can't be read."""
+    return isinstance(error, HTTPException) and error.status_code != 400

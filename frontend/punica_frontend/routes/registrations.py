@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from punica_frontend.adapters.bodies import MAX_NAME_CHARS, RegisterBody
+from punica_frontend.adapters.bodies import RegisterBody
 from punica_frontend.adapters.cards import RegisteredAdapter, registered_card
 from punica_frontend.adapters.registration import Registered, Registrar, Wish
 from punica_frontend.answers import json_of
@@ -70,9 +70,7 @@ def registrations_router(registrar: Registrar, sources: Sources, uploads: Upload
     )
     async def register(
         request: Request,
-        name: Annotated[
-            str | None, Query(min_length=1, max_length=MAX_NAME_CHARS, description="Of what is uploaded.")
-        ] = None,
+        name: Annotated[str | None, Query(description="Of what is uploaded.")] = None,
         pinned: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
         prefetch: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
     ) -> Response:

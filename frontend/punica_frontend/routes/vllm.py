@@ -19,7 +19,9 @@ from punica_frontend.caller import Caller, caller_of
 from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
 from punica_frontend.errors import error_of_body
 from punica_frontend.openapi_page import Responses, refusals, text_answer
+from punica_frontend.unreadable import what_failed
 from punica_serve.errors import AdapterNotFound, AdapterRejected, Conflict, PunicaError
+from punica_serve.registry.names import MAX_SHOWN_CHARS
 from punica_serve.registry.registry import Registry
 from punica_serve.store.sources import Sources
 
@@ -48,7 +50,7 @@ class _VllmRoute(APIRoute):
             except RequestValidationError as error:
                 return vllm_error(400, error_of_body(error).message)
             except HTTPException as error:
-                return vllm_error(error.status_code, str(error.detail))
+                return vllm_error(error.status_code, what_failed(error))
 
         return handle_wrong_bodies
 
@@ -112,7 +114,7 @@ def _not_loaded(name: str, path: str, wish: Wish, error: PunicaError) -> Respons
 
 def _not_unloaded(name: str, error: PunicaError) -> Response:
     if isinstance(error, AdapterNotFound):
-        return vllm_error(404, f"The lora adapter '{name}' cannot be found.")
+        return vllm_error(404, f"The lora adapter '{name[:MAX_SHOWN_CHARS]}' cannot be found.")
     if isinstance(error, Conflict):  # the config file's
         return vllm_error(400, error.message)
     return vllm_refusal(error)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from punica_frontend.schemas import MAX_ID_CHARS, Strict, Text
+from punica_frontend.schemas import Strict, Text
 
 #: Of a limit, in a database and in JSON.
 Limit = Annotated[int, Field(ge=0, le=2**53)]
@@ -41,7 +41,7 @@ class TenantPatch(TenantBody):
 class KeyBody(Strict):
     """Body of POST /v1/keys."""
 
-    tenant: Text = Field(max_length=MAX_ID_CHARS, description="Whose key it is.", examples=["acme"])
+    tenant: Text = Field(description="Whose key it is.", examples=["acme"])
     role: Literal["admin", "user"] = Field(
         "user", description="An admin may change tenants, keys and all adapters, and drain GPUs."
     )

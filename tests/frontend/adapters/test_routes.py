@@ -78,6 +78,25 @@ async def test_a_wrong_body_is_422_and_names_the_field(api: httpx.AsyncClient, b
     assert answer.status_code == 422 and answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("name", ["", "x" * 129, "x" * 300, "a b"])
+async def test_a_name_that_no_adapter_may_have_is_400_whatever_is_wrong_with_it(
+    api: httpx.AsyncClient, name: str
+) -> None:
+    answers = [
+        await api.post("/v1/adapters", json={"name": name, "uri": "s3://b/1"}),
+        await upload(api, name, "1"),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+        assert "must be 1 to 128 letters" in answer.json()["error"]["message"]
+
+
+async def test_nothing_is_called_by_a_long_name(api: httpx.AsyncClient) -> None:
+    for method, action in (("GET", ""), ("DELETE", ""), ("POST", "/pin"), ("POST", "/prefetch")):
+        assert (await api.request(method, f"/v1/adapters/{'x' * 300}{action}")).status_code == 404
+    assert (await api.get("/v1/adapters", params={"after": "x" * 300})).status_code == 400
+
+
 async def test_what_is_no_body_is_400(api: httpx.AsyncClient) -> None:
     cases = [
         ({}, b"{}", "Content-Type"),

@@ -2,6 +2,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from websockets.asyncio.client import connect
 
 from waits import DEADLINE_S
@@ -28,6 +29,22 @@ async def test_an_adapter_by_the_native_name_is_refused_by_that_name(address: st
         frame = json.loads(await socket.recv())
     assert frame["done"] and frame["error"]["param"] == "lora_id"
     assert frame["error"]["message"].startswith("`lora_id` is not supported here")
+
+
+@pytest.mark.parametrize("text", [{"prompt": "42"}, {"messages": [{"role": "user", "content": "42"}]}])
+async def test_an_answer_that_is_not_streamed_is_refused(address: str, text: dict[str, Any]) -> None:
+    frames: list[dict[str, Any]] = []
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
+        for stream in (False, True, None):
+            request = {"op": "generate", "request_id": f"{stream}", "format": "openai", "max_tokens": 1, **text}
+            await socket.send(json.dumps(request | {"stream": stream}))
+        while sum(frame["done"] for frame in frames) < 3:
+            frames.append(json.loads(await socket.recv()))
+    errors = {frame["request_id"]: frame["error"] for frame in frames if frame["error"]}
+    assert set(errors) == {"False"} and errors["False"]["param"] == "stream"
+    assert errors["False"]["message"] == (
+        "`stream`: every answer of a socket is streamed; leave it out, or ask over HTTP, got false"
+    )
 
 
 async def test_an_echo_of_ids_that_are_no_tokens_ends_one_request_alone(address: str) -> None:

@@ -93,6 +93,21 @@ async def test_a_cancel_of_what_has_finished_is_ignored_and_names_can_be_used_ag
         await send(socket, op="cancel", request_id="a")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"op": "explode", "prompt": "4"}', "`op`: Input should be 'generate', 'cancel' or 'ping', got 'explode'"),
+        ('{"prompt": "4"}', "`op`: Input should be 'generate', 'cancel' or 'ping'"),
+        ('{"op":\n "ping",}', "the frame is not JSON: trailing comma at line 2 column 9"),
+    ],
+)
+async def test_a_frame_that_is_for_nothing_hears_what_frames_are_for(
+    socket: ClientConnection, content: str, message: str
+) -> None:
+    await socket.send(content)
+    assert (await receive(socket))["error"]["message"] == message
+
+
 MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ("", None, None),
     ("{", None, None),

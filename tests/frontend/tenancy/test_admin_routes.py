@@ -73,6 +73,11 @@ async def test_a_tenant_is_made_changed_and_deleted(admin: httpx.AsyncClient, ke
     assert (refused.status_code, "delete them first" in refused.text) == (409, True)
 
 
+@pytest.mark.parametrize("tenant", ["nobody", "x" * 300])
+async def test_a_key_of_nobodys_is_404_however_long_the_name(admin: httpx.AsyncClient, tenant: str) -> None:
+    assert (await admin.post("/v1/keys", json={"tenant": tenant})).status_code == 404
+
+
 @pytest.mark.parametrize("body", [{"max_concurrent": -1}, {"max_adapters": 2**60}, {"quota": 1}, [], None])
 async def test_quotas_that_are_none(admin: httpx.AsyncClient, body: Any) -> None:
     assert (await admin.put("/v1/tenants/carl", json=body)).status_code == 422

@@ -42,6 +42,11 @@ async def test_all_else_needs_a_key(client: httpx.AsyncClient, keys: Any, path: 
     assert "Authorization: Bearer" in error["message"]
 
 
+async def test_head_is_as_public_as_get(client: httpx.AsyncClient, keys: Any) -> None:
+    paths = ("/health", "/ready", "/", "/dashboard", "/v1/models", "/docs")
+    assert [(await client.head(path)).status_code for path in paths] == [200, 200, 307, 200, 401, 401]
+
+
 async def test_a_body_is_not_read_before_the_key(client: httpx.AsyncClient, keys: Any) -> None:
     async def never_sent() -> Any:
         raise AssertionError("the body was read")

@@ -183,6 +183,18 @@ async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) 
     assert not cluster.requests
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [(b'{"inputs": "\xff"}', "it is not UTF-8 at byte 12"), (b'{"inputs"}', "the body is not JSON"), (b"7", "must be")],
+)
+async def test_a_body_that_cannot_be_read_is_told_in_their_shape(
+    client: httpx.AsyncClient, body: bytes, says: str
+) -> None:
+    response = await client.post("/generate", content=body, headers={"content-type": "application/json"})
+    error = response.json()
+    assert response.status_code == 422 and says in error["error"] and error["error_type"] == "validation", error
+
+
 async def test_what_asks_for_nothing_is_no_harm(client: httpx.AsyncClient) -> None:
     await generate(client, merged_adapters=None, watermark=False, typical_p=None, response_format=None, made_up=1)
 
