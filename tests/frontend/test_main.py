@@ -106,7 +106,7 @@ async def test_requests_under_way_do_not_hold_up_the_end(config: ClusterConfig, 
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
     serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port))
     async with client_of(f"http://127.0.0.1:{port}") as client:
-        await client.get("/health")
+        await until(lambda: scheduler.is_linked)  # before, whoever waits for the registry answers
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
         await until(lambda: scheduler.added)
         serving.cancel()
@@ -123,7 +123,7 @@ async def test_a_drain_finishes_what_is_under_way_and_takes_nothing_new(
     scheduler_url = f"ws://127.0.0.1:{scheduler.port}"
     serving = asyncio.create_task(start(config, scheduler_url=scheduler_url, port=port, drain=drain))
     async with client_of(f"http://127.0.0.1:{port}") as client:
-        await client.get("/health")
+        await until(lambda: scheduler.is_linked)  # before, whoever waits for the registry answers
         asking = asyncio.create_task(client.post("/v1/generate", json={"prompt": "4"}))
         await until(lambda: scheduler.added)
         drain.begin()
