@@ -115,6 +115,7 @@ async def test_a_lost_runner_gives_its_requests_to_another(peers: Peers) -> None
 
 async def test_a_lost_gpu_is_no_longer_its_runners_to_speak_for(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A", "B"))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 2)
     frontend.send(add(request()))
     start = await receive(runner)
     runner.send(GpuLost("B", "it caught fire"))
