@@ -85,7 +85,7 @@ async def _execute(url: str, *statements: str) -> None:
 
 
 async def _migrated(url: str) -> FirstRows:
-    database = Database(url)
+    database = Database(url, deadline_s=60.0)
     await migrate(database)
     async with database.reading() as connection:
         rows = {table: (await connection.execute(select(table))).mappings().all() for table in metadata.sorted_tables}
@@ -94,7 +94,7 @@ async def _migrated(url: str) -> FirstRows:
 
 
 async def _as_at_first(url: str, first: FirstRows) -> None:
-    database = Database(url)
+    database = Database(url, deadline_s=60.0)
     async with database.writing() as connection:
         tables = ", ".join(f'"{table.name}"' for table in metadata.sorted_tables)
         await connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))
