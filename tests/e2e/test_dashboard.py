@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from playwright.async_api import Browser
@@ -33,7 +32,7 @@ async def test_under_load_it_shows_each_gpus_true_batch_size(tab: Tab, cluster: 
 
     async def is_true() -> bool:
         shown = await tab.batch_sizes()
-        gpus = (await asyncio.to_thread(httpx.get, f"{cluster.url}/v1/cluster", trust_env=False)).json()["gpus"]
+        gpus = (await asyncio.to_thread(cluster.snapshot))["gpus"]
         told = {gpu["gpu"]["uuid"]: gpu["batch_size"] for gpu in gpus}
         return shown == told and sum(told.values()) == len(streams)
 

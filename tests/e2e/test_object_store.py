@@ -90,8 +90,8 @@ async def test_runners_keep_what_they_have_fetched_and_go_on_when_the_store_hang
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable"), refused.text
 
         old = stored.processes("punica_runner.worker")
-        stored.kill("punica_runner.worker")
-        stored.kill("punica_runner.worker")
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
         await until(lambda: stored.num_gpus() == 2 and not set(old) & set(stored.processes("punica_runner.worker")))
         again = await ask(http, "roman")
         assert again.status_code == 200 and again.json()["text"] == ANSWERS["roman"], "from the disk"

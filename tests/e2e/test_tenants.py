@@ -1,8 +1,6 @@
 """A thousand adapters of twenty tenants: quotas hold, no adapter is another's, and usage is what was delivered."""
 
 import asyncio
-import os
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -102,9 +100,9 @@ async def test_a_thousand_adapters_of_twenty_tenants(simulated_cluster: Any, tmp
 
     await registry.put_tenant("t0", TenantQuota(), by=BY)
     asking = asyncio.create_task(ask_all(clients["t0"], "t0", 400, counted))
-    for role in ("punica_runner.worker", "runner", "scheduler"):
+    for role in ("punica_runner.worker", "punica_serve.cli runner", "punica_serve.cli scheduler"):
         await until_answered(counted["t0 answers"] + 1, counted)
-        os.kill(simulated_cluster.processes(role)[0], signal.SIGKILL)
+        simulated_cluster.kill(role)
     await asking
     await until_written(registry, "t0", (counted["t0 answers"], counted["t0 tokens"]))
     for client in clients.values():
