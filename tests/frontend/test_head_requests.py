@@ -2,6 +2,7 @@ import httpx
 import pytest
 
 from punica_frontend.http_server import EmbeddedServer
+from waits import DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ async def test_head_has_the_head_of_get(client: httpx.AsyncClient, path: str) ->
 
 
 async def test_no_body_is_sent(server: EmbeddedServer, address: str) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S, trust_env=False) as client:
         answers = [await client.head("/health") for _ in range(2)]  # a body would be read as the head of the next
     assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")] * 2
 

@@ -9,7 +9,7 @@ from echo_cluster import EchoCluster
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import Limits, WireError
 from punica_serve.text.tokenizer import Tokenizer
-from waits import until
+from waits import DEADLINE_S, until
 
 
 async def generate(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_is_cancelled(
     address: str, cluster: EchoCluster, stream: bool, pause_at: int
 ) -> None:
     cluster.pause_at = pause_at
-    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S) as client:
         leaving = asyncio.create_task(generate(client, prompt="42", stream=stream))
         await until(lambda: cluster.live and cluster.num_tokens == pause_at)
         leaving.cancel()
@@ -233,7 +233,7 @@ async def test_a_client_that_leaves_is_cancelled(
 async def test_events_arrive_while_tokens_are_generated(address: str, cluster: EchoCluster) -> None:
     cluster.pause_at = 2
     async with (
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=5) as client,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S) as client,
         client.stream("POST", "/v1/generate", json={"prompt": "42", "stream": True}) as response,
     ):
         lines = response.aiter_lines()

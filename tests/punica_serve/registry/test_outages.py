@@ -150,14 +150,14 @@ async def test_a_file_that_somebody_else_has_locked(tmp_path: Path) -> None:
 
 async def test_a_full_disk_is_told_of_and_its_place_to_operators_alone(open_registry: OpenRegistry) -> None:
     registry = await open_registry()
-    fill = {
+    statements = {
         "sqlite": ("PRAGMA max_page_count = 1", "CREATE TABLE filler (x)"),
         "postgresql": ("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",),
     }
     database = registry._database
     with pytest.raises(RegistryUnavailable) as error:
         async with database.writing() as connection:
-            for statement in fill["sqlite" if database.is_sqlite else "postgresql"]:
+            for statement in statements["sqlite" if database.is_sqlite else "postgresql"]:
                 await connection.exec_driver_sql(statement)
     assert "disk of the registry's database is full" in error.value.message
     assert database.shown_url not in error.value.message and database.shown_url in str(error.value)
