@@ -7,6 +7,7 @@ from otlp_collector import OtlpCollector, otlp_collector
 from punica_scheduler import events
 from punica_scheduler.actions import Deliver, Start, Stop
 from punica_scheduler.request_spans import RequestSpans
+from punica_serve import tracing
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -18,6 +19,7 @@ from punica_serve.protocol import (
     WireError,
 )
 from punica_serve.tracing import SpanContext, SpanSink, parent_of
+from waits import DEADLINE_S
 
 PARENT = SpanContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 FIRST, SECOND = AssignmentId(1, 1), AssignmentId(1, 2)
@@ -30,7 +32,8 @@ def collector() -> Iterator[OtlpCollector]:
 
 
 @pytest.fixture
-def sink(collector: OtlpCollector) -> SpanSink:
+def sink(collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch) -> SpanSink:
+    monkeypatch.setattr(tracing, "FLUSH_TIMEOUT_S", DEADLINE_S)
     return SpanSink("scheduler", collector.url)
 
 

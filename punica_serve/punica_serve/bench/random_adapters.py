@@ -43,7 +43,7 @@ def adapter_files(parent: Path | None) -> Iterator[Path]:
 
     Raises ConfigError where it can't be made.
     """
-    with writing(parent or Path(tempfile.gettempdir()), _OPTION):
+    with writing(parent or Path("the system's temporary folder"), _OPTION):
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent)

@@ -1,5 +1,7 @@
 """Random adapters in bulk: what the engine finds in its host cache, and what PEFT finds in the folders."""
 
+import errno
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,18 @@ def test_a_folder_that_cannot_be_made_is_told_too() -> None:
     with (
         pytest.raises(ConfigError, match=r"^`--folder`: /dev/null/x can't be written: Not a directory; "),
         adapter_files(Path("/dev/null/x")),
+    ):
+        pass
+
+
+def test_a_system_whose_own_folders_are_all_full_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with (
+        pytest.raises(ConfigError, match=r"^`--folder`: the system's temporary folder can't be written: "),
+        adapter_files(None),
     ):
         pass
 
