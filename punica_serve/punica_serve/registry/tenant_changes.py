@@ -35,6 +35,8 @@ _NO_LIMITS: Terms = {
 #: What fits a database's integer.
 _MAX_LIMIT = 2**63 - 1
 _MAX_KEY_NAME_CHARS = 100
+#: The year 10000 begins: no calendar goes on, so `keys list` could not show it.
+_MAX_EXPIRES_S = 253_402_300_800.0
 
 
 async def put_tenant(change: Change, name: str, terms: Terms) -> Tenant:
@@ -54,7 +56,8 @@ async def _set_terms(change: Change, action: str, name: str, before: AnyRow | No
     check_tenant_name(name)
     for param, limit in terms.items():
         if limit is not None and not 0 <= limit <= _MAX_LIMIT:
-            raise InvalidRequest(f"`{param}` is {limit}; it must be 0 or more, or null for no limit", param=param)
+            message = f"`{param}` is {limit}; it must be from 0 to {_MAX_LIMIT}, or null for no limit"
+            raise InvalidRequest(message, param=param)
     if before and all(before._mapping[term] == value for term, value in terms.items()):
         return tenant_of(before)
     created_s = before.created_s if before else change.now_s
@@ -87,8 +90,8 @@ async def make_key(change: Change, tenant: str, role: Role, name: str, expires_s
     await live_tenant(change, tenant)
     if len(name) > _MAX_KEY_NAME_CHARS or not name.isprintable():
         raise InvalidRequest(f"a key's name has at most {_MAX_KEY_NAME_CHARS} characters, all printable", param="name")
-    if expires_s is not None and not change.now_s < expires_s < float("inf"):
-        raise InvalidRequest("a key must expire in the future, or never", param="expires_s")
+    if expires_s is not None and not change.now_s < expires_s < _MAX_EXPIRES_S:
+        raise InvalidRequest("a key must expire in the future and before the year 10000, or never", param="expires_s")
     key_id = secrets.token_hex(6)
     secret = f"ps-{key_id}-{secrets.token_urlsafe(32)}"
     row = {

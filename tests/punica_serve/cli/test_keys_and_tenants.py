@@ -54,6 +54,12 @@ def test_a_key_is_made_shown_once_and_revoked(cli: Cli, config: Path) -> None:
     assert stderr.startswith(f"punica-serve: there is no key '{key.key_id}'; `punica-serve keys list`")
 
 
+def test_a_key_that_no_calendar_sees_expire_is_refused(cli: Cli, config: Path) -> None:
+    exit_code, _, stderr = cli("keys", "create", "--days", "1e300", "--config", str(config))
+    assert exit_code == 1 and stderr.startswith("punica-serve: a key must expire in the future and before")
+    assert cli("keys", "list", "--config", str(config))[0] == 0
+
+
 def test_a_tenants_limits_are_set_one_by_one(cli: Cli, config: Path) -> None:
     cli("tenants", "set", "acme", "--tokens-per-min", "1000", "--max-adapters", "5", "--config", str(config))
     _, shown, _ = cli(
