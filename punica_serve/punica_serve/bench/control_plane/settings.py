@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from punica_serve.errors import ConfigError
+
 #: GPUs of one host, whose reports share a link.
 GPUS_PER_RUNNER = 8
 PAGE_SIZE = 16
@@ -36,6 +38,14 @@ class ControlPlaneSettings:
     num_placements: int = 5_000
     #: Of each GPU, to see where a token's cost comes from.
     num_part_steps: int = 40
+
+    def __post_init__(self) -> None:
+        if self.step_s > self.seconds:
+            message = (
+                f"every GPU makes a step in {self.step_s:g} s, longer than the {self.seconds:g} s that are measured; "
+                "raise `--tokens-per-s` or `--seconds`, or lower `--gpus` or `--batch`"
+            )
+            raise ConfigError(message, param="tokens_per_s")
 
     @property
     def num_requests(self) -> int:

@@ -15,13 +15,13 @@ from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_serve.bench.kernels import unfused
 from punica_serve.bench.kernels.accuracy import checked_error
-from punica_serve.bench.kernels.setting import KernelBench
+from punica_serve.bench.kernels.setting import HEAD_DIM, KernelBench
 from punica_serve.bench.report import Column, TableData, Value, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEAD_DIM, PAGE_SIZE, EPS = 128, 16, 1e-5
+PAGE_SIZE, EPS = 16, 1e-5
 COLUMNS = (
     Column("operator", "operator"),
     Column("rows", "rows"),

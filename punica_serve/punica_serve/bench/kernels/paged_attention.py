@@ -15,7 +15,7 @@ from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.bars import draw_bars
 from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
 from punica_serve.bench.kernels.operators import LayerCall
-from punica_serve.bench.kernels.setting import KernelBench
+from punica_serve.bench.kernels.setting import HEAD_DIM, KernelBench
 from punica_serve.bench.report import Column, TableData, Value
 from punica_serve.engine.device_memory import first_line
 from punica_serve.workload import shipped_workload
@@ -23,7 +23,7 @@ from punica_serve.workload import shipped_workload
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEAD_DIM, PAGE_SIZE = 128, 16
+PAGE_SIZE = 16
 COLUMNS = (
     Column("case", "case"),
     Column("requests", "requests"),

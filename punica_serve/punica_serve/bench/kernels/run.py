@@ -75,7 +75,7 @@ def _roofline(bench: KernelBench) -> Measured:
 
 
 def _fused_rows(bench: KernelBench) -> tuple[int, ...]:
-    return (bench.settings.max_batch_size // 2, bench.settings.num_prefill_rows)
+    return (max(bench.settings.max_batch_size // 2, 1), bench.settings.num_prefill_rows)
 
 
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:

@@ -12,12 +12,15 @@ from punica_serve.bench.kernels import peers
 from punica_serve.bench.kernels.operators import LayerCall, calls
 from punica_serve.bench.kernels.sections import BATCH_SIZES
 from punica_serve.bench.kernels.weights import PagedWeights
+from punica_serve.errors import ConfigError
 from punica_serve.lora_layout import LORA_PAGE_RANKS
 from punica_serve.model_config import ModelDtype
 from punica_serve.workload import Population
 
 #: The paper's order.
 POPULATIONS = tuple(Population)
+#: Of attention's heads, which share the hidden size.
+HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class KernelSettings:
     #: Rows of the prefill in the mixed batch.
     num_prefill_rows: int = 512
     num_replays: int = 7
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % HEAD_DIM:
+            message = f"`--hidden` is {self.hidden_size}; it must be a multiple of {HEAD_DIM}, the width of a head"
+            raise ConfigError(message, param="hidden")
 
     @property
     def max_batch_size(self) -> int:

@@ -14,7 +14,7 @@ def command(
     out: OutOption = DEFAULT_OUT,
     only: Annotated[list[Section] | None, typer.Option(help="Parts to run, one option each; all by default.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes, one option each; 1 to 64.")] = None,
-    hidden: Annotated[int, typer.Option(min=128, help="h_in and h_out of the operators.")] = 4096,
+    hidden: Annotated[int, typer.Option(min=128, help="h_in and h_out of the operators; a multiple of 128.")] = 4096,
     intermediate: Annotated[int, typer.Option(min=128, help="h_out of add-lora; width of the activation.")] = 11008,
     dtype: Annotated[HalfDtype, typer.Option(help="Of weights, inputs and outputs.")] = HalfDtype.BFLOAT16,
     layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 32,

@@ -10,6 +10,7 @@ from punica_serve.bench.control_plane.placement import placement_times_s
 from punica_serve.bench.control_plane.run import Measurement, run
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings
 from punica_serve.bench.report import write_json
+from punica_serve.errors import ConfigError
 
 SMALL = ControlPlaneSettings(
     num_gpus=9,
@@ -29,6 +30,11 @@ def test_ages_are_read_off_by_the_share_of_tokens_that_have_come() -> None:
     measurement = Measurement("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}), 0.4)
     assert (measurement.age_ms(0.5), measurement.age_ms(0.99), measurement.age_ms(1.0)) == (1.0, 5.0, 200.0)
     assert measurement.us_per_token == 2.0
+
+
+def test_a_load_without_a_step_in_its_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a step in 2 s, longer than the"):
+        ControlPlaneSettings(num_gpus=1, batch_size=2, tokens_per_s=1.0, seconds=0.5)
 
 
 def test_every_placement_is_timed() -> None:

@@ -1,6 +1,7 @@
 """The whole benchmark on a tiny shape: what it leaves behind. Its figures are not judged here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from punica_serve.bench.kernels.blog import random_case
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.cli import bench as bench_command
+from punica_serve.errors import ConfigError
 
 
 def test_the_command_leaves_a_table_json_and_a_picture_of_each_section(tmp_path: Path) -> None:
@@ -55,6 +57,17 @@ def test_a_section_that_fails_is_named_and_the_others_are_kept(
     report = run.run(settings, (Section.RANKS, Section.ADD_LORA), "cpu", Progress(disable=True))
     assert list(report.failures) == ["figure9: sgmv on distinct: error inf"]
     assert [table.name for table in report.tables] == ["add_lora"] and list(report.figures) == ["add-lora"]
+
+
+def test_fused_operators_have_rows_at_batch_1_too(settings: KernelSettings) -> None:
+    report = run.run(replace(settings, batch_sizes=(1,)), (Section.FUSED,), "cpu", Progress(disable=True))
+    assert not report.failures
+    assert {record["rows"] for record in report.tables[0].records} == {1, settings.num_prefill_rows}
+
+
+def test_a_width_that_heads_do_not_share_evenly_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`--hidden` is 200; it must be a multiple of 128"):
+        KernelSettings(hidden_size=200)
 
 
 def test_figure_9_measures_every_rank(bench: KernelBench) -> None:
