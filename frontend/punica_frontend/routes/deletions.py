@@ -37,8 +37,9 @@ def deletions_router(registry: Registry, client: SchedulerClient, warden: Warden
         },
     )
     async def delete(request: Request, name: AdapterPath, wait_s: Wait = WAIT_S) -> Response:
-        """At once no new request finds it. Requests that use it finish; then its memory is freed on all GPUs, hosts and
-        disks, and in the store. 200 says that all of this is done, or that others have the same bytes: `shared_with`.
+        """At once no new request finds it here, and within a second none at other frontends. Requests that use it
+        finish; then its memory is freed on all GPUs, hosts and disks, and in the store. 200 says that all of this is
+        done, or that others have the same bytes: `shared_with`.
         """
         caller = caller_of(request)
         adapter = await changeable(registry, caller, name)
