@@ -32,9 +32,11 @@ def collector() -> Iterator[OtlpCollector]:
 
 
 @pytest.fixture
-def sink(collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch) -> SpanSink:
+def sink(collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpanSink]:
     monkeypatch.setattr(tracing, "FLUSH_TIMEOUT_S", DEADLINE_S)
-    return SpanSink("scheduler", collector.url)
+    sink = SpanSink("scheduler", collector.url)
+    yield sink
+    sink.close()
 
 
 @pytest.fixture
