@@ -1,7 +1,6 @@
 """The life of an adapter in the cluster, from its source to its last byte.
 
     addresses.py     what a caller's name means, and whether it may change it
-    slots.py         how many adapters are taken in at once
     staging.py       folders for adapters on their way in, and no leftovers
     registration.py  source or upload -> validated -> store -> registry
     deletions.py     from the registry's list of what is to go to nothing left anywhere

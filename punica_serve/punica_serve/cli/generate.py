@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption
+from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_text
 from punica_serve.dialling import dial
 from punica_serve.errors import RequestFailed
 
@@ -25,6 +25,8 @@ def command(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
 ) -> None:
     """Generate from a running cluster. The answer streams to stdout; Ctrl-C cancels the request."""
+    for text in (prompt, lora_id, *(stop or ())):
+        check_text(text)
     options = {
         "lora_id": lora_id,
         "max_tokens": max_tokens,

@@ -40,6 +40,15 @@ def check_key(key: str | None) -> str | None:
     return key
 
 
+def check_text(text: str | None) -> str | None:
+    """Before it goes into JSON or a URL. Raises ConfigError for bytes that the shell gave and that no text has."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("an argument is no text in UTF-8; see how it was typed or copied") from error
+    return text
+
+
 KeyOption = Annotated[
     str | None,
     typer.Option(envvar="PUNICA_API_KEY", callback=check_key, help="Your API key, where keys are asked for."),

@@ -23,6 +23,22 @@ def test_what_it_cannot_carry_is_refused_and_not_shown(key: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
+    [
+        ["generate", "\udcff"],
+        ["generate", "42", "--lora-id", "\udcff"],
+        ["generate", "42", "--stop", "x", "--stop", "\udcff"],
+        ["adapters", "show", "\udcff"],
+        ["adapters", "add", "\udcff", "."],
+        ["adapters", "add", "mine", "hf://\udcff/x"],
+    ],
+)
+def test_bytes_that_are_no_text_are_told_before_anything_is_sent(cli: Cli, command: list[str]) -> None:
+    told = "punica-serve: an argument is no text in UTF-8; see how it was typed or copied\n"
+    assert cli(*command) == (2, "", told)
+
+
+@pytest.mark.parametrize(
+    "command",
     [["up"], ["runner"], ["keys", "list"], ["adapters", "verify", "folder"], ["bench", "textgen"], ["profile"]],
 )
 def test_a_default_config_that_is_not_there_is_said_to_be_the_default(

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from punica_serve.cli.adapters.verify import verify
-from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption
+from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_text
 
 if TYPE_CHECKING:
     from punica_serve.cli.adapters.client import AdapterClient
@@ -26,7 +26,7 @@ POLL_S = 1.0
 app = typer.Typer(name="adapters", help="Register, list and remove LoRA models.", no_args_is_help=True)
 app.command("verify")(verify)
 
-Name = Annotated[str, typer.Argument(help="The adapter's name; TENANT/NAME for another tenant's.")]
+Name = Annotated[str, typer.Argument(callback=check_text, help="The adapter's name; TENANT/NAME for another tenant's.")]
 
 
 @app.command("add")

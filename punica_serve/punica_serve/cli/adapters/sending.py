@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.cli.adapters.client import AdapterClient
+from punica_serve.cli.options import check_text
 from punica_serve.errors import ConfigError
 from punica_serve.reasons import reason_of
 
@@ -25,7 +26,7 @@ def register(client: AdapterClient, name: str, source: str) -> Any:
     Raises ConfigError where ``source`` is none of them, or can't be read.
     """
     if "://" in source:
-        return client.post("/v1/adapters", {"name": name, "uri": source})
+        return client.post("/v1/adapters", {"name": name, "uri": check_text(source)})
     given = os.path.expanduser(source)  # pathlib's own refuses a user that it does not know
     path = Path(given)
     if os.path.isdir(given):
