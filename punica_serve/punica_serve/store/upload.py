@@ -50,8 +50,8 @@ class Uploads:
                 await self._call(partial(sink.write, batch))
             await self._call(sink.finish)
         finally:
-            with suppress(StoreUnavailable):  # what it could not write was said before
-                await self._call(sink.close)
+            with suppress(OSError, StoreUnavailable):  # what it could not write was said before, and logged
+                await self._threads.call(sink.close, timeout_s=self._timeout_s)
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await self._threads.call(partial(_guarded, function), timeout_s=self._timeout_s)

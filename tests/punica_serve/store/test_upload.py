@@ -254,7 +254,9 @@ async def test_a_full_disk_is_the_operators(folder: Path, files: Files, monkeypa
         await receive(form(files), folder, FORM)
 
 
-async def test_a_full_disk_is_left_at_once(folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_left_at_once_and_logged_once(
+    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every file is closed, though closing fails too: one that is open holds its bytes after it was removed."""
     opened = []
 
@@ -266,6 +268,7 @@ async def test_a_full_disk_is_left_at_once(folder: Path, files: Files, monkeypat
     with pytest.raises(StoreUnavailable, match="is full"):
         await receive(form({**files, WEIGHTS: bytes(100_000)}), folder, FORM)
     assert [file.closed for file in opened] == [True, True]
+    assert len(caplog.records) == 1
 
 
 async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
