@@ -21,6 +21,11 @@ class Bench:
         self._progress = progress
         self._task: TaskID | None = None
 
+    @property
+    def how(self) -> str:
+        """What is measured runs, in a title's words."""
+        return "in a CUDA graph" if self.device.type == "cuda" else "call by call"
+
     def begin(self, section: str, num_cells: int) -> None:
         """A progress bar of its own for each section."""
         self._task = self._progress.add_task(section, total=num_cells)

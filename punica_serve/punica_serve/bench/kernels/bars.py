@@ -26,6 +26,6 @@ def draw_bars(
         axes.scatter(centers, numbers(records, "floor_us"), marker="_", s=200, c="k", label="floor", zorder=3)
     axes.set_xticks(centers, [label(record) for record in records], fontsize=8, rotation=90)
     axes.set_yscale("log")
-    axes.set_ylabel("µs in a CUDA graph")
+    axes.set_ylabel("µs")
     axes.set_title(table.title, fontsize=10)
     axes.legend()

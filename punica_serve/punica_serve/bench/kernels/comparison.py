@@ -33,7 +33,7 @@ def measure(bench: KernelBench) -> TableData:
     weights = bench.weights(bench.pages_for(bench.settings.max_batch_size, RANK))
     rows = [row for population, batch in cells for row in _measure(bench, weights, Case.of(population, batch, RANK))]
     hidden = bench.settings.hidden_size
-    title = f"Figure 8: LoRA operators, {hidden} -> {RANK} -> {hidden}, µs in a CUDA graph on cold weights"
+    title = f"Figure 8: LoRA operators, {hidden} -> {RANK} -> {hidden}, µs {bench.how} on cold weights"
     return TableData("figure8", title, COLUMNS, rows)
 
 

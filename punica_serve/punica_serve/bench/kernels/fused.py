@@ -49,7 +49,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
     rows = [_measure(bench, op, num_rows) for num_rows, found in operators.items() for op in found]
     return TableData(
         "fused",
-        f"Fused operators, hidden {bench.settings.hidden_size}, {bench.settings.dtype}: in a CUDA graph, and launched",
+        f"Fused operators, hidden {bench.settings.hidden_size}, {bench.settings.dtype}: {bench.how}, and launched",
         COLUMNS,
         rows,
         notes=("the paper, on an A100: norm 110 µs unfused, 4 µs fused",),
@@ -144,7 +144,7 @@ def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Val
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars in a CUDA graph, a group for each operator and number of rows."""
+    """Bars, a group for each operator and number of rows."""
     axes = figure.subplots()
     places = range(len(table.rows))
     for number, (key, label) in enumerate((("fused_us", "fused"), ("torch_us", "torch, unfused"))):
@@ -152,6 +152,6 @@ def draw(table: TableData, figure: "Figure") -> None:
         axes.bar_label(bars, fmt="{:.1f}", fontsize=8)
     labels = [f"{record['operator']}\n{record['rows']} rows" for record in table.records]
     axes.set_xticks([place + 0.2 for place in places], labels, fontsize=8)
-    axes.set_ylabel("µs in a CUDA graph")
+    axes.set_ylabel("µs")
     axes.set_title(table.title, fontsize=10)
     axes.legend()

@@ -61,7 +61,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
     rows = [row for projection in found for row in _measure(bench, projection, row_counts)]
     return TableData(
         "linear",
-        f"y = x W^T, hidden {settings.hidden_size}, {settings.dtype}, µs in a CUDA graph on cold weights",
+        f"y = x W^T, hidden {settings.hidden_size}, {settings.dtype}, µs {bench.how} on cold weights",
         COLUMNS,
         rows,
         notes=(

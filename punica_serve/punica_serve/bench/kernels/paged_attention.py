@@ -144,7 +144,7 @@ def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableD
     num_heads = bench.settings.hidden_size // HEAD_DIM
     return TableData(
         "paged_attention",
-        f"Attention, {num_heads} heads of {HEAD_DIM}, {bench.settings.dtype}, µs in a CUDA graph, cold",
+        f"Attention, {num_heads} heads of {HEAD_DIM}, {bench.settings.dtype}, µs {bench.how}, cold",
         COLUMNS,
         rows,
         notes=(

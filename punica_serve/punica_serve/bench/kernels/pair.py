@@ -112,7 +112,7 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
     hidden = settings.hidden_size
     return TableData(
         "pair",
-        f"y += x A B, {hidden} -> rank -> {hidden}, {settings.dtype}, µs in a CUDA graph on cold weights",
+        f"y += x A B, {hidden} -> rank -> {hidden}, {settings.dtype}, µs {bench.how} on cold weights",
         COLUMNS,
         [pair.row for pair in (*measured, mixed, equal)],
         notes=(

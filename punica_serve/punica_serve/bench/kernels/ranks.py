@@ -34,7 +34,7 @@ def measure(bench: KernelBench) -> TableData:
     weights = bench.weights(bench.pages_for(settings.max_batch_size, max(settings.ranks)))
     rows = [(case.name, case.num_rows, case.num_adapters, case.ranks[0], _time(bench, weights, case)) for case in cases]
     hidden = settings.hidden_size
-    title = f"Figure 9: SGMV, {hidden} -> rank -> {hidden}, µs in a CUDA graph on cold weights"
+    title = f"Figure 9: SGMV, {hidden} -> rank -> {hidden}, µs {bench.how} on cold weights"
     return TableData("figure9", title, COLUMNS, rows)
 
 

@@ -78,6 +78,10 @@ def _fused_rows(bench: KernelBench) -> tuple[int, ...]:
     return (max(bench.settings.max_batch_size // 2, 1), bench.settings.num_prefill_rows)
 
 
+def _sampled_rows(bench: KernelBench) -> tuple[int, ...]:
+    return (max(bench.settings.max_batch_size // 2, 1), 4 * bench.settings.max_batch_size)
+
+
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:
     """The sizes up to the largest that was asked for."""
     return tuple(size for size in sizes if size <= bench.settings.max_batch_size)
@@ -92,6 +96,6 @@ _MEASURE: dict[Section, Measure] = {
     Section.FUSED: _section(lambda bench: fused.measure(bench, _fused_rows(bench)), fused.draw),
     Section.LINEAR: _section(lambda bench: linear.measure(bench, _batches(bench, 1, 8, 32, 64)), linear.draw),
     Section.PAGED_ATTENTION: _section(paged_attention.measure, paged_attention.draw),
-    Section.SAMPLING: _section(sampling.measure, sampling.draw),
+    Section.SAMPLING: _section(lambda bench: sampling.measure(bench, _sampled_rows(bench)), sampling.draw),
     Section.LAYOUTS: _section(lambda bench: layout.measure(bench, _batches(bench, 1, 32, 64)), layout.draw),
 }

@@ -17,7 +17,7 @@ from punica_serve.bench.report import Column, TableData, Value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUM_ROWS, VOCAB_SIZES = (32, 256), (32_000, 128_256)
+VOCAB_SIZES = (32_000, 128_256)
 #: Of two scores, in float32: how far the one that was taken may lie below the best.
 _REGRET_LIMIT = 1e-4
 _TEMPERATURE, _TOP_K, _TOP_P = 0.8, 50, 0.9
@@ -42,15 +42,13 @@ class How(StrEnum):
     TOP_P = "top_p"
 
 
-def measure(
-    bench: KernelBench, row_counts: tuple[int, ...] = NUM_ROWS, vocab_sizes: tuple[int, ...] = VOCAB_SIZES
-) -> TableData:
+def measure(bench: KernelBench, row_counts: tuple[int, ...], vocab_sizes: tuple[int, ...] = VOCAB_SIZES) -> TableData:
     """Checks that every row takes its best token, then times it. Every call has logits of its own."""
     bench.begin("sampling", 2 * len(How) * len(row_counts) * len(vocab_sizes))
     rows = [row for vocab in vocab_sizes for num_rows in row_counts for row in _measure(bench, num_rows, vocab)]
     return TableData(
         "sampling",
-        f"Sampling from {bench.settings.dtype} logits, µs in a CUDA graph on cold logits",
+        f"Sampling from {bench.settings.dtype} logits, µs {bench.how} on cold logits",
         COLUMNS,
         rows,
         notes=(

@@ -34,7 +34,7 @@ def measure(bench: LayerBench) -> TableData:
             rows += _measure(bench, model, context_length)
     return TableData(
         "figure10",
-        f"Figure 10: one transformer layer, decode, rank {settings.rank} on all projections, in a CUDA graph",
+        f"Figure 10: one transformer layer, decode, rank {settings.rank} on all projections, {bench.how}",
         COLUMNS,
         rows,
         notes=(f"mean of {settings.num_layers} layers of own weights; embedding and last norm are part of it",),

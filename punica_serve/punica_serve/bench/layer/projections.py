@@ -61,7 +61,7 @@ def measure(bench: LayerBench) -> TableData:
     copy_rate = copy_bytes_per_s(bench.device, 1 << 30 if bench.device.type == "cuda" else 1 << 24)
     return TableData(
         "projections",
-        f"LoRA of rank {settings.rank} on all seven projections of one {model.name} layer, µs in a CUDA graph",
+        f"LoRA of rank {settings.rank} on all seven projections of one {model.name} layer, µs {bench.how}",
         COLUMNS,
         [row for batch_size in batch_sizes for row in _measure(bench, layers, batch_size, copy_rate)],
         notes=("floor: bytes of the adapters over the measured copy rate", f"{SOURCE}, beside the dense products"),

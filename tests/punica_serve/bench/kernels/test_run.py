@@ -37,6 +37,7 @@ def test_the_command_leaves_a_table_json_and_a_picture_of_each_section(tmp_path:
         ["kernels", "--device", "cpu", "--dtype", "float16", "--out", str(tmp_path), *sizes, *sections],
     )
     assert result.exit_code == 0, result.output
+    assert "µs call by call" in result.output
     document = json.loads((tmp_path / "kernels.json").read_text())
     assert set(document["tables"]) == {"figure7", "figure8", "add_lora"}
     assert len(document["tables"]["figure7"]) == 4 * 2 and len(document["tables"]["figure8"]) == 4 * 2 * 5
@@ -59,10 +60,12 @@ def test_a_section_that_fails_is_named_and_the_others_are_kept(
     assert [table.name for table in report.tables] == ["add_lora"] and list(report.figures) == ["add-lora"]
 
 
-def test_fused_operators_have_rows_at_batch_1_too(settings: KernelSettings) -> None:
-    report = run.run(replace(settings, batch_sizes=(1,)), (Section.FUSED,), "cpu", Progress(disable=True))
+def test_operators_without_adapters_follow_the_batch_down_to_1(settings: KernelSettings) -> None:
+    sections = (Section.FUSED, Section.SAMPLING)
+    report = run.run(replace(settings, batch_sizes=(1,)), sections, "cpu", Progress(disable=True))
     assert not report.failures
-    assert {record["rows"] for record in report.tables[0].records} == {1, settings.num_prefill_rows}
+    fused, sampling = ({record["rows"] for record in table.records} for table in report.tables)
+    assert (fused, sampling) == ({1, settings.num_prefill_rows}, {1, 4})
 
 
 def test_a_width_that_heads_do_not_share_evenly_is_refused() -> None:
