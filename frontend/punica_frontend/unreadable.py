@@ -1,16 +1,20 @@
 """Bodies that can't be read as JSON: what is wrong with them, and where."""
 
+import json
+
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 
 def not_json(error: RequestValidationError) -> str:
-    """Of a body that a parser gave up on. pydantic's says the place itself; the framework's counts characters."""
-    first = error.errors()[0]
-    reason, position = first["ctx"]["error"], first["loc"][1:]
-    place = _place_in(error.body, *position) if position else ""
-    # Some of the framework's reasons end with the word that the place begins with.
-    return f"the body is not JSON: {reason.removesuffix(' at')}{place}"
+    """Of a body that a parser gave up on: the framework's, or pydantic's, which says the place in its reason."""
+    cause = error.__cause__
+    if isinstance(cause, json.JSONDecodeError):
+        # Some reasons end with the word that the place begins with.
+        reason = f"{cause.msg.removesuffix(' at')} at line {cause.lineno} column {cause.colno}"
+    else:
+        reason = error.errors()[0]["ctx"]["error"]
+    return f"the body is not JSON: {reason}"
 
 
 def what_failed(error: HTTPException) -> str:
@@ -18,11 +22,6 @@ def what_failed(error: HTTPException) -> str:
     if error.status_code != 400:
         return str(error.detail)
     return f"the body can't be read: {_reason_of(error.__cause__)}"
-
-
-def _place_in(document: str, position: int) -> str:
-    line, column = document.count("\n", 0, position) + 1, position - document.rfind("\n", 0, position)
-    return f" at line {line} column {column}"
 
 
 def _reason_of(cause: BaseException | None) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from punica_serve.counted import MAX_COUNT
+
 #: What a folder that comes with the package starts with, and where those are.
 _PACKAGES = {"demo:": "punica_serve.demo", "shape:": "punica_serve.shapes"}
 
@@ -57,7 +59,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 #: How many pages, rows or tokens: a step's tables are of int32.
-Int32 = Annotated[int, Field(strict=True, ge=1, le=(1 << 31) - 1)]
+Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]

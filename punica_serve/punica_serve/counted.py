@@ -1,4 +1,7 @@
-"""Numbers in messages."""
+"""Counts, and numbers in messages."""
+
+#: The largest count that every layer below can hold: 32 bits, signed.
+MAX_COUNT = (1 << 31) - 1
 
 
 def counted(count: int, what: str) -> str:

@@ -3,10 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from punica_serve.counted import limit
-
-#: The largest count that every layer below can hold: 32 bits, signed.
-_MAX_COUNT = (1 << 31) - 1
+from punica_serve.counted import MAX_COUNT, limit
 
 
 class Range(NamedTuple):
@@ -34,14 +31,14 @@ class Range(NamedTuple):
 RANGES = {
     "temperature": Range(0.0),
     "top_p": Range(0.0, 1.0, above_low=True),
-    "top_k": Range(0, _MAX_COUNT),
+    "top_k": Range(0, MAX_COUNT),
     "min_p": Range(0.0, 1.0),
     # Logits are divided by it: by much less they would be infinite.
     "repetition_penalty": Range(0.01, 10.0),
     "presence_penalty": Range(-2.0, 2.0),
     "frequency_penalty": Range(-2.0, 2.0),
     "seed": Range(0, (1 << 64) - 1),
-    "min_tokens": Range(0, _MAX_COUNT),
-    "max_tokens": Range(1, _MAX_COUNT),
-    "logprobs": Range(0, _MAX_COUNT),
+    "min_tokens": Range(0, MAX_COUNT),
+    "max_tokens": Range(1, MAX_COUNT),
+    "logprobs": Range(0, MAX_COUNT),
 }

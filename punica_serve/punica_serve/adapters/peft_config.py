@@ -108,6 +108,7 @@ def _refuse(name: str, reason: str) -> AdapterRejected:
 def _read_object(text: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(text)
+        # The first is the stricter one, and keeps the last of two fields in silence.
         json.loads(text, object_pairs_hook=_unique)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AdapterRejected(f"it is not JSON: {error}") from error

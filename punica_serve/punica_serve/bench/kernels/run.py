@@ -74,12 +74,16 @@ def _roofline(bench: KernelBench) -> Measured:
     return table, partial(roofline.draw, table, roof)
 
 
-def _fused_rows(bench: KernelBench) -> tuple[int, ...]:
-    return (max(bench.settings.max_batch_size // 2, 1), bench.settings.num_prefill_rows)
+def _half_batch(bench: KernelBench) -> int:
+    return max(bench.settings.max_batch_size // 2, 1)
 
 
-def _sampled_rows(bench: KernelBench) -> tuple[int, ...]:
-    return (max(bench.settings.max_batch_size // 2, 1), 4 * bench.settings.max_batch_size)
+def _fused(bench: KernelBench) -> TableData:
+    return fused.measure(bench, (_half_batch(bench), bench.settings.num_prefill_rows))
+
+
+def _sampling(bench: KernelBench) -> TableData:
+    return sampling.measure(bench, (_half_batch(bench), 4 * bench.settings.max_batch_size))
 
 
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:
@@ -93,9 +97,9 @@ _MEASURE: dict[Section, Measure] = {
     Section.COMPARISON: _section(comparison.measure, comparison.draw),
     Section.RANKS: _section(ranks.measure, ranks.draw),
     Section.ADD_LORA: _section(blog.measure, blog.draw),
-    Section.FUSED: _section(lambda bench: fused.measure(bench, _fused_rows(bench)), fused.draw),
+    Section.FUSED: _section(_fused, fused.draw),
     Section.LINEAR: _section(lambda bench: linear.measure(bench, _batches(bench, 1, 8, 32, 64)), linear.draw),
     Section.PAGED_ATTENTION: _section(paged_attention.measure, paged_attention.draw),
-    Section.SAMPLING: _section(lambda bench: sampling.measure(bench, _sampled_rows(bench)), sampling.draw),
+    Section.SAMPLING: _section(_sampling, sampling.draw),
     Section.LAYOUTS: _section(lambda bench: layout.measure(bench, _batches(bench, 1, 32, 64)), layout.draw),
 }
