@@ -1,4 +1,4 @@
-# make install, make run and make test are all a newcomer needs. Each sets up what it lacks.
+# make run and make test are all a newcomer needs. Each sets up what it lacks, once.
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,19 +7,34 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export NO_MKDOCS_2_WARNING := 1
 SOURCES := kernels punica_serve scheduler runner frontend tests examples
 
-.PHONY: install run check test test-slow soak compose-smoke demo-model demo-check docs screenshots clean
+.PHONY: install clients run check test test-slow soak compose-smoke demo-model demo-check docs screenshots clean
 
+# All that testing and measuring takes. `make run` needs only the first part of it.
 install: .venv/.installed
 
 # torch comes first and alone: pip then takes the CPU build where one is offered, whatever the others would ask for.
-.venv/.installed: pyproject.toml constraints.txt
-	@echo 'setting up .venv: about 3 GB, some minutes'
+.venv/.serving: pyproject.toml constraints.txt
+	@echo 'setting up .venv for serving: about 1.1 GB'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[engine,bench,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[engine]'
 	touch $@
 
-run: install
+.venv/.installed: .venv/.serving
+	@echo 'adding what testing takes: about 2 GB more'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[gpu,bench,dev]'
+	touch $@
+
+# Clients that others wrote, for tests/e2e/clients, which skip without them.
+clients: .venv-clients/.installed
+
+.venv-clients/.installed: constraints-clients.txt
+	@echo 'setting up .venv-clients: about 2 GB, some minutes'
+	$(PYTHON) -m venv --clear .venv-clients
+	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --requirement $<
+	touch $@
+
+run: .venv/.serving
 	$(BIN)/punica-serve up
 
 check: install
@@ -52,7 +67,7 @@ demo-check: install
 
 # What in docs/ is made from the code, and the site in build/site.
 docs: install
-	$(BIN)/python -m punica_frontend.stream_schema docs/generate-stream.schema.json
+	$(BIN)/python -m punica_frontend.websocket.stream_schema docs/generate-stream.schema.json
 	$(BIN)/python -m punica_frontend.watch.schema docs/cluster-watch.schema.json
 	$(BIN)/python -m punica_frontend.metrics.table docs/metrics.md
 	$(BIN)/mkdocs build --strict
@@ -62,4 +77,4 @@ screenshots: install
 	SCREENSHOTS_TO=docs/dashboard $(BIN)/pytest -m slow tests/e2e/test_dashboard.py -k screenshots
 
 clean:
-	rm -rf .venv build dist bench-results
+	rm -rf .venv .venv-clients build dist bench-results

@@ -6,10 +6,10 @@ ARG BASE=python:3.11-slim
 FROM ${BASE} AS build
 WORKDIR /src
 RUN python -m venv /opt/punica-serve
-# What changes seldom comes first: of the project nothing but its list of dependencies.
+# Layers that rarely change come first: only the project's list of dependencies.
 COPY pyproject.toml constraints.txt ./
 COPY punica_serve/punica_serve/version.py punica_serve/punica_serve/version.py
-RUN mkdir -p kernels/punica_kernels scheduler/punica_scheduler runner/punica_runner frontend/punica_frontend \
+RUN mkdir -p kernels/punica_kernels scheduler/punica_scheduler runner/punica_runner frontend/punica_frontend configs \
     && touch README.md LICENSE \
     && /opt/punica-serve/bin/pip install --no-cache-dir --constraint constraints.txt '.[postgres,s3,hf,otel]' \
     && /opt/punica-serve/bin/pip uninstall --yes --quiet punica-serve
@@ -19,7 +19,8 @@ COPY punica_serve punica_serve
 COPY scheduler scheduler
 COPY runner runner
 COPY frontend frontend
-# What nothing here runs stays out: other packages' tests, pip, and AWS's services but S3 and those that give credentials.
+COPY configs configs
+# Leave out unused files: other packages' tests, pip, and all AWS services except S3 and those for credentials.
 RUN /opt/punica-serve/bin/pip install --no-cache-dir --no-deps . \
     && cd /opt/punica-serve/lib/python3*/site-packages \
     && find . -depth -type d -name tests -exec rm -r {} + \
@@ -27,7 +28,7 @@ RUN /opt/punica-serve/bin/pip install --no-cache-dir --no-deps . \
     && /opt/punica-serve/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${BASE}
-# A volume that is mounted on one of these folders for the first time becomes the user's too.
+# A new volume mounted on one of these folders takes over its owner.
 RUN groupadd --system --gid 10001 punica \
     && useradd --system --uid 10001 --gid punica --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin punica \
     && install -d -o punica -g punica -m 0700 \

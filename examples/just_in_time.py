@@ -3,8 +3,8 @@
     make run                                        # in another terminal: the demo cluster
     .venv/bin/python examples/just_in_time.py
 
-The lines teach the demo model to count in German. Nobody restarts anything: the cluster has never heard of the adapter
-before the upload, and answers with it a moment later.
+The lines teach the demo model to count in German. Nothing is restarted: the cluster does not know the adapter before
+the upload, and answers with it a moment later.
 """
 
 import argparse
@@ -34,7 +34,7 @@ DEMO_MODEL = Path(punica_serve.__file__).parent / "demo" / "model"
 NUM_STEPS = 120
 
 
-# What transformers says of itself is not what this shows.
+# Hide transformers' own output.
 transformers_logging.disable_progress_bar()
 warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
@@ -44,9 +44,9 @@ def main() -> None:
     url = os.environ.get("PUNICA_URL", "http://127.0.0.1:8000")
     parser.add_argument("--url", default=url, help="a frontend of the cluster; by default PUNICA_URL")
     key = os.environ.get("PUNICA_API_KEY")
-    parser.add_argument("--key", default=key, help="an API key, where the cluster wants one; by default PUNICA_API_KEY")
-    parser.add_argument("--name", default="german", help="what the adapter is called from now on")
-    parser.add_argument("--prompt", default="7", help="the first prompt that it is given")
+    parser.add_argument("--key", default=key, help="an API key, if the cluster requires one; by default PUNICA_API_KEY")
+    parser.add_argument("--name", default="german", help="name for the adapter")
+    parser.add_argument("--prompt", default="7", help="prompt to answer with the adapter")
     options = parser.parse_args()
     headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
     with (
@@ -67,17 +67,17 @@ def main() -> None:
 
 
 def look_for_cluster(client: httpx.Client) -> None:
-    """Ends the program before the training where nobody would take what comes of it."""
+    """Exits before the training if no cluster answers."""
     try:
         checked(client.get("/ready"))
     except httpx.TransportError as error:
         raise SystemExit(
-            f"no cluster answers at {client.base_url} ({error}): start one with `make run`, or name another with --url"
+            f"no cluster answers at {client.base_url} ({error}): start one with `make run`, or give a URL with --url"
         ) from None
 
 
 def train(folder: Path) -> float:
-    """Trains an adapter of rank 16 on the lines and leaves it in ``folder``, as PEFT does. Returns the seconds."""
+    """Trains an adapter of rank 16 on the lines and saves it in ``folder`` with PEFT. Returns the seconds it took."""
     started_s = time.monotonic()
     torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL)
@@ -94,7 +94,7 @@ def train(folder: Path) -> float:
 
 
 def batch(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """All lines at once: token ids, and labels that leave out the prompts and the padding."""
+    """All lines in one batch: token ids, and labels that exclude the prompts and the padding."""
     rows, labels = [], []
     for prompt, answer in EXAMPLES:
         prompt_ids = tokenizer(prompt)["input_ids"]
@@ -106,14 +106,14 @@ def batch(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def upload(client: httpx.Client, name: str, folder: Path) -> None:
-    """Registers the two files of an adapter under a name; a name that is taken gets a new version."""
+    """Uploads the two files of an adapter under a name; an existing name gets a new version."""
     names = ("adapter_config.json", "adapter_model.safetensors")
     files = {file: (file, (folder / file).read_bytes()) for file in names}
     checked(client.post("/v1/adapters", params={"name": name}, files=files))
 
 
 def stream(client: httpx.Client, name: str, prompt: str) -> Iterator[str]:
-    """Pieces of the answer, as they are generated."""
+    """Yields pieces of the answer as they are generated."""
     body = {"prompt": prompt, "lora_id": name, "temperature": 0.0, "max_tokens": 32, "stream": True}
     with client.stream("POST", "/v1/generate", json=body) as response:
         if response.is_error:
@@ -125,7 +125,7 @@ def stream(client: httpx.Client, name: str, prompt: str) -> Iterator[str]:
 
 
 def checked(response: httpx.Response) -> httpx.Response:
-    """Ends the program with the server's own words where it refused."""
+    """Exits with the server's message if it refused."""
     if response.is_error:
         raise SystemExit(response.json()["error"]["message"])
     return response

@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
 
 #: `browser` and `tab`, for the rooms that look at pages.
 pytest_plugins = ("browser_fixtures",)
@@ -48,6 +48,16 @@ def _own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask 000", "umask 022", "umask 077"])
+def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever umask the test's process, and its threads, were started with."""
+    before = os.umask(request.param)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _write_llama(folder: Path, **overrides: Any) -> Path:

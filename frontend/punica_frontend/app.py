@@ -1,22 +1,26 @@
-"""The frontend as an ASGI application. Everything it uses is handed in; it keeps nothing of its own."""
+"""The frontend as an ASGI application. It receives all its dependencies and keeps no state of its own."""
 
 import time
 
 from fastapi import APIRouter
 
-from punica_frontend.connection import BodyLimit, BodyLimits
+from punica_frontend.api.errors import install_error_handlers
 from punica_frontend.dashboard.pages import api_page, dashboard_page
-from punica_frontend.errors import install_error_handlers
-from punica_frontend.generation import Generator
-from punica_frontend.head_requests import HeadAsGet
+from punica_frontend.dependencies import AppDependencies
+from punica_frontend.fields.policy import FieldPolicy
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.generation.rate_limits import RateLimitHeaders
+from punica_frontend.http.connection import BodyLimit, BodyLimits
+from punica_frontend.http.head_requests import HeadAsGet
+from punica_frontend.http.trailing_slashes import WithoutTrailingSlash
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.model_cards import CardMaker
 from punica_frontend.openai.models import models_router
-from punica_frontend.openai.planning import Planner
+from punica_frontend.openai.request_planner import RequestPlanner
 from punica_frontend.openai.routes import openai_router
 from punica_frontend.openai.tokenize import tokenize_router
 from punica_frontend.openapi_page import Api
-from punica_frontend.parts import Parts
 from punica_frontend.routes.adapters import adapters_router
 from punica_frontend.routes.cluster import cluster_router
 from punica_frontend.routes.deletions import deletions_router
@@ -26,22 +30,24 @@ from punica_frontend.routes.health import health_router
 from punica_frontend.routes.keys import keys_router
 from punica_frontend.routes.metrics import metrics_router
 from punica_frontend.routes.pages import page_router, start_router
+from punica_frontend.routes.pinning import pinning_router
 from punica_frontend.routes.registrations import registrations_router
 from punica_frontend.routes.sessions import sessions_router
 from punica_frontend.routes.stream import stream_router
 from punica_frontend.routes.tenants import tenants_router
 from punica_frontend.routes.usage import usage_router
 from punica_frontend.routes.vllm import vllm_router
-from punica_frontend.routes.warmth import warmth_router
 from punica_frontend.routes.watch import watch_router
-from punica_frontend.socket_shapes import Shapes
-from punica_frontend.tenancy.gate import PUBLIC_PATHS, Gate
+from punica_frontend.tenancy.auth_middleware import PUBLIC_PATHS, AuthMiddleware
 from punica_frontend.tgi.errors import install_tgi_errors
 from punica_frontend.tgi.info import tgi_info
 from punica_frontend.tgi.routes import tgi_router
 from punica_frontend.watch.frames import Frames
-from punica_serve.config import EngineConfig, FrontendConfig
-from punica_serve.model_config import ModelConfig
+from punica_frontend.websocket.openai_frames import Shapes
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig, FrontendConfig
+from punica_serve.store.pace import MinRate
+from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.version import __version__
 
 _DESCRIPTION = (
@@ -49,124 +55,140 @@ _DESCRIPTION = (
     '`{"op": "generate", "request_id": "1", "prompt": "42", "lora_id": "roman"}`, receive frames of its tokens.'
 )
 
+#: For a whole upload. ``MinRate`` cuts slower clients long before.
 _UPLOAD_TIMEOUT_S = 900.0
 
 
-def create_app(parts: Parts) -> Api:
-    """The routes, behind the gate."""
-    limits = BodyLimits(max_body_bytes(parts.model, parts.config.engine))
-    dashboard = dashboard_page()
-    public_paths = _public_paths(parts.config.frontend) | dashboard.paths
+def create_app(dependencies: AppDependencies) -> Api:
+    """Returns the application: all routes, behind authentication."""
+    limits = BodyLimits(max_body_bytes(dependencies.model, dependencies.config.engine))
+    dashboard, api = dashboard_page(), api_page()
+    public_paths = _public_paths(dependencies.config.frontend) | dashboard.paths | api.paths
     app = Api(
         title="Punica Serve",
         version=__version__,
         description=_DESCRIPTION,
-        needs_key=lambda: not parts.door.is_open,
+        needs_key=lambda: not dependencies.authenticator.is_open,
         public_paths=public_paths,
+        cors_origins=dependencies.config.frontend.cors_origins,
     )
     install_error_handlers(app)
     install_tgi_errors(app)
-    # The last that is added is the first that a request meets.
-    app.add_middleware(BodyLimit, limits=limits, by_path=_body_limits(parts))
-    app.add_middleware(Gate, door=parts.door, public_paths=public_paths)
+    # The middleware added last is the outermost.
+    app.add_middleware(BodyLimit, limits=limits, by_path=_body_limits(dependencies))
+    app.add_middleware(AuthMiddleware, authenticator=dependencies.authenticator, public_paths=public_paths)
+    app.add_middleware(RateLimitHeaders)
     app.add_middleware(HeadAsGet)
-    for router in (*_generation(parts), *_adapters(parts), *_cluster(parts), *_tenancy(parts)):
+    app.add_middleware(WithoutTrailingSlash)
+    for router in (
+        *_generation(dependencies),
+        *_adapters(dependencies),
+        *_cluster(dependencies),
+        *_tenancy(dependencies),
+    ):
         app.include_router(router)
     app.include_router(start_router(dashboard))
-    for page in (dashboard, api_page()):
+    for page in (dashboard, api):
         app.include_router(page_router(page))
     return app
 
 
-def _generation(parts: Parts) -> list[APIRouter]:
-    engine, model = parts.config.engine, parts.model
-    generator = _generator(parts)
+def _generation(dependencies: AppDependencies) -> list[APIRouter]:
+    engine, model = dependencies.config.engine, dependencies.model
+    prompts = PromptEncoder(dependencies.tokenizer, dependencies.templates, PromptLimits(engine.context_of(model)))
+    generator = _generator(dependencies, prompts)
+    fields = FieldPolicy(dependencies.config.frontend.unknown_fields, dependencies.metrics)
     return [
         generate_router(generator),
-        *_openai(parts, generator),
-        tgi_router(generator, parts.tokenizer, tgi_info(model, engine)),
+        *_openai(dependencies, generator, prompts, fields),
+        tgi_router(generator, dependencies.tokenizer, prompts, fields, tgi_info(model, engine)),
         metrics_router(
-            parts.client,
-            parts.registry,
-            parts.admission,
-            parts.figures,
+            dependencies.client,
+            dependencies.registry,
+            dependencies.admission,
+            dependencies.metrics,
             base_name=engine.served_name,
-            is_public=parts.config.frontend.public_metrics,
+            is_public=dependencies.config.frontend.public_metrics,
         ),
     ]
 
 
-def _openai(parts: Parts, generator: Generator) -> list[APIRouter]:
-    engine, model, tokenizer = parts.config.engine, parts.model, parts.tokenizer
-    conversations = Conversations(tokenizer, parts.templates)
+def _openai(
+    dependencies: AppDependencies, generator: Generator, prompts: PromptEncoder, fields: FieldPolicy
+) -> list[APIRouter]:
+    engine, model, tokenizer = dependencies.config.engine, dependencies.model, dependencies.tokenizer
+    conversations = Conversations(tokenizer, dependencies.templates, prompts)
     cards = CardMaker(engine.served_name, engine.context_of(model), created_s=int(time.time()))
-    planner = Planner(generator, conversations, base_name=engine.served_name)
+    planner = RequestPlanner(generator, conversations, fields, base_name=engine.served_name)
     shapes = Shapes(generator, planner, tokenizer, base_name=engine.served_name)
     return [
         stream_router(generator, shapes, max_frame_bytes=max_body_bytes(model, engine)),
-        openai_router(generator, tokenizer, conversations, base_name=engine.served_name),
-        models_router(generator, parts.registry, cards),
-        tokenize_router(generator, tokenizer, conversations, model, cards),
+        openai_router(generator, planner, tokenizer, base_name=engine.served_name),
+        models_router(generator, dependencies.registry, cards),
+        tokenize_router(generator, tokenizer, prompts, conversations, fields, model, cards),
     ]
 
 
-def _generator(parts: Parts) -> Generator:
+def _generator(dependencies: AppDependencies, prompts: PromptEncoder) -> Generator:
     return Generator(
-        parts.client,
-        parts.registry,
-        parts.tokenizer,
-        parts.model,
-        parts.admission,
-        parts.figures,
-        parts.meter,
-        base_name=parts.config.engine.served_name,
-        max_context=parts.config.engine.context_of(parts.model),
-        logs_requests=parts.config.log.requests,
-        sink=parts.sink,
+        dependencies.client,
+        dependencies.registry,
+        dependencies.tokenizer,
+        prompts,
+        dependencies.model,
+        dependencies.admission,
+        dependencies.metrics,
+        dependencies.meter,
+        base_name=dependencies.config.engine.served_name,
+        max_context=dependencies.config.engine.context_of(dependencies.model),
+        logs_requests=dependencies.config.log.requests,
+        sink=dependencies.sink,
     )
 
 
-def _adapters(parts: Parts) -> list[APIRouter]:
-    registry, client, adapters = parts.registry, parts.client, parts.adapters
+def _adapters(dependencies: AppDependencies) -> list[APIRouter]:
+    registry, client, adapters = dependencies.registry, dependencies.client, dependencies.adapters
     return [
         adapters_router(registry, client),
-        warmth_router(registry, client),
+        pinning_router(registry, client),
         registrations_router(adapters.registrar, adapters.sources, adapters.uploads),
-        deletions_router(registry, client, adapters.warden),
-        vllm_router(registry, adapters.registrar, adapters.sources, adapters.warden),
+        deletions_router(registry, client, adapters.reconciler),
+        vllm_router(registry, adapters.registrar, adapters.sources, adapters.reconciler),
     ]
 
 
-def _body_limits(parts: Parts) -> dict[str, BodyLimits]:
-    """Uploads are longer than other bodies, and may come over slow lines."""
-    return {"/v1/adapters": BodyLimits(parts.adapters.max_adapter_bytes + (1 << 20), _UPLOAD_TIMEOUT_S)}
+def _body_limits(dependencies: AppDependencies) -> dict[str, BodyLimits]:
+    """Uploads are longer than other bodies and may arrive over slow connections."""
+    return {
+        "/v1/adapters": BodyLimits(dependencies.adapters.max_adapter_bytes + (1 << 20), _UPLOAD_TIMEOUT_S, MinRate())
+    }
 
 
-def _cluster(parts: Parts) -> list[APIRouter]:
-    client, registry = parts.client, parts.registry
+def _cluster(dependencies: AppDependencies) -> list[APIRouter]:
+    client, registry = dependencies.client, dependencies.registry
     frames = Frames(client)
     return [
         cluster_router(client, registry, frames),
-        watch_router(client, registry, frames, parts.door),
-        health_router(client, parts.admission),
+        watch_router(client, registry, frames, dependencies.authenticator),
+        health_router(client, dependencies.admission),
     ]
 
 
-def _tenancy(parts: Parts) -> list[APIRouter]:
+def _tenancy(dependencies: AppDependencies) -> list[APIRouter]:
     return [
-        sessions_router(parts.door, parts.sessions),
-        tenants_router(parts.registry),
-        grants_router(parts.registry),
-        keys_router(parts.registry),
-        usage_router(parts.registry),
+        sessions_router(dependencies.authenticator, dependencies.sessions),
+        tenants_router(dependencies.registry),
+        grants_router(dependencies.registry),
+        keys_router(dependencies.registry),
+        usage_router(dependencies.registry),
     ]
 
 
 def _public_paths(frontend: FrontendConfig) -> frozenset[str]:
-    """What needs no key, beside the dashboard, which asks for one itself."""
+    """Returns the paths that need no key. Browser pages need none either: they ask for one themselves."""
     return PUBLIC_PATHS | {"/metrics"} if frontend.public_metrics else PUBLIC_PATHS
 
 
 def max_body_bytes(model: ModelConfig, engine: EngineConfig) -> int:
-    """Room for any prompt that the context can hold, escaped as it may be, and for all other fields."""
+    """Returns a limit that fits any prompt of the context's length, however escaped, and all other fields."""
     return (1 << 20) + 64 * engine.context_of(model)

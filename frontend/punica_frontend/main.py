@@ -1,39 +1,43 @@
-"""The frontend as a process: reads the model folder, binds the port, awaits the registry, serves until cancelled."""
+"""The frontend process: reads the model folder, binds the port, waits for the registry, serves until cancelled."""
 
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 from contextlib import aclosing
 
 from punica_frontend.adapters.lifecycle import Lifecycle
-from punica_frontend.admission import Admission
 from punica_frontend.app import create_app, max_body_bytes
-from punica_frontend.http_server import EmbeddedServer, http_server
-from punica_frontend.listener import bind, num_connections, raise_file_limit
-from punica_frontend.metrics.figures import Figures
-from punica_frontend.parts import Parts
+from punica_frontend.dependencies import AppDependencies
+from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.templates import TemplateRenderer
+from punica_frontend.http.http_server import http_server
+from punica_frontend.http.listener import bind, num_connections, raise_file_limit
+from punica_frontend.http.startup_server import registry_when_available
+from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.running import run_server
-from punica_frontend.scheduler_client import WireSchedulerClient
-from punica_frontend.templates import TemplateRenderer
-from punica_frontend.tenancy.door import Door
-from punica_frontend.tenancy.exposure import lock_for
+from punica_frontend.scheduler_link.scheduler_client import WireSchedulerClient
+from punica_frontend.tenancy.authenticator import Authenticator
+from punica_frontend.tenancy.exposure import auth_mode_for
 from punica_frontend.tenancy.meter import Meter
 from punica_frontend.tenancy.retention import Retention
 from punica_frontend.tenancy.sessions import Sessions
 from punica_frontend.tenancy.usage_writer import UsageWriter
-from punica_frontend.waiting_room import registry_once_there
-from punica_serve.collector import leave_alone_what_is_there
-from punica_serve.config import ClusterConfig
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import RegistryUnavailable
-from punica_serve.model_config import ModelConfig, read_model_config
-from punica_serve.notify import READY, notify
-from punica_serve.process import Drain
+from punica_serve.links.https_context import server_context
+from punica_serve.links.ssl_context import client_context
+from punica_serve.process.memory_tuning import freeze_gc, keep_trimming_heap
+from punica_serve.process.readiness import READY, notify
+from punica_serve.process.run import Drain
+from punica_serve.process.tracing import closing_spans, span_sink
 from punica_serve.registry.shared import shared_adapters
 from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
-from punica_serve.tls import client_context
-from punica_serve.tracing import closing_spans, span_sink
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +47,30 @@ async def serve(
 ) -> None:
     """Runs a frontend until cancelled or drained; ``host`` and ``port`` override the config's.
 
-    Raises ConfigError for an address that can't be had or is not safe, a scheduler URL that is none, or traces without
-    their exporter; ModelRejected for a model folder that can't be served.
+    Raises ConfigError for an address that is unavailable or unsafe, an invalid scheduler URL, or tracing without its
+    exporter; ModelRejected for a model folder that can't be served.
     """
     sink = span_sink("frontend", config.tracing.otlp_endpoint)
     host = config.frontend.host if host is None else host
     port = config.frontend.port if port is None else port
     tls = client_context(config.tls) if config.tls else None
+    https = server_context(config.frontend.tls) if config.frontend.tls else None
     max_connections = num_connections(config.frontend.max_connections, raise_file_limit())
     with bind(host, port) as listener:
         model, tokenizer, shared = await _read_models(config)
         async with (
-            registry_once_there(
-                config.registry_url, shared, listener=listener, max_connections=max_connections, drain=drain
+            registry_when_available(
+                config.registry_url, shared, listener=listener, max_connections=max_connections, drain=drain, tls=https
             ) as registry,
-            aclosing(TemplateRenderer(tokenizer.special_tokens)) as templates,
+            aclosing(_renderer(config, model, tokenizer)) as templates,
             closing_spans(sink),
         ):
             if registry is None:
                 return
             client = WireSchedulerClient(scheduler_url, token, config.links, tls)
             sessions = Sessions(token)
-            lock = lock_for(listener, registry, insecure_no_auth=config.frontend.insecure_no_auth)
-            parts = Parts(
+            auth_mode = auth_mode_for(listener, registry, insecure_no_auth=config.frontend.insecure_no_auth)
+            dependencies = AppDependencies(
                 config=config,
                 model=model,
                 tokenizer=tokenizer,
@@ -74,43 +79,63 @@ async def serve(
                 registry=registry,
                 adapters=Lifecycle.of(config, model, registry, client, templates),
                 admission=Admission(),
-                figures=Figures(config.frontend.metrics_names),
+                metrics=Metrics(config.frontend.metrics_names),
                 meter=Meter(),
                 sessions=sessions,
-                door=Door(registry, sessions, lock),
+                authenticator=Authenticator(registry, sessions, auth_mode, config.frontend.cors_origins),
                 sink=sink,
             )
-            server = _server(parts, max_connections)
-            leave_alone_what_is_there()
-            log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+            server = _server(dependencies, max_connections, https)
+            freeze_gc()
+            log.info("listening on %s://%s:%d", "https" if https else "http", host, listener.getsockname()[1])
             notify(READY)
-            await _run(parts, client, server, listener, drain)
+            await _run(dependencies, client, server, listener, drain)
+
+
+def _renderer(config: ClusterConfig, model: ModelConfig, tokenizer: Tokenizer) -> TemplateRenderer:
+    limits = PromptLimits(config.engine.context_of(model))
+    return TemplateRenderer(tokenizer.special_tokens, config.engine.tokenizer_folder, limits)
 
 
 async def _run(
-    parts: Parts, client: WireSchedulerClient, server: EmbeddedServer, listener: socket.socket, drain: Drain
+    dependencies: AppDependencies,
+    client: WireSchedulerClient,
+    server: EmbeddedServer,
+    listener: socket.socket,
+    drain: Drain,
 ) -> None:
-    usage = UsageWriter(parts.meter, parts.registry)
-    retention = Retention(parts.registry, parts.config.registry)
-    background = (parts.registry.follow(), usage.run(), retention.run(), parts.adapters.run())
+    usage = UsageWriter(dependencies.meter, dependencies.registry)
+    retention = Retention(dependencies.registry, dependencies.config.registry)
+    background = (
+        dependencies.registry.follow(),
+        usage.run(),
+        retention.run(),
+        dependencies.adapters.run(),
+        keep_trimming_heap(),
+    )
     try:
-        await run_server(server, listener, client, parts.admission, drain, background)
+        await run_server(server, listener, client, dependencies.admission, drain, background)
     finally:
         try:
             await usage.flush()
         except RegistryUnavailable as error:
-            log.error("the usage of the last moments is lost: %s", error)
+            log.error("the last second's usage could not be written and is lost: %s", error)
 
 
-def _server(parts: Parts, max_connections: int) -> EmbeddedServer:
-    max_bytes = max_body_bytes(parts.model, parts.config.engine)
+def _server(dependencies: AppDependencies, max_connections: int, tls: ssl.SSLContext | None) -> EmbeddedServer:
+    max_bytes = max_body_bytes(dependencies.model, dependencies.config.engine)
     return http_server(
-        create_app(parts), parts.figures.num_cut, max_body_bytes=max_bytes, max_connections=max_connections
+        create_app(dependencies),
+        dependencies.metrics.num_cut,
+        max_body_bytes=max_bytes,
+        max_connections=max_connections,
+        trusted_proxies=dependencies.config.frontend.trusted_proxies,
+        tls=tls,
     )
 
 
 async def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, SharedAdapters]:
-    """Takes as long as reading the files of all adapters does, unless it is cancelled."""
+    """Reads the model, the tokenizer and the config file's adapters in a thread; cancelling stops it between files."""
     stop = threading.Event()
 
     def read() -> tuple[ModelConfig, Tokenizer, SharedAdapters]:
@@ -119,6 +144,9 @@ async def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, S
         return model, tokenizer, shared_adapters(config, model, stop=stop)
 
     try:
-        return await asyncio.to_thread(read)
+        model, tokenizer, shared = await asyncio.to_thread(read)
     finally:
-        stop.set()  # the thread goes on when this is cancelled, and the process would wait for its end
+        stop.set()  # on cancellation too: the process would wait for the thread
+    for setting in model.generation.not_applied:
+        log.warning("%s: not implemented, so answers may differ from those of transformers", setting)
+    return model, tokenizer, shared

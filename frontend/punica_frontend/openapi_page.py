@@ -1,15 +1,13 @@
-"""The OpenAPI page: what FastAPI can't tell of our routes by itself, said once for all of them.
+"""The OpenAPI page: whatever FastAPI can't derive from our routes, stated once for all of them.
 
-Routes tell their own answers through ``refusals`` and ``json_answer``. What stands before all routes is added here: API
-keys, limits of bodies and of connections.
+Routes describe their own answers with ``api.response_docs``. This module adds what applies before any route runs: API
+keys, body limits and connection limits.
 """
 
 import copy
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
@@ -22,33 +20,33 @@ from punica_frontend.adapters.cards import (
     Prefetch,
     RegisteredAdapter,
 )
-from punica_frontend.adapters.vllm_words import VllmErrorBody
-from punica_frontend.answers import Answer, Drain, Frame, Health, Ready
-from punica_frontend.errors import RETRY_AFTER_S
+from punica_frontend.adapters.vllm_answers import VllmErrorBody
+from punica_frontend.api.response_docs import REF, refusals, struct_schemas
+from punica_frontend.api.schemas import ErrorBody
+from punica_frontend.generation.answers import DrainAnswer, Frame, GenerateAnswer, Health, Ready, VersionAnswer
+from punica_frontend.generation.request_ids import RequestIds
+from punica_frontend.http.cors import Cors
 from punica_frontend.openai.chat_answers import ChatChunk, ChatCompletion
 from punica_frontend.openai.completion_answers import Completion
 from punica_frontend.openai.model_cards import ModelCard, ModelList
 from punica_frontend.openai.token_answers import Detokenized, Tokens
-from punica_frontend.request_ids import RequestIds
-from punica_frontend.schemas import ErrorBody
 from punica_frontend.tenancy import answers as tenancy
-from punica_frontend.tenancy.gate import PUBLIC_GETS
+from punica_frontend.tenancy.auth_middleware import PUBLIC_GETS
 from punica_frontend.tgi.answers import Generated, StreamEvent
 from punica_frontend.tgi.errors import TgiErrorBody
 from punica_frontend.tgi.info import Info
 from punica_frontend.watch.view import CLUSTER_STRUCTS
 
-Responses = dict[int | str, dict[str, Any]]
-
-#: What answers are made of, beside pydantic's models, which FastAPI knows by itself. All are JSON objects, also those
-#: that travel as arrays between processes.
+#: Structs in answers. FastAPI finds pydantic models itself. All are JSON objects on the page, even those that travel as
+#: arrays between processes.
 STRUCTS = (
     ErrorBody,
-    Answer,
+    GenerateAnswer,
     Frame,
     Health,
     Ready,
-    Drain,
+    VersionAnswer,
+    DrainAnswer,
     Completion,
     ChatCompletion,
     ChatChunk,
@@ -72,27 +70,6 @@ STRUCTS = (
     *CLUSTER_STRUCTS,
 )
 
-_REF = "#/components/schemas/"
-_RETRY_AFTER = {
-    "Retry-After": {"description": "Seconds after which trying again may help.", "schema": {"type": "integer"}}
-}
-
-_REFUSALS = {
-    400: "The body is not JSON, or a field can't be served.",
-    401: "No API key, or one that is not valid.",
-    403: "The API key does not allow this, or a page of another site asks for it.",
-    404: "There is nothing of this name, or it is not yours.",
-    408: "The body did not come in time.",
-    409: "What is to be made exists, or what is to be changed is in the way.",
-    413: "The body is too long.",
-    415: "The body is compressed.",
-    422: "A field is unknown, missing, of the wrong type or out of range.",
-    424: "The model or the adapter can't be run.",
-    429: "The queue is full or a quota is used up; try again later.",
-    500: "A bug of the server, whose log says more; or the cluster gave up on the request.",
-    503: "What the request needs can't be reached, or the frontend has too many connections; try again later.",
-}
-
 _LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 MAX_UINT64 = (1 << 64) - 1
 
@@ -102,52 +79,8 @@ _SECURITY_SCHEMES = {
 }
 
 
-def refusals(*statuses: int, body: type = ErrorBody) -> Responses:
-    """``responses`` of a route that may answer with these errors. ``body`` is their shape, one of STRUCTS."""
-    return {status: response for one in statuses for status, response in refusal(one, _REFUSALS[one], body).items()}
-
-
-def refusal(status: int, description: str, body: type = ErrorBody) -> Responses:
-    """The same for one error, in words of the route's own."""
-    headers = {"headers": _RETRY_AFTER} if status in RETRY_AFTER_S else {}
-    return {status: {**json_answer(body, description), **headers}}
-
-
-def json_answer(struct: type, description: str, **extra: Any) -> dict[str, Any]:
-    """A response whose body is one of STRUCTS. ``extra`` goes beside the schema: ``example`` and the like."""
-    schema = {"$ref": f"{_REF}{struct.__name__}"}
-    return {"description": description, "content": {"application/json": {"schema": schema, **extra}}}
-
-
-def answer_or_events(answer: type, event: type, **extra: Any) -> dict[str, Any]:
-    """The response of a route that answers with one struct, or with events of another that `[DONE]` ends."""
-    response = json_answer(answer, "The answer; with `stream`, server-sent events of its pieces.", **extra)
-    response["content"] |= events_answer(event, "", end="; the last is `[DONE]`")["content"]
-    return response
-
-
-def either_answer(answer: type, event: type) -> dict[str, Any]:
-    """The response of a route that answers with a list of one struct, or with events of another."""
-    response = events_answer(event, "The answer in a list; with `stream`, an event for each token.")
-    items = {"type": "array", "items": {"$ref": f"{_REF}{answer.__name__}"}}
-    response["content"]["application/json"] = {"schema": items}
-    return response
-
-
-def text_answer(description: str, media_type: str = "text/plain") -> dict[str, Any]:
-    """A response of plain text."""
-    return {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}
-
-
-def events_answer(event: type, description: str, *, end: str = "") -> dict[str, Any]:
-    """A response of server-sent events, whose data is JSON of one of STRUCTS."""
-    data = {"type": "string", "description": f"JSON of a `{event.__name__}`{end}."}
-    schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-    return {"description": description, "content": {"text/event-stream": {"schema": schema}}}
-
-
 class Api(FastAPI):
-    """FastAPI with a page that is whole."""
+    """A FastAPI application with a complete OpenAPI page."""
 
     def __init__(
         self,
@@ -157,17 +90,31 @@ class Api(FastAPI):
         description: str,
         needs_key: Callable[[], bool],
         public_paths: Collection[str],
+        cors_origins: Collection[str],
     ) -> None:
-        """``needs_key`` tells whether callers have to show a key now, but for ``public_paths``."""
-        # FastAPI's own pages load their scripts from elsewhere: /docs is one of ours.
-        super().__init__(title=title, version=version, description=description, docs_url=None, redoc_url=None)
+        """``needs_key`` says whether callers need an API key now, except on ``public_paths``.
+
+        Pages of ``cors_origins`` may read answers.
+        """
+        # FastAPI's own pages load scripts from other hosts, so we serve /docs ourselves. Its slash redirects trust the
+        # Host header and lose bodies, so ``WithoutTrailingSlash`` handles such paths.
+        super().__init__(
+            title=title,
+            version=version,
+            description=description,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+        )
         self._needs_key = needs_key
         self._public_paths = public_paths
+        self._cors_origins = cors_origins
         self._pages: dict[bool, dict[str, Any]] = {}
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Round what answers for bugs of ours too: those are what ids are asked for most."""
-        return RequestIds(super().build_middleware_stack())
+        """Wraps Starlette's error handler too, so that even a 500 has a request id."""
+        stack = super().build_middleware_stack()
+        return RequestIds(Cors(stack, self._cors_origins) if self._cors_origins else stack)
 
     def openapi(self) -> dict[str, Any]:
         needs_key = self._needs_key()
@@ -178,10 +125,10 @@ class Api(FastAPI):
 
 
 def _completed(page: dict[str, Any], public_paths: Collection[str] | None) -> dict[str, Any]:
-    """``public_paths`` is None where no path needs a key."""
+    """Adds structs, security and common errors to a page. ``public_paths`` is None if no path needs a key."""
     components = page.setdefault("components", {})
     schemas = struct_schemas(STRUCTS) | components.get("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's, which no route of ours answers with
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shapes; our errors have another
         schemas.pop(name, None)
     components["schemas"] = _with_whole_limits(dict(sorted(schemas.items())))
     components["securitySchemes"] = _SECURITY_SCHEMES
@@ -193,12 +140,12 @@ def _completed(page: dict[str, Any], public_paths: Collection[str] | None) -> di
 
 
 def _complete(operation: dict[str, Any], *, needs_key: bool) -> None:
-    """Adds what may be answered before the route sees the request."""
+    """Adds the errors that can occur before the route's handler runs."""
     statuses = {500, 503}
     responses = operation["responses"]
-    if f"{_REF}HTTPValidationError" in str(responses.get("422")):  # FastAPI's, where a field can be wrong
+    if f"{REF}HTTPValidationError" in str(responses.get("422")):  # FastAPI adds it wherever a field can be wrong
         del responses["422"]
-        # Routes that tell of 400 themselves answer so also for what is 422 elsewhere.
+        # Routes that declare 400 use it in place of 422 too.
         statuses |= set() if "400" in responses else {422}
     if "requestBody" in operation:
         statuses |= {400, 408, 413, 415}
@@ -210,7 +157,7 @@ def _complete(operation: dict[str, Any], *, needs_key: bool) -> None:
 
 
 def _with_whole_limits(schema: Any) -> Any:
-    """FastAPI makes floats of all limits. 2^64 - 1 is the one that a float can't tell."""
+    """Restores integer limits, which FastAPI turns into floats; 2^64 - 1 is not exact as a float."""
     if isinstance(schema, list):
         return [_with_whole_limits(item) for item in schema]
     if not isinstance(schema, dict):
@@ -220,23 +167,3 @@ def _with_whole_limits(schema: Any) -> Any:
         for key in _LIMITS & schema.keys():
             schema[key] = min(int(schema[key]), MAX_UINT64)
     return schema
-
-
-def struct_schemas(structs: Sequence[type], ref: str = _REF) -> dict[str, Any]:
-    """By name, with those that they refer to."""
-    _, schemas = msgspec.json.schema_components(structs, ref_template=ref + "{name}")
-    by_name = {struct.__name__: struct for struct in structs}
-    return {name: _as_object(schema, by_name.get(name)) for name, schema in schemas.items()}
-
-
-def _as_object(schema: dict[str, Any], struct: type | None) -> dict[str, Any]:
-    """With a clean description, and with names where msgspec has positions."""
-    if "description" in schema:
-        schema = {**schema, "description": inspect.cleandoc(schema["description"])}
-    if struct is None or not issubclass(struct, msgspec.Struct) or "prefixItems" not in schema:
-        return schema
-    names = struct.__struct_fields__
-    of_positions = [{key: value for key, value in item.items() if key != "default"} for item in schema["prefixItems"]]
-    properties = dict(zip(names, of_positions, strict=True))
-    described = {key: text for key, text in schema.items() if key in ("title", "description")}
-    return {**described, "type": "object", "properties": properties, "required": list(names)}

@@ -1,4 +1,4 @@
-"""What runs while a frontend serves, and in which order it ends."""
+"""Starts and stops everything that runs while a frontend serves."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,14 @@ from typing import Any
 
 import uvicorn
 
-from punica_frontend.admission import Admission
-from punica_frontend.scheduler_client import WireSchedulerClient
-from punica_serve.process import Drain
+from punica_frontend.generation.admission import Admission
+from punica_frontend.scheduler_link.scheduler_client import WireSchedulerClient
+from punica_serve.process.run import Drain
 
 log = logging.getLogger(__name__)
 
-#: For the last words to requests that are cancelled at the end.
-LAST_WORDS_TIMEOUT_S = 1.0
+#: How long cancelled requests have to send their final errors.
+EXIT_GRACE_S = 1.0
 
 
 async def run_server(
@@ -27,10 +27,10 @@ async def run_server(
     drain: Drain,
     background: Sequence[Coroutine[Any, Any, None]],
 ) -> None:
-    """Serves and keeps the link to the scheduler until one of them ends, or the drain does, or the caller cancels.
+    """Serves and keeps the scheduler link until either ends, the drain ends, or the caller cancels.
 
-    The link goes first: then every request ends with an error of its own, and none holds the server up. What runs in
-    the ``background`` goes last, and ends all by failing.
+    The link stops first, so that every request ends with its own error and none delays the server. ``background`` tasks
+    are cancelled last. If one fails, everything stops.
     """
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     linking = asyncio.create_task(client.run())
@@ -44,7 +44,7 @@ async def run_server(
         admission.close()
         await _cancel(draining, linking)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
+            async with asyncio.timeout(EXIT_GRACE_S):
                 await admission.empty()
         server.should_exit = True
         await asyncio.wait((serving,))
@@ -59,8 +59,8 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def _drain(admission: Admission, drain: Drain) -> None:
-    """Returns once a drain was asked for and the last request is through; its deadline is the caller's."""
+    """Returns once a drain was requested and the last request has finished. The caller enforces the deadline."""
     await drain.wanted()
-    log.info("taking no new requests; those under way have %g s to finish", drain.timeout_s)
+    log.info("draining: no new requests; running requests have %g s to finish", drain.timeout_s)
     admission.close()
     await admission.empty()

@@ -1,1 +1,1 @@
-"""Operators on tensors: SGMV, norm, rotary, activation, sampling. Knows nothing of requests, models or serving."""
+"""Operators on tensors: SGMV, norm, rotary, activation, sampling. They know no requests, models or serving."""

@@ -7,13 +7,13 @@ from torch.nn import functional
 from punica_kernels.checks import require_dense_rows, require_shape
 
 
-def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, chained: bool = False) -> None:
+def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, pdl: bool = False) -> None:
     """out = silu(gate) * up, where [gate, up] = gate_up + delta.
 
     silu(gate) is rounded to gate_up's dtype before it meets up, as Hugging Face's Llama rounds it; the sum with delta
     stays float32. gate_up: [num_rows, 2 * I], the gate first; out: [num_rows, I] of the same dtype; delta: as gate_up,
-    of its dtype or float32; None adds nothing. `chained`, on CUDA, lets it start while the kernel before it on the
-    stream ends. Raises ValueError when the shapes do not fit.
+    of its dtype or float32; None adds nothing. `pdl`, on CUDA, lets it start while the kernel before it on the stream
+    ends. Raises ValueError when the shapes do not fit.
     """
     num_rows, width = out.shape
     require_shape("gate_up", gate_up, num_rows, 2 * width)
@@ -23,7 +23,7 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, c
         from punica_kernels.gpu import activation
 
         require_dense_rows(out=out, gate_up=gate_up, delta=delta)
-        activation.silu_and_mul(out, gate_up, delta, chained=chained)
+        activation.silu_and_mul(out, gate_up, delta, pdl=pdl)
     else:
         gate, up = (gate_up if delta is None else gate_up.float().add(delta)).chunk(2, dim=-1)
         torch.mul(functional.silu(gate).to(out.dtype), up, out=out)

@@ -1,4 +1,4 @@
-"""What operators check before they touch memory."""
+"""Checks of arguments before an operator touches memory."""
 
 from torch import Tensor
 

@@ -1,13 +1,13 @@
-"""The step's LoRA segments as int32 words of a fixed layout: the index that the GPU's SGMV kernels read.
+"""The LoRA segments of a step as an int32 table: the index that the SGMV kernels of a GPU read.
 
 A CUDA graph replays the same launches whatever the data says, so a table's size and the grids depend only on its
-`LoraTableShape`; a step's segments are written into it on the host and copied to the device. It holds two lists:
+`LoraTableShape`. The host writes a step's segments into it and copies it to the device. It holds two lists:
 
-- tiles, for the expand: runs of at most `TILE_ROWS` rows of one segment with their adapter's pages, highest ranks
-  first. A tile without pages marks rows without LoRA. Every row below max_rows is in one tile; where there is
-  room, several entries share a tile's columns.
-- items, for the shrink: one for each tile and each two of its pages (16 rank rows), so that the work of a step with
-  mixed ranks falls into equal parts.
+- tiles, for the expand: runs of at most `TILE_ROWS` rows of one segment, with their adapter's pages, highest ranks
+  first. A tile without pages marks rows without LoRA. Every row below max_rows is in one tile. If there are entries to
+  spare, several of them share the columns of one tile.
+- rank blocks, for the shrink: one for each tile and each two of its pages (16 rank rows), so that the work of a step
+  with mixed ranks falls into equal shares.
 
 Unused entries are -1.
 """
@@ -21,33 +21,59 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from punica_kernels.members import Indices, enumerate_members
+
 #: Most rows in a tile: the height of the smallest tensor-core product.
 TILE_ROWS = 16
 #: Rank rows of a page.
 PAGE_RANKS = 8
-#: Pages of an item: 16 rank rows, the width of the smallest tensor-core product.
-ITEM_PAGES = 2
-#: Rank rows of an item.
-ITEM_RANKS = ITEM_PAGES * PAGE_RANKS
+#: Pages of a rank block: 16 rank rows, the width of the smallest tensor-core product.
+BLOCK_PAGES = 2
+#: Rank rows of a rank block.
+BLOCK_RANKS = BLOCK_PAGES * PAGE_RANKS
 #: Most pages of an adapter in one group: rank 128.
 MAX_RANK_PAGES = 16
-#: Words of a tile before its pages: first row, rows, items, first block of columns, step to its next one.
-TILE_HEADER_WORDS = 5
-#: Tiles up to which a table is a small one.
+#: Most tiles of a small table.
 SMALL_TABLE_TILES = 32
-#: Most programs that share the columns of a tile of several rows, where there are fewer tiles than room: there is work
-#: for no more than the expand has blocks of columns in a program.
-MAX_COLUMN_PARTS = 2
-#: Words of an item: first row, rows, its place in the rank order, page, page.
-ITEM_WORDS = 8
+#: Most entries that share the columns of a tile of several rows: an expand program has no more blocks of columns.
+MAX_COLUMN_SPLITS = 2
+
+
+class TileField:
+    """The words of a tile before its pages, for the host that writes them and the kernel that reads them."""
+
+    FIRST_ROW = 0
+    NUM_ROWS = 1
+    NUM_RANK_BLOCKS = 2
+    #: The entry's first block of columns, and the step to its next one.
+    FIRST_COLUMN_BLOCK = 3
+    COLUMN_BLOCK_STEP = 4
+
+
+#: Words of a tile before its pages.
+TILE_HEADER_WORDS = 5
+
+
+class RankBlockField:
+    """The words of a rank block."""
+
+    FIRST_ROW = 0
+    NUM_ROWS = 1
+    #: The block's index in the adapter's rank order.
+    NUMBER = 2
+    #: BLOCK_PAGES page numbers from here on; -1 is no page.
+    PAGES = 3
+
+
+#: Words of a rank block, the last ones unused: blocks are aligned to 32 bytes.
+RANK_BLOCK_WORDS = 8
 
 Words = npt.NDArray[np.int32]
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTableShape:
-    """What a table can hold: it fixes the table's size and the kernels' grids."""
+    """The capacity of a table, which fixes its size and the kernels' grids."""
 
     max_rows: int
     max_segments: int
@@ -62,36 +88,36 @@ class LoraTableShape:
 
     @property
     def max_tiles(self) -> int:
-        """Every segment has at most one tile that is not full; the rows past the last segment are one more."""
+        """Every segment has at most one partial tile; the rows past the last segment are one more."""
         return min(self.max_rows, self.max_segments + 1 + self.max_rows // TILE_ROWS)
 
     @property
-    def max_tile_items(self) -> int:
-        """Items of the tile with the most pages."""
-        return -(-self.max_rank_pages // ITEM_PAGES)
+    def max_tile_rank_blocks(self) -> int:
+        """Rank blocks of the tile with the most pages."""
+        return -(-self.max_rank_pages // BLOCK_PAGES)
 
     @property
     def max_ranks(self) -> int:
         """Rank rows of the workspace for each row of the batch."""
-        return self.max_tile_items * ITEM_RANKS
+        return self.max_tile_rank_blocks * BLOCK_RANKS
 
     @property
-    def max_items(self) -> int:
-        return self.max_tiles * self.max_tile_items
+    def max_rank_blocks(self) -> int:
+        return self.max_tiles * self.max_tile_rank_blocks
 
     @property
     def tile_words(self) -> int:
-        return TILE_HEADER_WORDS + self.max_tile_items * ITEM_PAGES
+        return TILE_HEADER_WORDS + self.max_tile_rank_blocks * BLOCK_PAGES
 
     @property
-    def items_start(self) -> int:
-        """Where the items start, in words."""
+    def rank_blocks_start(self) -> int:
+        """The word at which the rank blocks start."""
         return self.max_tiles * self.tile_words
 
     @property
     def num_words(self) -> int:
         """int32 words of one group's table."""
-        return self.items_start + self.max_items * ITEM_WORDS
+        return self.rank_blocks_start + self.max_rank_blocks * RANK_BLOCK_WORDS
 
     def fill(self, words: Words, indptr: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
         """Write the segments [indptr[i], indptr[i + 1]), whose adapters have `pages[i]` in rank order.
@@ -124,37 +150,45 @@ class _Layout:
     """A table but for its page numbers."""
 
     words: Words
-    #: Where page numbers belong, and which of the adapters' pages, one after another, belongs there.
+    #: The words that hold page numbers, and for each its index in the adapters' concatenated pages.
     page_words: Indices
     pages: Indices
 
 
-# A group's steps, and a step's groups, mostly differ in page numbers alone.
+# Steps of a group, and groups of a step, mostly differ in page numbers alone.
 @lru_cache(maxsize=64)
 def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[int, ...]) -> _Layout:
-    """The table of segments whose adapters have so many pages."""
+    """The table of segments whose adapters have ``num_pages`` pages each."""
     counts = np.asarray(num_pages, np.int64)
     bounds = np.asarray(indptr, np.int64)
     _check_segments(shape, bounds, counts)
-    # Rows past the last segment are one without LoRA.
+    # The rows past the last segment form one without LoRA.
     bounds, counts = np.append(bounds, shape.max_rows), np.append(counts, 0)
-    slots = np.arange(shape.max_tile_items * ITEM_PAGES)
-    pages = np.where(slots < counts[:, None], (np.cumsum(counts) - counts)[:, None] + slots, -1)
-    segment, nth = _enumerate(-(-np.diff(bounds) // TILE_ROWS))
+    ordinals = np.arange(shape.max_tile_rank_blocks * BLOCK_PAGES)
+    pages = np.where(ordinals < counts[:, None], (np.cumsum(counts) - counts)[:, None] + ordinals, -1)
+    segment, nth = enumerate_members(-(-np.diff(bounds) // TILE_ROWS))
     order = np.argsort(-counts[segment], kind="stable")
     segment, nth = segment[order], nth[order]
     first_row = bounds[segment] + nth * TILE_ROWS
     rows = np.minimum(bounds[segment + 1] - first_row, TILE_ROWS)
-    num_items = -(-counts[segment] // ITEM_PAGES)
+    num_rank_blocks = -(-counts[segment] // BLOCK_PAGES)
     words, page_of_word = np.full((2, shape.num_words), -1)
-    tile, part, num_parts = _split_columns((rows > 1) & (num_items > 0), shape)
-    header = np.stack([first_row[tile], rows[tile], num_items[tile], part, num_parts], axis=1)
-    _tiles(shape, words)[: len(tile), :TILE_HEADER_WORDS] = header
+    tile, column_split, num_column_splits = _split_columns((rows > 1) & (num_rank_blocks > 0), shape)
+    tiles = _tiles(shape, words)[: len(tile)]
+    tiles[:, TileField.FIRST_ROW] = first_row[tile]
+    tiles[:, TileField.NUM_ROWS] = rows[tile]
+    tiles[:, TileField.NUM_RANK_BLOCKS] = num_rank_blocks[tile]
+    tiles[:, TileField.FIRST_COLUMN_BLOCK] = column_split
+    tiles[:, TileField.COLUMN_BLOCK_STEP] = num_column_splits
     _tiles(shape, page_of_word)[: len(tile), TILE_HEADER_WORDS:] = pages[segment[tile]]
-    tile, nth = _enumerate(num_items)
-    _items(shape, words)[: len(tile), :3] = np.stack([first_row[tile], rows[tile], nth], axis=1)
-    item_pages = pages.reshape(len(counts), -1, ITEM_PAGES)[segment[tile], nth]
-    _items(shape, page_of_word)[: len(tile), 3 : 3 + ITEM_PAGES] = item_pages
+    tile, nth = enumerate_members(num_rank_blocks)
+    blocks = _rank_blocks(shape, words)[: len(tile)]
+    blocks[:, RankBlockField.FIRST_ROW] = first_row[tile]
+    blocks[:, RankBlockField.NUM_ROWS] = rows[tile]
+    blocks[:, RankBlockField.NUMBER] = nth
+    block_pages = pages.reshape(len(counts), -1, BLOCK_PAGES)[segment[tile], nth]
+    page_fields = slice(RankBlockField.PAGES, RankBlockField.PAGES + BLOCK_PAGES)
+    _rank_blocks(shape, page_of_word)[: len(tile), page_fields] = block_pages
     page_words = np.flatnonzero(page_of_word >= 0)
     return _Layout(words.astype(np.int32), page_words, page_of_word[page_words])
 
@@ -169,22 +203,16 @@ def _check_segments(shape: LoraTableShape, bounds: Indices, counts: Indices) -> 
 
 
 def _tiles(shape: LoraTableShape, words: Indices) -> Indices:
-    return words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words)
+    return words[: shape.rank_blocks_start].reshape(shape.max_tiles, shape.tile_words)
 
 
-def _items(shape: LoraTableShape, words: Indices) -> Indices:
-    return words[shape.items_start :].reshape(shape.max_items, ITEM_WORDS)
+def _rank_blocks(shape: LoraTableShape, words: Indices) -> Indices:
+    return words[shape.rank_blocks_start :].reshape(shape.max_rank_blocks, RANK_BLOCK_WORDS)
 
 
 def _split_columns(wide: npt.NDArray[np.bool_], shape: LoraTableShape) -> tuple[Indices, Indices, Indices]:
-    """(tile, part, parts) of each entry: `wide` tiles are shared by as many programs as there is room for."""
+    """(tile, column split, column splits) of each entry: `wide` tiles are shared by as many entries as fit."""
     room = (shape.max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
-    num_parts = np.where(wide, min(room, MAX_COLUMN_PARTS), 1)
-    tile, part = _enumerate(num_parts)
-    return tile, part, num_parts[tile]
-
-
-def _enumerate(counts: Indices) -> tuple[Indices, Indices]:
-    """For owners with so many members each: every member's owner, and its number among the owner's."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    num_splits = np.where(wide, min(room, MAX_COLUMN_SPLITS), 1)
+    tile, split = enumerate_members(num_splits)
+    return tile, split, num_splits[tile]

@@ -7,19 +7,19 @@ from torch.nn import functional
 from punica_kernels.checks import require_dense_rows, require_shape
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, chained: bool = False) -> None:
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     The quotient is computed in float32 and rounded to x's dtype before it meets the weight. out, x: [num_rows, h] of
-    one dtype, and may be the same tensor; weight: [h]. `chained`, on CUDA, lets it start while the kernel before it on
-    the stream ends. Raises ValueError when the shapes do not fit.
+    one dtype, and may be the same tensor; weight: [h]. `pdl`, on CUDA, lets it start while the kernel before it on the
+    stream ends. Raises ValueError when the shapes do not fit.
     """
     _check(out, x, weight)
     if x.is_cuda:
         from punica_kernels.gpu import norm
 
         require_dense_rows(out=out, x=x, weight=weight)
-        norm.rms_norm(out, x, weight, eps, chained=chained)
+        norm.rms_norm(out, x, weight, eps, pdl=pdl)
     else:
         _rms_norm(out, x, weight, eps)
 
@@ -32,13 +32,13 @@ def add_rms_norm(
     eps: float,
     delta: Tensor | None = None,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
     """residual += x + delta in place, then out = rms_norm(residual).
 
     The sum is made in float32 and rounded once, to residual's dtype. out, x, residual: [num_rows, h] of one dtype; out
-    may be x, and x may be float32 [parts, num_rows, h] whose sum is meant. delta: [num_rows, h] of that dtype or
-    float32; None adds nothing. `chained` as in `rms_norm`. Raises ValueError when the shapes do not fit.
+    may be x, and x may be float32 split-K partial sums [splits, num_rows, h]. delta: [num_rows, h] of that dtype or
+    float32; None adds nothing. `pdl` as in `rms_norm`. Raises ValueError when the shapes do not fit.
     """
     _check(out, x[0] if x.dim() == 3 else x, weight)
     require_shape("residual", residual, *out.shape)
@@ -48,7 +48,7 @@ def add_rms_norm(
         from punica_kernels.gpu import norm
 
         require_dense_rows(out=out, x=x, residual=residual, weight=weight, delta=delta)
-        norm.add_rms_norm(out, x, residual, weight, eps, delta, chained=chained)
+        norm.add_rms_norm(out, x, residual, weight, eps, delta, pdl=pdl)
     else:
         total = x.sum(0) if x.dim() == 3 else x
         residual.add_(total if delta is None else total.float().add(delta))

@@ -24,15 +24,15 @@ def rotary_append(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     delta: Tensor | None = None,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Rotate the queries and keys of qkv + delta; queries go to `q_out`, keys and values into the paged cache.
 
-    Element i of a head turns with element i + head_dim / 2 by the angle of its row's position; computed in float32,
-    rounded once.
+    Element i of a head rotates with element i + head_dim / 2 by the angle of its row's position, in float32, rounded
+    once.
 
     Args:
         q_out: [num_rows, heads, head_dim].
@@ -40,22 +40,22 @@ def rotary_append(
         positions: int64 or int32 [num_rows].
         cos, sin: `rotary_tables`.
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
-        slots: int64 or int32 [num_rows], page * page_size + offset where a row's key and value go; -1 keeps them out.
+        slot_mapping: int64 or int32 [num_rows], page * page_size + offset of a row's key and value; -1 stores neither.
         delta: like qkv, of its dtype or float32; None adds nothing.
-        chained: on CUDA, start while the kernel before this one on the stream ends.
+        pdl: on CUDA, start while the kernel before this one on the stream ends.
 
     Raises ValueError, naming the argument, when the shapes do not fit.
     """
-    _check_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta)
+    _check_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta)
     if qkv.is_cuda:
         from punica_kernels.gpu import rotary
 
         require_dense_rows(q_out=q_out, qkv=qkv, positions=positions, cos=cos, sin=sin, delta=delta)
-        require_dense_rows(keys=keys, values=values, slots=slots)
-        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slots, delta, chained=chained)
+        require_dense_rows(keys=keys, values=values, slot_mapping=slot_mapping)
+        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta, pdl=pdl)
     else:
         added = qkv if delta is None else qkv.float().add(delta)
-        _rotary_append(q_out, added, positions, cos, sin, keys, values, slots)
+        _rotary_append(q_out, added, positions, cos, sin, keys, values, slot_mapping)
 
 
 def _rotary_append(
@@ -66,7 +66,7 @@ def _rotary_append(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
 ) -> None:
     num_rows, heads, head_dim = q_out.shape
     _, page_size, kv_heads, _ = keys.shape
@@ -74,9 +74,9 @@ def _rotary_append(
     row_cos = cos.index_select(0, positions)[:, None]
     row_sin = sin.index_select(0, positions)[:, None]
     q_out.copy_(_rotate(q, row_cos, row_sin))
-    rows = (slots >= 0).nonzero().squeeze(1)
-    slots = slots[rows].long()
-    cells = (slots // page_size, slots % page_size)
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    slot_mapping = slot_mapping[rows].long()
+    cells = (slot_mapping // page_size, slot_mapping % page_size)
     keys[cells] = _rotate(k, row_cos, row_sin)[rows].to(keys.dtype)
     values[cells] = v[rows].to(values.dtype)
 
@@ -95,7 +95,7 @@ def _check_append(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     delta: Tensor | None,
 ) -> None:
     num_rows, heads, head_dim = q_out.shape
@@ -106,6 +106,6 @@ def _check_append(
     require_shape("sin", sin, *cos.shape)
     require_shape("keys", keys, num_pages, page_size, kv_heads, head_dim)
     require_shape("values", values, *keys.shape)
-    require_shape("slots", slots, num_rows)
+    require_shape("slot_mapping", slot_mapping, num_rows)
     if delta is not None:
         require_shape("delta", delta, *qkv.shape)

@@ -1,18 +1,18 @@
 """Sampling of the next token, reproducible from (seed, position, token id) alone.
 
-A token is drawn by the Gumbel-max trick: argmax of logits / temperature + g, where g is Gumbel noise from the
-counter-based generator Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). No
-generator keeps a history, so a request that moves to another device goes on as if it had stayed, and a row never
-depends on the other rows of its batch.
+A token is sampled by the Gumbel-max trick: argmax of logits / temperature + g, where g is Gumbel noise from the
+counter-based generator Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). The
+generator has no state, so a request that moves to another device goes on as if it had stayed, and a row never depends
+on the other rows of its batch.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
+from punica_kernels.sampling_rows import SamplingRows, scale_logits
 
 _MASK_32 = 0xFFFFFFFF
 _ROUNDS = 10
@@ -65,7 +65,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Penalise, in place, tokens that were already seen. Hugging Face's and vLLM's meaning.
+    """Penalise, in place, tokens that were already seen, as Hugging Face and vLLM do.
 
     Tokens of the prompt or the output have positive logits divided, others multiplied, by `repetition` (1 = off).
     Tokens of the output alone then lose `presence` once and `frequency` per occurrence (0 = off).
@@ -80,9 +80,9 @@ def apply_penalties(
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
-    """Set to -inf, in place, the logits that each row's filters drop; the most probable token always stays.
+    """Set to -inf, in place, the logits that each row's filters remove; the most probable token always stays.
 
-    In vLLM's order: min_p drops tokens below min_p times the highest probability (0 = off); top_k keeps the k most
+    In vLLM's order: min_p removes tokens below min_p times the highest probability (0 = off); top_k keeps the k most
     probable of the others (0 = off); top_p keeps, of those, the fewest whose renormalised probability reaches top_p
     (1 = off). Among equal logits the lower token id counts as more probable.
 
@@ -90,60 +90,32 @@ def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
     """
     threshold = logits.amax(-1) + min_p.log()
     logits.masked_fill_(logits < threshold[:, None], -math.inf)
-    logits.copy_(_keep_top(logits, top_k, top_p))
+    logits.copy_(_apply_top_k_top_p(logits, top_k, top_p))
 
 
-def _keep_top(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def _apply_top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     ordinals = torch.arange(logits.shape[1], device=logits.device)
     values.masked_fill_((top_k[:, None] > 0) & (ordinals >= top_k[:, None]), -math.inf)
     probs = values.softmax(-1)
     # Two rows at least: CUDA adds up a single one in an order that differs from run to run.
     probs_before = probs.expand(max(2, len(probs)), -1).cumsum(-1)[: len(probs)].sub_(probs)
-    # Off means off: a sum of probabilities may reach 1 before the last token.
+    # top_p = 1 must keep everything, although a sum of probabilities may reach 1 before the last token.
     dropped = (probs_before >= top_p[:, None]) & (top_p[:, None] < 1) & (ordinals > 0)
     values.masked_fill_(dropped, -math.inf)
     return torch.empty_like(values).scatter_(1, token_ids, values)
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The rows that keep to their most probable tokens, and how: see `filter_logits`."""
-
-    #: int64 [F], ascending: their numbers in the batch. All have a temperature above 0.
-    rows: Tensor
-    #: int64 [F]
-    top_k: Tensor
-    #: float32 [F]
-    top_p: Tensor
-    #: float32 [F]
-    min_p: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How each of R rows is sampled, on the device of their logits."""
-
-    #: float32 [R]; 0 takes the highest logit.
-    temperatures: Tensor
-    #: int64 [R]: the bit patterns of unsigned 64-bit seeds.
-    seeds: Tensor
-    #: int64 [R]
-    positions: Tensor
-    #: None where no row has any.
-    filters: Filters | None = None
-
-
 def sample(logits: Tensor, rows: SamplingRows, *, masked: bool = False, out: Tensor | None = None) -> Tensor:
     """The next token of each row, int64 [R]; -1 where the logits are not all finite. `logits` is left as it is.
 
-    Temperature 0 takes the highest logit, the lowest token id on ties. Other rows are drawn from
-    softmax(logits / temperature) after `filter_logits`, with noise from the row's seed and position (see
-    `philox_uniform`), each whatever the other rows are. Nothing here waits for a CUDA device; there the bits of the
-    uniform noise are the CPU's, and a draw can differ from the CPU's where two scores agree but for their last bits.
+    Temperature 0 takes the highest logit, the lowest token id on ties. Other rows are sampled
+    from softmax(logits / temperature) after `filter_logits`, with noise from the row's seed and position (see
+    `philox_uniform`), independently of the other rows. Nothing here waits for a CUDA device. Its uniform noise equals
+    the CPU's bit by bit; a sample can differ from the CPU's only if two scores agree but for their last bits.
 
-    logits: float32, bfloat16 or float16 [R, V]. `masked` allows -inf, which stands for a token that must not be drawn;
-    a row of nothing else gives -1. `out`: int64 [R], where the tokens go. Raises ValueError when the shapes do not fit.
+    logits: float32, bfloat16 or float16 [R, V]. `masked` allows -inf, for tokens that must not be sampled; a row of
+    nothing else gives -1. `out`: int64 [R], receives the tokens. Raises ValueError when the shapes do not fit.
     """
     if out is None:
         out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
@@ -165,26 +137,17 @@ def _sample(logits: Tensor, rows: SamplingRows, masked: bool) -> Tensor:
     # NaN passes through aminmax.
     is_valid = highest.isfinite() if masked else highest.isfinite() & lowest.isfinite()
     tokens = logits.argmax(-1)
-    drawn = (rows.temperatures > 0).nonzero().squeeze(1)
-    if drawn.numel():
-        scores = scale_logits(logits[drawn], rows.temperatures[drawn])
+    sampled = (rows.temperatures > 0).nonzero().squeeze(1)
+    if sampled.numel():
+        scores = scale_logits(logits[sampled], rows.temperatures[sampled])
         if rows.filters:
-            filtered = torch.searchsorted(drawn, rows.filters.rows)
+            filtered = torch.searchsorted(sampled, rows.filters.rows)
             kept = scores[filtered]
             filter_logits(kept, rows.filters.top_k, rows.filters.top_p, rows.filters.min_p)
             scores[filtered] = kept
-        scores += gumbel_noise(rows.seeds[drawn], rows.positions[drawn], logits.shape[1])
-        tokens[drawn] = scores.argmax(-1)
+        scores += gumbel_noise(rows.seeds[sampled], rows.positions[sampled], logits.shape[1])
+        tokens[sampled] = scores.argmax(-1)
     return tokens.where(is_valid, -1)
-
-
-def scale_logits(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """(logits - highest) / temperature of each row, float32 [R, V]: so that no temperature makes an infinity of one.
-
-    logits: [R, V]; temperatures: float32 [R], above 0.
-    """
-    scores = logits.float()
-    return (scores - scores.amax(-1, keepdim=True)).div_(temperatures[:, None])
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, top_n: int) -> tuple[Tensor, Tensor, Tensor]:

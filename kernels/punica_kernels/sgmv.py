@@ -9,13 +9,13 @@ read from the pool's shape):
     y[row, o_s : o_(s + 1)] += sum_r v[row, s, r] * b_pages[page_(r // P), r % P, o_s : o_(s + 1)]
 
 where page_j is the j-th page of the row's adapter and s counts the stacked slices (q, k, v; gate, up; or one), whose
-outputs lie at [o_s, o_(s + 1)). Scaling is folded into B by whoever fills the pool, and rank rows beyond an adapter's
-rank are zero. Products are summed in float32 whatever the tensors' dtype. The cost is that of each row's own pages.
+outputs lie at [o_s, o_(s + 1)). The pool's B has the scaling folded in, and rank rows beyond an adapter's rank are
+zero. Products are summed in float32 whatever the tensors' dtype. The cost is that of each row's own pages.
 
-The caller owns every buffer. The pools may be strided views of one layer; x, y and v too.
+The caller owns every buffer. The pools may be strided views of one layer, and so may x, y and v.
 
-These are the operators in torch, on any device, which are the kernels' reference. A GPU's, in two launches that a CUDA
-graph can hold, have another index and another v, and so functions of their own: `punica_kernels.gpu.sgmv`.
+These are the operators in torch, for any device: the reference of the GPU kernels. The kernels need two launches that a
+CUDA graph can hold, with another index and another v, and so have functions of their own: `punica_kernels.gpu.sgmv`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def sgmv_expand(
 ) -> None:
     """y += v B in place for the rows of `index` that have LoRA; the bits of other rows stay as they are.
 
-    Without `accumulate` y = v B, and rows without LoRA become zero: what LoRA adds, for another operator to add it.
+    Without `accumulate` y = v B, and rows without LoRA become zero: the delta, for another operator to add.
 
     Args:
         y: [num_rows, h_out], all slices' outputs side by side.

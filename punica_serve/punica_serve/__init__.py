@@ -10,14 +10,14 @@ from punica_serve.protocol import SamplingParams
 from punica_serve.version import __version__
 
 if TYPE_CHECKING:
-    from punica_serve.engine.llm import LLM
+    from punica_serve.offline.llm import LLM
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from punica_serve.engine.llm import LLM
+        from punica_serve.offline.llm import LLM
 
         return LLM
     raise AttributeError(f"module 'punica_serve' has no attribute {name!r}")

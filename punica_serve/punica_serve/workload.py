@@ -14,7 +14,7 @@ class Population(StrEnum):
     """How requests spread over adapters."""
 
     DISTINCT = "distinct"
-    """Every request has an adapter of its own."""
+    """Every request has its own adapter."""
     UNIFORM = "uniform"
     """ceil(sqrt(n)) adapters, equally popular."""
     SKEWED = "skewed"
@@ -32,7 +32,7 @@ class RequestLength(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival: how long each is, and for each population which adapter it asks for."""
+    """Requests in order of arrival: their lengths, and their adapters in each population."""
 
     lengths: tuple[RequestLength, ...]
     adapters: dict[Population, tuple[int, ...]]
@@ -45,10 +45,10 @@ class _WorkloadFile(msgspec.Struct, frozen=True):
 
 
 def shipped_workload(num_requests: int = 1000) -> Workload:
-    """The first of the thousand requests that come with the package: those of every comparison with other systems.
+    """The first of the thousand requests that come with the package, as used in all comparisons with other systems.
 
-    Other versions of numpy round a few of `request_lengths` differently, and so the numbers themselves are shipped.
-    Raises ValueError for more requests than there are.
+    The numbers are shipped because other versions of numpy round a few of `request_lengths` differently. Raises
+    ValueError for more requests than there are.
     """
     text = (files("punica_serve") / "workload_sharegpt_like_1000.json").read_bytes()
     file = msgspec.json.decode(text, type=_WorkloadFile)
@@ -60,7 +60,7 @@ def shipped_workload(num_requests: int = 1000) -> Workload:
 
 
 def counts(population: Population, num_requests: int) -> list[int]:
-    """Requests of each adapter, the most popular first; they sum to `num_requests`."""
+    """The number of requests of each adapter, most popular first; they sum to `num_requests`."""
     match population:
         case Population.DISTINCT:
             return [1] * num_requests
@@ -92,7 +92,7 @@ def request_lengths(num_requests: int, seed: int) -> list[RequestLength]:
 def conversation_lengths(
     num_requests: int, seed: int, *, mean_earlier_turns: float, longest_prompt: int
 ) -> list[RequestLength]:
-    """`request_lengths` whose prompts hold the turns before them, as those of a chat do; 0 turns are `request_lengths`.
+    """`request_lengths` of chats: each prompt contains the earlier turns. With 0 turns they are `request_lengths`.
 
     The number of earlier turns is geometric; each has a prompt and an answer of `request_lengths`' own distribution.
     """
@@ -110,9 +110,9 @@ def conversation_lengths(
 
 
 def popularity(population: Population, num_adapters: int) -> list[float]:
-    """The share of requests that each of so many adapters gets where requests go on without end; they sum to 1.
+    """The share of an endless stream of requests that each adapter gets; the shares sum to 1.
 
-    Of Population.DISTINCT no adapter is asked for twice: its shares are equal, like Population.UNIFORM's.
+    In Population.DISTINCT no adapter is used twice, so its shares are equal, like those of Population.UNIFORM.
     """
     match population:
         case Population.DISTINCT | Population.UNIFORM:

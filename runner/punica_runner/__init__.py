@@ -1,4 +1,4 @@
-"""One host: a supervisor, which speaks with the scheduler, over one worker process per device, which runs the engine.
+"""One host: a supervisor with a link to the scheduler, and one worker process per device, which runs the engine.
 
-It knows no placement policy. The supervisor never imports torch; whatever does is imported by the worker alone.
+It knows no placement policy. Only workers import torch, never the supervisor.
 """

@@ -1,4 +1,4 @@
-"""Names of devices that have none of their own."""
+"""UUIDs for devices that have none."""
 
 import uuid
 
@@ -6,5 +6,5 @@ _NAMESPACE = uuid.UUID("8f6bd2c0-41a5-5d0a-9c0b-0d9a6d8d1c11")
 
 
 def host_uuid(kind: str, runner_id: str, index: int) -> str:
-    """Of the device with this index on a runner's host; the same after every restart."""
+    """The UUID of the device with this index on a runner's host; the same after every restart."""
     return f"{kind}-{uuid.uuid5(_NAMESPACE, f'{runner_id}/{index}')}"

@@ -5,28 +5,28 @@ from typing import TYPE_CHECKING, NoReturn
 from punica_runner.device_names import host_uuid
 from punica_runner.link import Link
 from punica_runner.step_loop import StepLoop
-from punica_serve.collector import leave_alone_what_is_there
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
-from punica_serve.process import missing_extra
+from punica_serve.process.memory_tuning import freeze_gc
+from punica_serve.process.run import missing_extra
+from punica_serve.process.tracing import span_sink
 from punica_serve.protocol import GpuInfo, WorkerReady
-from punica_serve.tracing import span_sink
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
-#: The longest sleep of a worker with nothing to do. Whatever there is to do wakes it earlier.
+#: The longest sleep of an idle worker. Any work wakes it earlier.
 IDLE_WAIT_S = 1.0
 
 
 def run(
     config: EngineConfig, device: str, runner_id: str, index: int, link: Link, otlp_endpoint: str | None
 ) -> NoReturn:
-    """Makes the engine, says that it is ready, and steps for ever. Raises ConfigError and ModelRejected."""
+    """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected."""
     engine = _make_engine(config, device, link)
     gpu_uuid = _gpu_uuid(engine, runner_id, index)
     link.wake = engine.wake
-    leave_alone_what_is_there()
+    freeze_gc()
     link.send([WorkerReady(_describe(engine, config, gpu_uuid, device))])
     loop = StepLoop(engine, gpu_uuid, span_sink("worker", otlp_endpoint))
     while True:
@@ -34,15 +34,15 @@ def run(
         reports, has_run = loop.step()
         link.send(reports)
         link.num_turns += has_run or not engine.has_runnable
-        # In this order: a command that comes after the look at the inbox wakes the wait.
+        # In this order: a command that arrives after this check ends the wait.
         if not has_run and not link.has_commands():
             engine.wait(IDLE_WAIT_S)
 
 
 def _make_engine(config: EngineConfig, device: str, link: Link) -> "Engine":
-    """Raises ConfigError, too, where an extra is not installed: some are imported only for a certain device."""
+    """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
     try:
-        # Only here, for it takes seconds: signals and the pipe's end are already heeded.
+        # Imported here, because it takes seconds: signals and the pipe's end are handled by now.
         from punica_serve.engine.engine import Engine
 
         return Engine(config, device, link.fetch)
@@ -65,7 +65,7 @@ def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str
 
 
 def _gpu_uuid(engine: "Engine", runner_id: str, index: int) -> str:
-    """The device's own; a CPU gets one that is stable over restarts."""
+    """The GPU's own UUID; a CPU gets one that is stable over restarts."""
     if engine.device.type == "cpu":
         return host_uuid("CPU", runner_id, index)
     import torch

@@ -1,4 +1,4 @@
-"""The adapters on this host's disk, for all its workers: fetched from the store, each once, and forgotten."""
+"""The adapters on this host's disk, for all its workers: fetched from the store once each, and evicted."""
 
 import asyncio
 import logging
@@ -16,37 +16,37 @@ T = TypeVar("T")
 
 
 class HostDisk:
-    """Owns the tasks of what is under way.
+    """Fetches and evicts adapters, and owns the tasks that do so.
 
-    A worker needs the files only while it reads them, and fetches them again where they have gone before: so nothing
-    stays in use here beyond the answer. Nor does a worker wait longer than ``timeout_s``, for its requests take places
-    that others could use. What has taken longer goes on, as long as the cache lets it, for whoever asks next; and until
-    the store has answered somebody again, nobody waits for it at all.
+    A worker needs the files only while it reads them, and fetches them again if they were evicted before, so no adapter
+    stays in use after the answer. A worker waits at most ``timeout_s``, because its requests take places that others
+    could use. A fetch that takes longer continues, within the cache's own timeout, for later requests. Until the store
+    has answered again, no fetch waits for it at all.
     """
 
     def __init__(self, cache: DiskCache, *, timeout_s: float) -> None:
         self._cache = cache
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Whether the store did not answer when it was last asked.
-        self._is_store_away = False
-        #: Digests that it is still asked for, though nobody waits any more.
+        #: The store did not answer in time when it was last asked.
+        self._is_store_down = False
+        #: Digests of the fetches that continue though no worker waits for them.
         self._late: set[str] = set()
 
     def holdings(self) -> AdaptersCached:
-        """All that is there."""
+        """All adapters on the disk."""
         return AdaptersCached(None, came=tuple(sorted(self._cache.digests)))
 
     def fetch(self, ref: AdapterRef, answer: Callable[[AdapterFetched], None]) -> None:
-        """Brings an adapter's files, and then calls ``answer``, once. Those that wait for others delay nobody."""
+        """Fetches an adapter's files, and then calls ``answer`` once. Fetches don't delay each other."""
         self._start(self._fetch(ref, answer), f"fetch {ref.digest[:12]}")
 
-    def forget(self, digest: str) -> None:
-        """Removes an adapter's files, when nobody fetches it."""
-        self._start(self._forget(digest), f"forget {digest[:12]}")
+    def evict(self, digest: str) -> None:
+        """Removes an adapter's files once no fetch uses them."""
+        self._start(self._evict(digest), f"evict {digest[:12]}")
 
     async def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels all fetches and evictions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -60,49 +60,49 @@ class HostDisk:
 
     async def _fetch(self, ref: AdapterRef, answer: Callable[[AdapterFetched], None]) -> None:
         asks_store = "://" in ref.uri and ref.digest not in self._cache.digests
-        if asks_store and self._is_store_away and ref.digest in self._late:
+        if asks_store and self._is_store_down and ref.digest in self._late:
             answer(_late(ref))
             return
-        bringing = self._start(self._cache.fetch(ref), f"bring {ref.digest[:12]}")
-        await asyncio.wait([bringing], timeout=0 if asks_store and self._is_store_away else self._timeout_s)
-        if bringing.done():
-            answer(_answer(ref, bringing))
+        fetching = self._start(self._cache.fetch(ref), f"fetch files {ref.digest[:12]}")
+        await asyncio.wait([fetching], timeout=0 if asks_store and self._is_store_down else self._timeout_s)
+        if fetching.done():
+            answer(_answer(ref, fetching))
         else:
             answer(_late(ref))
-            await self._bring_late(ref, bringing)
-        error = bringing.exception()
+            await self._finish_late(ref, fetching)
+        error = fetching.exception()
         if asks_store:
-            self._is_store_away = isinstance(error, StoreUnavailable)
+            self._is_store_down = isinstance(error, StoreUnavailable)
         if error is None:
             self._cache.release(ref.digest)
 
-    async def _bring_late(self, ref: AdapterRef, bringing: "asyncio.Task[Path]") -> None:
-        self._is_store_away = True
+    async def _finish_late(self, ref: AdapterRef, fetching: "asyncio.Task[Path]") -> None:
+        self._is_store_down = True
         self._late.add(ref.digest)
         try:
-            await asyncio.wait([bringing])
+            await asyncio.wait([fetching])
         finally:
             self._late.discard(ref.digest)
 
-    async def _forget(self, digest: str) -> None:
+    async def _evict(self, digest: str) -> None:
         try:
             await self._cache.forget(digest)
-        except Exception:  # it is asked for again as long as the files are there
+        except Exception:  # the scheduler asks again as long as the files are there
             log.exception("adapter %s can't be removed from the disk", digest)
 
 
-def _answer(ref: AdapterRef, bringing: "asyncio.Task[Path]") -> AdapterFetched:
-    error = bringing.exception()
+def _answer(ref: AdapterRef, fetching: "asyncio.Task[Path]") -> AdapterFetched:
+    error = fetching.exception()
     if error is None:
-        return AdapterFetched(ref.digest, str(bringing.result()))
+        return AdapterFetched(ref.digest, str(fetching.result()))
     if isinstance(error, PunicaError):
         return _failed(ref, error)
-    log.error("adapter %s can't be fetched", ref.digest, exc_info=error)  # whoever waits must be told all the same
+    log.error("adapter %s can't be fetched", ref.digest, exc_info=error)  # the worker needs an answer all the same
     return _failed(ref, StoreUnavailable("the files can't be fetched; the runner's log says more"))
 
 
 def _late(ref: AdapterRef) -> AdapterFetched:
-    return _failed(ref, StoreUnavailable("the store does not give the adapter in time; it is still asked for it"))
+    return _failed(ref, StoreUnavailable("the store did not deliver the adapter in time; the fetch continues"))
 
 
 def _failed(ref: AdapterRef, error: PunicaError) -> AdapterFetched:

@@ -1,4 +1,4 @@
-"""A worker's link to its supervisor, as its two threads share it: one reads, the other runs the steps."""
+"""A worker's link to its supervisor, shared by its two threads: one reads, the other runs the steps."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,9 @@ from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter, Mess
 
 
 class Link:
-    """Commands on their way to the step loop, and how far that has come.
+    """Commands for the step loop, and the step loop's progress.
 
-    Commands never block the reader, which must see the pipe's end. The scheduler is what bounds them: it books the
+    Commands never block the reader, which must see the pipe's end. The scheduler bounds their number: it reserves the
     pages of each start until it is acknowledged, so no more starts can wait than the KvCache has pages, and as many
     stops.
     """
@@ -22,15 +22,15 @@ class Link:
     def __init__(self, pipe: WorkerPipe) -> None:
         self._pipe = pipe
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        #: Ends the step loop's wait; set once there is one.
+        #: Ends the step loop's wait; set by the step loop.
         self.wake: Callable[[], None] = lambda: None
-        #: Of the step loop, but for those that ran nothing though a request could have run.
+        #: Turns of the step loop. One that ran nothing though a request could run does not count.
         self.num_turns = 0
-        #: Files that the supervisor has been asked for, by digest.
+        #: Fetches that the supervisor has not answered, by digest.
         self._fetches: dict[str, Future[Path]] = {}
 
     def read(self) -> None:
-        """The reader thread's work, until the pipe ends. Pings are answered here, whatever the step loop does."""
+        """The reader thread's work, until the pipe ends. It answers pings itself, even during a step."""
         for message in self._pipe:
             if isinstance(message, Ping):
                 self._pipe.send(Pong(message.number, self.num_turns))
@@ -44,14 +44,14 @@ class Link:
         return not self._commands.empty()
 
     def commands(self) -> Iterator[Command]:
-        """Those that have come."""
+        """The commands that have arrived."""
         while self.has_commands():
             yield self._commands.get_nowait()
 
     def fetch(self, ref: AdapterRef) -> Future[Path]:
-        """Asks for an adapter's files on this host's disk; not again before the answer is there.
+        """Asks for an adapter's files on this host's disk. Don't ask again before the answer.
 
-        The answer is AdapterRejected if nobody will ever get them, or StoreUnavailable.
+        The future gets their folder, AdapterRejected if a retry can't help, or StoreUnavailable.
         """
         future = self._fetches[ref.digest] = Future()
         self._pipe.send(FetchAdapter(ref))
@@ -60,7 +60,7 @@ class Link:
     def _end_fetch(self, message: AdapterFetched) -> None:
         future = self._fetches.pop(message.digest, None)
         if future is None:
-            raise ProtocolError(f"the supervisor sent adapter {message.digest}, which nobody has asked for")
+            raise ProtocolError(f"the supervisor sent adapter {message.digest}, which was not requested")
         if message.folder is not None:
             future.set_result(Path(message.folder))
             return
@@ -68,6 +68,6 @@ class Link:
         future.set_exception(AdapterRejected(words) if message.is_permanent else StoreUnavailable(words))
 
     def send(self, messages: Iterable[Message]) -> None:
-        """In this order. Raises BrokenPipeError when the supervisor has gone."""
+        """Sends messages in order. Raises BrokenPipeError if the supervisor is gone."""
         for message in messages:
             self._pipe.send(message)

@@ -1,7 +1,7 @@
 """Messages between a supervisor and its worker: frames over two pipes that the worker inherits.
 
-A frame is its length, 4 bytes big-endian, and then the message as on any wire. The supervisor's end is asynchronous,
-the worker's blocks. The end of either process is the end of its pipes, and so a normal event at the other end.
+A frame is its length, 4 bytes big-endian, followed by the message, encoded as on a link. The supervisor's end is
+asynchronous, the worker's blocks. When either process ends, so do its pipes, which is a normal event at the other end.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LENGTH_BYTES = 4
 
 
 def pack(message: Message) -> bytes:
-    """The frame of a message, with its length. Raises ProtocolError when it is too long."""
+    """The frame of a message, with its length. Raises ProtocolError if it is too long."""
     frame = encode(message)
     _check_length(len(frame))
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
@@ -25,7 +25,7 @@ def pack(message: Message) -> bytes:
 
 def _check_length(num_bytes: int) -> None:
     if num_bytes > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {num_bytes} bytes is longer than the {MAX_FRAME_BYTES} that a pipe takes")
+        raise ProtocolError(f"a frame of {num_bytes} bytes is longer than the limit of {MAX_FRAME_BYTES}")
 
 
 class SupervisorPipe:
@@ -38,9 +38,9 @@ class SupervisorPipe:
         self._reader = reader
         self._read = read
         self._write = write
-        #: Of the frame whose length has been read, if it has.
+        #: Size of the next frame; None: it has not been read yet.
         self._num_frame_bytes: int | None = None
-        #: The worker left MAX_QUEUED_BYTES unread, and the pipe was cut for it.
+        #: The pipe was cut because the worker left MAX_QUEUED_BYTES unread.
         self.overflowed = False
 
     @classmethod
@@ -55,7 +55,7 @@ class SupervisorPipe:
         return cls(union, reader, read, write)
 
     def send(self, message: Message) -> None:
-        """Queues a message. To a worker that has gone it is dropped; one that reads too slowly is cut off."""
+        """Queues a message. Drops it if the worker is gone; cuts off a worker that reads too slowly."""
         if self._write.is_closing():
             return
         self._write.write(pack(message))
@@ -67,7 +67,7 @@ class SupervisorPipe:
         return self
 
     async def __anext__(self) -> Any:
-        """The next message. Raises ProtocolError for a frame that can't be right. Cancelled, it has lost nothing."""
+        """The next message. Raises ProtocolError for an invalid frame. Cancelling it loses no data."""
         try:
             if self._num_frame_bytes is None:
                 num_bytes = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
@@ -80,7 +80,7 @@ class SupervisorPipe:
         return self._decode(frame)
 
     def close(self) -> None:
-        """Ends both directions at once. What was read before can still be iterated."""
+        """Ends both directions at once. Messages that were read before can still be iterated."""
         self._read.close()
         if not self._write.is_closing():
             self._write.abort()
@@ -99,14 +99,14 @@ class WorkerPipe:
         self._write_lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Writes a whole message. Raises BrokenPipeError when the supervisor has gone."""
+        """Writes a whole message. Raises BrokenPipeError if the supervisor is gone."""
         rest = memoryview(pack(message))
         with self._write_lock:
             while rest:
                 rest = rest[self._write.write(rest) :]
 
     def __iter__(self) -> Iterator[Any]:
-        """The supervisor's messages until it ends the pipe. Raises ProtocolError for a frame that can't be right."""
+        """The supervisor's messages until it ends the pipe. Raises ProtocolError for an invalid frame."""
         while len(header := self._read.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             num_bytes = int.from_bytes(header, "big")
             _check_length(num_bytes)

@@ -1,14 +1,14 @@
-"""What a worker adds to a request's trace: until its first token here, and from then on."""
+"""A worker's spans in a request's trace: prefill, until its first token here, and decode."""
 
 import time
 from collections.abc import Iterable
 
+from punica_serve.process.tracing import Span, SpanContext, SpanSink, parent_of
 from punica_serve.protocol import Request
-from punica_serve.tracing import Span, SpanContext, SpanSink, parent_of
 
 
 class RequestSpans:
-    """Of the requests here that are traced."""
+    """The open spans of traced requests on this worker."""
 
     def __init__(self, sink: SpanSink, gpu_uuid: str) -> None:
         self._sink = sink
@@ -21,7 +21,7 @@ class RequestSpans:
             self._open[request.request_id] = parent, self._begin("prefill", parent, time.time_ns())
 
     def got_tokens(self, request_ids: Iterable[str]) -> None:
-        """Of one step."""
+        """These requests got tokens in one step: ends prefill spans and begins decode spans."""
         if not self._open:
             return
         now_ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""The step loop of a worker without a device: a simulated GPU whose steps take their time for real. Free of torch."""
+"""The step loop of a simulated worker: its steps take real time, scaled by ``speed``. Free of torch."""
 
 import threading
 import time
@@ -6,22 +6,22 @@ from typing import NoReturn
 
 from punica_runner.device_names import host_uuid
 from punica_runner.link import Link
-from punica_serve.config import EngineConfig
-from punica_serve.model_config import read_model_config
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.protocol import WorkerReady
-from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.profile import load_profile
 from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info
 
-#: The longest sleep of a worker with nothing to do.
+#: The longest sleep of an idle worker.
 IDLE_WAIT_S = 1.0
-#: A loop that is late, for sleeps are never exact, starts its steps when they were due, unless by more than this.
+#: Sleeps are not exact. A step that is late by no more than this begins, in simulated time, when it was due.
 _MAX_LAG_S = 0.1
 
 
 def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, index: int, link: Link) -> NoReturn:
-    """Says that the simulated GPU is ready, and steps for ever. Raises ConfigError and ModelRejected."""
+    """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
     info = simulated_gpu_info(engine, host_uuid("SIM", runner_id, index))
     worker = SimulatedWorker(
         info,
@@ -50,7 +50,7 @@ def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, inde
 
 
 class Clock:
-    """Simulated seconds, of which ``speed`` pass in a real one."""
+    """A clock of simulated seconds, ``speed`` of them in a real second."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -62,16 +62,16 @@ class Clock:
         return (time.monotonic() - self._started_s) * self._speed
 
     def next_step_s(self) -> float:
-        """When a step that is about to begin does: at the end of the one before it, if that was just now."""
+        """The start of the next step: the end of the previous one, if that was just now."""
         return max(self._ended_s, self.now_s() - _MAX_LAG_S * self._speed)
 
     def pass_step(self, duration_s: float) -> None:
-        """Sleeps until a step that begins now ends."""
+        """Sleeps until the end of a step that begins now."""
         self._ended_s = self.next_step_s() + duration_s
         time.sleep(max(0.0, (self._ended_s - self.now_s()) / self._speed))
 
     def idle_wait_s(self, wakes_at_s: float | None) -> float:
-        """Real seconds to sleep when nothing can run before that time."""
+        """Real seconds to sleep if nothing can run before that time."""
         self._ended_s = self.now_s()
         if wakes_at_s is None:
             return IDLE_WAIT_S

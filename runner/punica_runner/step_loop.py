@@ -1,6 +1,6 @@
 """Between the engine and the wire: commands become calls, steps become reports.
 
-The engine knows requests, the scheduler assignments; this keeps the one-to-one map between those that are running here.
+The engine knows requests, and the scheduler knows assignments; this module maps one to the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from punica_runner.request_spans import RequestSpans
 from punica_serve.errors import InvalidRequest, PunicaError
-from punica_serve.logs import about, named
+from punica_serve.errors.invariants import require
+from punica_serve.process.logs import about, named
 from punica_serve.protocol import (
     AdaptersCached,
     AssignmentId,
@@ -27,10 +28,10 @@ from punica_serve.protocol import (
     WireError,
 )
 
-if TYPE_CHECKING:  # only the worker's process has torch
+if TYPE_CHECKING:  # only the worker process imports torch
     from punica_serve.engine.engine import Engine
     from punica_serve.engine.step_output import StepOutput
-    from punica_serve.tracing import SpanSink
+    from punica_serve.process.tracing import SpanSink
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ Report = StepReport | AssignmentsFailed | AdaptersCached
 
 
 class StepLoop:
-    """``apply`` the commands that have come, then ``step`` once; each tells what has changed."""
+    """Call ``apply`` with the commands that have arrived, then ``step`` once. Both return reports to send."""
 
     def __init__(self, engine: Engine, gpu_uuid: str, sink: SpanSink | None = None) -> None:
         self._engine = engine
@@ -47,52 +48,52 @@ class StepLoop:
         self._spans = RequestSpans(sink, gpu_uuid) if sink else None
         self._epoch = 0
         self._applied_seq = 0
-        #: Of all assignments here.
+        #: The incarnation of all assignments here.
         self._incarnation = 0
         self._num_steps = 0
-        #: Of the newest step.
+        #: Numbers of the newest step.
         self._batch_size = self._num_adapters = 0
-        #: Both directions of the map.
+        #: The map from requests to assignments, and back.
         self._assignments: dict[str, AssignmentId] = {}
         self._request_ids: dict[AssignmentId, str] = {}
-        #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
-        self._told_resident: tuple[str, ...] | None = ()
-        #: The same of host memory: whether it knows all but the newest changes.
-        self._has_told_cached = True
+        #: The resident adapters that were reported last; None after a Reset, because the scheduler may be a new one.
+        self._reported_resident: tuple[str, ...] | None = ()
+        #: Whether the scheduler knows the host memory's adapters up to the newest changes.
+        self._has_reported_cached = True
 
     def apply(self, commands: Iterable[Command]) -> list[Report]:
-        """Applies what has come between two steps; the reports to send before the next step.
+        """Applies commands between two steps; returns the reports to send before the next step.
 
-        So a start is acknowledged before it first runs, and a worker that it kills has told that it was running.
+        So a start is acknowledged before it first runs. If it then kills the worker, the scheduler knows that it ran.
         """
-        told: list[Report] = []
+        reports: list[Report] = []
         has_news = False
         for command in commands:
-            told += self._apply(command)
+            reports += self._apply(command)
             has_news = True
-        return [*told, self._report()] if has_news else told
+        return [*reports, self._report()] if has_news else reports
 
     def step(self) -> tuple[list[Report], bool]:
-        """The reports to send, oldest first, and whether the model ran: if not, there is nothing to do until a wake."""
+        """The reports to send, oldest first, and whether the model ran. If not, nothing can run until a wake."""
         output = self._engine.step()
-        told: list[Report] = []
+        reports: list[Report] = []
         for failure in output.failures:
-            told += self._failed(failure.request_ids, permanent=failure.permanent, error=failure.error)
-        # Failed requests give pages back, and a batch that has ended is told once, so they are news too.
-        is_news = told or output.starved or output.batch_size or self._batch_size
+            reports += self._failed(failure.request_ids, permanent=failure.permanent, error=failure.error)
+        # Failed requests free pages, and an ended batch must be reported once.
+        is_news = reports or output.preempted or output.batch_size or self._batch_size
         self._num_steps += output.batch_size > 0
         self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
-        if is_news or self._engine.resident_adapters != self._told_resident:
-            told.append(self._report_step(output))
-        told += self._report_cached()
+        if is_news or self._engine.resident_adapters != self._reported_resident:
+            reports.append(self._report_step(output))
+        reports += self._report_cached()
         if is_news and not output.has_run and not self._assignments:
             self._check_idle()
-        return told, output.has_run
+        return reports, output.has_run
 
     def _check_idle(self) -> None:
-        """The last request has left: nothing of it may be. What is lost else comes back when this worker ends."""
+        """Audits after the last request: whatever leaked would stay lost until this worker ends."""
         self._engine.check_invariants()
-        assert not self._engine.num_requests, "the engine holds requests that nobody assigned"
+        require(not self._engine.num_requests, "the engine has requests without assignments")
 
     def _apply(self, command: Command) -> list[Report]:
         match command:
@@ -103,7 +104,7 @@ class StepLoop:
                 self._applied_seq = command.seq
                 self._stop(command.assignment)
             case Warm():
-                self._engine.warm(command.adapter, pin=command.pin)
+                self._engine.prefetch(command.adapter, pin=command.pin)
             case Forget():
                 self._engine.forget(command.digest)
             case Reset():
@@ -126,7 +127,7 @@ class StepLoop:
         try:
             self._engine.add(command.request, may_move=True)
         except InvalidRequest as error:
-            # Checked before it came here, so this model and the frontend's differ. It must not harm the others.
+            # The frontend checked it, so its model and ours differ. That must not fail other requests.
             log.error("request can't run here: %s", error, extra=self._about(command))
             return self._failed((request_id,), permanent=True, error=error)
         return []
@@ -147,11 +148,11 @@ class StepLoop:
             self._stop(assignment)
         self._epoch = epoch
         self._applied_seq = 0
-        self._told_resident = None
-        self._has_told_cached = False
+        self._reported_resident = None
+        self._has_reported_cached = False
 
     def _failed(self, request_ids: tuple[str, ...], *, permanent: bool, error: PunicaError) -> list[Report]:
-        """Requests that the engine has dropped, or never took."""
+        """Reports requests that the engine has dropped or refused."""
         lost = tuple(self._forget(request_id) for request_id in request_ids)
         if not lost:
             return []
@@ -170,7 +171,7 @@ class StepLoop:
         if self._spans:
             self._spans.got_tokens(token.request_id for token in tokens)
         counters = tuple(self._assignments[token.request_id].counter for token in tokens)
-        starved = tuple(self._assignments[request_id].counter for request_id in output.starved)
+        starved = tuple(self._assignments[request_id].counter for request_id in output.preempted)
         finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
         has_logprobs = any(token.logprobs is not None for token in tokens)
         return replace(
@@ -186,18 +187,18 @@ class StepLoop:
         )
 
     def _report_cached(self) -> list[Report]:
-        """Which adapters have come to host memory, and left it, since the last one."""
+        """Reports the adapters added to host memory, or evicted from it, since the last report."""
         cache = self._engine.host_cache
         came, left = cache.take_changes()
-        if not self._has_told_cached:
-            # What left is told all the same: the scheduler may just have got, late, that it had come.
-            came, self._has_told_cached = cache.digests, True
+        if not self._has_reported_cached:
+            # Evictions are reported too: the scheduler may just have received, late, that the adapter was added.
+            came, self._has_reported_cached = cache.digests, True
         return [AdaptersCached(self._gpu_uuid, came, left)] if came or left else []
 
     def _report(self) -> StepReport:
-        """How things are, with nothing new made."""
+        """A report of the current state, without tokens."""
         resident = self._engine.resident_adapters
-        told, self._told_resident = self._told_resident, resident
+        reported, self._reported_resident = self._reported_resident, resident
         return StepReport(
             gpu_uuid=self._gpu_uuid,
             epoch=self._epoch,
@@ -209,5 +210,5 @@ class StepLoop:
             num_prefill_tokens=0,
             num_adapters=self._num_adapters,
             duration_s=0.0,
-            resident=None if resident == told else resident,
+            resident=None if resident == reported else resident,
         )

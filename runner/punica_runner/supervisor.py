@@ -1,7 +1,7 @@
-"""The host's process: keeps one worker alive for each device, and stands between them and the scheduler.
+"""The host's main process: keeps one worker alive for each device, and connects them to the scheduler.
 
-It passes on messages and never looks into them. Whatever dies or is lost, both ends start from nothing: a worker that
-comes back joins as an empty GPU, and a link that comes back finds all workers reset. So nothing has to be reconciled.
+It passes messages on without reading them. After any death or lost link both ends start from nothing: a restarted
+worker joins as an empty GPU, and a new link finds all workers reset. So nothing has to be reconciled.
 """
 
 import asyncio
@@ -15,13 +15,16 @@ from typing import Never
 
 from punica_runner.host_disk import HostDisk
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
-from punica_serve.backoff import Backoff
-from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig
+from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError, ProtocolError
-from punica_serve.logs import about, named
-from punica_serve.notify import READY, notify
-from punica_serve.process import Drain
+from punica_serve.links.backoff import Backoff
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import keep_dialling
+from punica_serve.links.ssl_context import client_context
+from punica_serve.process.logs import about, named
+from punica_serve.process.readiness import READY, notify
+from punica_serve.process.run import Drain
+from punica_serve.process.tracing import check_exporter
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AdaptersCached,
@@ -31,7 +34,7 @@ from punica_serve.protocol import (
     Forget,
     GpuJoined,
     GpuLost,
-    RowNames,
+    RowHeaderEncoder,
     RunnerDrained,
     RunnerHello,
     SchedulerToRunner,
@@ -42,16 +45,16 @@ from punica_serve.protocol import (
     Welcome,
 )
 from punica_serve.store.host_cache import DiskCache, OnChange
-from punica_serve.tls import client_context
-from punica_serve.tracing import check_exporter
-from punica_serve.wire import keep_dialling
 
 log = logging.getLogger(__name__)
 
-#: A worker that lived for so long has earned a quick restart.
+#: A dead worker restarts after the first backoff. It doubles at every death up to the maximum, and starts over once a
+#: worker has lived for BACKOFF_RESET_S.
+RESTART_BACKOFF_S = 0.5
+RESTART_BACKOFF_MAX_S = 30.0
 BACKOFF_RESET_S = 60.0
 
-#: Gives the command line of the worker with this index among the devices.
+#: Returns the command line of the worker with this index among the devices.
 WorkerCommand = Callable[[int], Sequence[str]]
 
 
@@ -66,10 +69,10 @@ async def serve(
 ) -> None:
     """Runs the host until cancelled; then stops its workers within ``runner.stop_timeout_s`` and leaves none behind.
 
-    Once ``drain`` is wanted it asks the scheduler to move what runs here, goes on until that is done, and returns.
+    When ``drain`` asks for it, it asks the scheduler to move its requests, continues until that is done, and returns.
 
-    Raises ConfigError where its workers could not export their traces; in its tasks' group, when a worker says that
-    starting it again can't help and none has been ready yet, or when two of the devices are one.
+    Raises ConfigError if its workers could not export their traces. Raises it in a task group's exception if a worker
+    says that a restart can't help before any has been ready, or if two of the devices are the same.
     """
     check_exporter(config.tracing.otlp_endpoint)
     tls = client_context(config.tls) if config.tls else None
@@ -118,21 +121,21 @@ class Supervisor:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config.runner
-        cache = _open_cache(config, self._tell_disk)
+        cache = _open_cache(config, self._report_disk)
         self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         self._channel: Channel | None = None
-        #: Some worker has been ready, so the configuration is sound, and whatever goes wrong later may pass.
+        #: Some worker has been ready, so the configuration is right, and a restart may help after any later failure.
         self._was_ready = False
         self._is_draining = False
-        #: The scheduler has said so, or the link has ended and with it all assignments.
+        #: The scheduler has moved all requests, or the link has ended and with it all assignments.
         self._is_drained = asyncio.Event()
 
     async def keep_worker(self, index: int, command: Sequence[str]) -> None:
-        """Runs one life of a worker after the other, until cancelled. Raises ConfigError when that can't help."""
+        """Runs a worker, and restarts it when it dies, until cancelled. Raises ConfigError if a restart can't help."""
         config = self._config
         name = f"worker {index} ({config.devices[index]})"
-        backoff = Backoff(config.restart_backoff_s, config.restart_backoff_max_s, reset_after_s=BACKOFF_RESET_S)
+        backoff = Backoff(RESTART_BACKOFF_S, RESTART_BACKOFF_MAX_S, reset_after_s=BACKOFF_RESET_S)
         has_died = False
         while True:
             ready_at: float | None = None
@@ -145,11 +148,11 @@ class Supervisor:
                     raise ConfigError(f"{name} can't run: {death}") from None
                 wait_s = backoff.after(0.0 if ready_at is None else time.monotonic() - ready_at)
                 has_died = True
-                log.warning("%s died: %s; starting it again in %.1f s", name, death, wait_s)
+                log.warning("%s died: %s; restarting it in %.1f s", name, death, wait_s)
             await asyncio.sleep(wait_s)
 
     async def session(self, channel: Channel, _: Welcome) -> None:
-        """One link to the scheduler: all GPUs join empty, then its commands go to their workers."""
+        """Serves one link to the scheduler: all GPUs join empty, then commands are passed to their workers."""
         self._channel = channel
         self._reset_workers()
         try:
@@ -164,28 +167,28 @@ class Supervisor:
                 self._is_drained.set()
 
     async def drain(self) -> None:
-        """Returns when nothing runs here any more. Until then the workers go on as ever, but no other joins."""
+        """Returns when no request runs here any more. Until then the workers continue, but no further worker joins."""
         self._is_draining = True
         if self._channel is not None:
-            log.info("draining: what runs here moves elsewhere")
+            log.info("draining: requests move to other runners")
             self._channel.send(DrainRunner())
             await self._is_drained.wait()
 
     async def aclose(self) -> None:
-        """Gives up what is being fetched."""
+        """Cancels all fetches."""
         await self._disk.close()
 
     async def _serve_worker(self, name: str, worker: WorkerProcess, *, is_back: bool) -> Never:
-        """Passes on what a worker says until its death, which it raises."""
+        """Passes on a worker's messages until it dies; raises WorkerDied."""
         self._join(name, worker, is_back=is_back)
-        names = RowNames()
+        row_headers = RowHeaderEncoder()
         try:
             while True:
                 message = await worker.receive()
                 if isinstance(message, FetchAdapter):
                     self._disk.fetch(message.adapter, worker.tell)
                 elif isinstance(message, StepReport):
-                    self._send(names.shorten(message))
+                    self._send(row_headers.encode(message))
                 else:
                     self._send(message)
         except WorkerDied as death:
@@ -203,16 +206,16 @@ class Supervisor:
             )
         self._workers[uuid] = worker
         self._was_ready = True
-        # Who was warned of the death learns that it is over.
+        # The restart is as important as the death was.
         log.log(logging.WARNING if is_back else logging.INFO, "%s is ready as %s", name, uuid)
         if not self._is_draining:
             self._send(GpuJoined(worker.gpu))
 
-    def _tell_disk(self, came: frozenset[str], left: frozenset[str]) -> None:
+    def _report_disk(self, came: frozenset[str], left: frozenset[str]) -> None:
         self._send(AdaptersCached(None, tuple(sorted(came)), tuple(sorted(left))))
 
     def _send(self, message: GpuJoined | GpuLost | StepReport | AssignmentsFailed | AdaptersCached) -> None:
-        """To the scheduler, if there is a link; without one the next link starts from nothing anyway."""
+        """Sends to the scheduler. Without a link the message is dropped: the next link starts from nothing anyway."""
         if self._channel is not None:
             self._channel.send(message, may_wait=isinstance(message, StepReport))
 
@@ -223,10 +226,10 @@ class Supervisor:
             case Forget(digest):
                 for worker in self._workers.values():
                     worker.tell(message)
-                self._disk.forget(digest)
+                self._disk.evict(digest)
             case StartRequest(gpu_uuid) | StopRequest(gpu_uuid):
                 _log_start(message)
-                # A worker that has died meanwhile needs no command: its loss is on its way to the scheduler.
+                # A worker that died meanwhile needs no command: the scheduler will learn of its loss.
                 if gpu_uuid in self._workers:
                     self._workers[gpu_uuid].send(message)
             case Warm(gpu_uuid):
@@ -246,7 +249,7 @@ def _log_start(message: StartRequest | StopRequest) -> None:
 
 
 def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
-    """Raises ConfigError when there can be no folder for it."""
+    """Opens the host's disk cache. Raises ConfigError if its folder can't be created."""
     folder = config.data_folder / "cache"
     try:
         return DiskCache(
@@ -257,5 +260,5 @@ def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
             on_change=on_change,
         )
     except OSError as error:
-        message = f"`data_folder`: adapters can't be kept in {folder}: {error.strerror}; name another one"
+        message = f"`data_folder`: adapters can't be stored in {folder}: {error.strerror}; set another folder"
         raise ConfigError(message, param="data_folder") from error

@@ -1,16 +1,19 @@
-"""Judges a worker by its answers to pings: whether its process runs, and whether its step loop gets on."""
+"""Detects a frozen worker process, or a step loop without progress, by the worker's answers to pings."""
 
 import math
 
+from punica_serve.process.stall_detector import StallDetector
 from punica_serve.protocol import Ping, Pong
-from punica_serve.stillness import Stillness
 
-#: Pings within the time that a worker may be silent.
+#: Pings within the silence timeout.
 _NUM_PINGS = 4
 
 
 class Watchdog:
-    """Asked for a ping every ``interval_s``. It counts pings, so a supervisor that was itself stopped blames nobody."""
+    """Call ``verdict`` and ``ping`` every ``interval_s``.
+
+    It counts pings and reads no clock, so time in which the supervisor itself was stopped does not count.
+    """
 
     def __init__(self, *, silence_timeout_s: float, step_timeout_s: float) -> None:
         self.interval_s = silence_timeout_s / _NUM_PINGS
@@ -18,8 +21,8 @@ class Watchdog:
         self._step_timeout_s = step_timeout_s
         self._num_pings = 0
         self._newest = Pong(number=0, num_turns=0)
-        self._answers = Stillness(0, _NUM_PINGS + 1)
-        self._turns = Stillness(0, math.ceil(step_timeout_s / self.interval_s) + 1)
+        self._answers = StallDetector(0, _NUM_PINGS + 1)
+        self._turns = StallDetector(0, math.ceil(step_timeout_s / self.interval_s) + 1)
 
     def ping(self) -> Ping:
         """The next ping to send."""
@@ -30,9 +33,9 @@ class Watchdog:
         self._newest = pong
 
     def verdict(self) -> str | None:
-        """Before each ping: what is wrong with the worker, if it is to be given up."""
-        if self._answers.look(self._newest.number):
+        """Why the worker must be killed, or None. Call it before each ping."""
+        if self._answers.observe(self._newest.number):
             return f"it has answered no ping for {self._silence_timeout_s:g} s"
-        if self._turns.look(self._newest.num_turns):
+        if self._turns.observe(self._newest.num_turns):
             return f"it has made no step for {self._step_timeout_s:g} s, though a request could run"
         return None

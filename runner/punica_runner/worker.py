@@ -1,8 +1,8 @@
-"""The worker's process: one device, or a simulated one, commanded over pipes by the supervisor that started it.
+"""The worker process: one real or simulated device, which its supervisor commands over pipes.
 
-The main thread steps. A reader thread takes commands off the pipe and answers pings, so that a step that takes long is
-told from a process that does not run. The pipe's end is the end of the process: a worker never outlives its supervisor,
-not even with a step that hangs.
+The main thread runs steps. A reader thread reads commands from the pipe and answers pings, which distinguishes a long
+step from a frozen process. When the pipe ends, the process ends: a worker never outlives its supervisor, not even while
+a step hangs.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from typing import NoReturn
 from punica_runner import engine_steps, simulated_steps
 from punica_runner.link import Link
 from punica_runner.pipes import WorkerPipe
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
-from punica_serve.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.protocol import SupervisorToWorker, WireError, WorkerFailed
-from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
-#: How long a worker whose supervisor is gone may take for the step that it is in.
+#: Time for a worker to finish its step after its supervisor is gone.
 ORPHAN_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -65,16 +65,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _end_with_supervisor() -> None:
-    """Ctrl-C reaches the whole terminal, but it is the supervisor who decides; SIGTERM is its word to end."""
+    """Ends with the supervisor. Ctrl-C reaches the whole terminal, but only the supervisor acts on it, by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
     if sys.platform == "linux":
-        # A second net under the pipe's end: the kernel's own, for a worker that can't run Python any more.
+        # A second safeguard besides the pipe's end, for a worker that can't run Python any more.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _terminate(*_: object) -> NoReturn:
-    """At once: there is nothing to save, and a signal that meets the interpreter's own end can hang it in torch."""
+    """Exits at once: there is nothing to save, and the interpreter's own shutdown can hang in torch."""
     os._exit(0)
 
 
@@ -85,7 +85,7 @@ def _read(link: Link) -> None:
     except PunicaError:
         traceback.print_exc()
     except BrokenPipeError:
-        pass  # the end of the pipe, seen from its other side
+        pass  # the other pipe has ended
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(ORPHAN_GRACE_S)
     os._exit(1)
@@ -100,16 +100,16 @@ def _run(options: argparse.Namespace, link: Link) -> NoReturn:
 
 
 def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:
-    """The last words, for the supervisor's log. Exit code 2 is the operator's to mend, 1 ours.
+    """Sends the reason to the supervisor, and exits: with code 2 after an operator's mistake, with 1 after a bug.
 
-    The end is at once: the interpreter's own waits for threads, and a read of an adapter may never return.
+    It exits at once: the interpreter's own shutdown waits for threads, and a read of an adapter may never return.
     """
     if isinstance(error, PunicaError):
-        told = WireError.of(error)
+        reason = WireError.of(error)
     else:
-        told = WireError(PunicaError.code, f"{type(error).__name__}: {error}")
+        reason = WireError(PunicaError.code, f"{type(error).__name__}: {error}")
     with contextlib.suppress(BrokenPipeError):
-        pipe.send(WorkerFailed(told, permanent))
+        pipe.send(WorkerFailed(reason, permanent))
     sys.stderr.flush()
     os._exit(2 if permanent else 1)
 

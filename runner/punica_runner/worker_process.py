@@ -1,4 +1,4 @@
-"""One life of one worker process, as its supervisor sees it: started, ready, reporting, dead."""
+"""A worker process as its supervisor sees it: started, ready, reporting, dead."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ from typing import Any
 
 from punica_runner.pipes import SupervisorPipe
 from punica_runner.watchdog import Watchdog
-from punica_serve.config import RunnerConfig
+from punica_serve.config.cluster import RunnerConfig
 from punica_serve.errors import ProtocolError
-from punica_serve.process import death_reason
+from punica_serve.process.run import death_reason
 from punica_serve.protocol import (
     AdapterFetched,
     AdaptersCached,
@@ -33,31 +33,31 @@ from punica_serve.protocol import (
 
 log = logging.getLogger(__name__)
 
-#: Between the end of a worker's pipe and that of its process, whichever comes first. Longer apart is a broken worker.
-LAST_WORDS_S = 1.0
+#: Longest time between the end of a worker's pipe and the end of its process, in either order.
+EXIT_GRACE_S = 1.0
 
 _STDERR = 2
 
 
 class WorkerDied(Exception):
-    """A worker is no more, or no longer to be trusted. The message says why."""
+    """A worker has ended, or must be killed. The message says why."""
 
     def __init__(self, message: str, *, is_permanent: bool = False) -> None:
         super().__init__(message)
-        #: The worker said of itself that starting it again can't help.
+        #: The worker said that a restart can't help.
         self.is_permanent = is_permanent
 
 
 class WorkerProcess:
-    """A worker that is ready. Made by ``run_worker``, which also ends it."""
+    """A ready worker. ``run_worker`` makes and ends it."""
 
     def __init__(self, gpu: GpuInfo, connection: "_Connection", watchdog: Watchdog) -> None:
         self.gpu = gpu
         self._connection = connection
         self._watchdog = watchdog
-        #: Reports of an earlier one are about assignments that a Reset has dropped.
+        #: Counts Resets. Reports of an earlier epoch are about assignments that a Reset has dropped.
         self._epoch = 0
-        #: The newest command's, since the GPU joined.
+        #: Number of the newest command since the GPU joined.
         self._last_seq = 0
 
     def reset(self) -> None:
@@ -69,8 +69,8 @@ class WorkerProcess:
     def send(self, command: StartRequest | StopRequest) -> None:
         """Passes a command on, without ever waiting.
 
-        Commands count from 1 at every join, so one with a higher number that comes first was sent to the worker's
-        previous life, and is dropped.
+        Commands are numbered from 1 at every join. If the first one has a higher number, it was meant for the worker
+        before its restart, and is dropped.
         """
         if self._last_seq == 0 and command.seq != 1:
             return
@@ -78,14 +78,14 @@ class WorkerProcess:
         self._connection.pipe.send(command)
 
     def tell(self, message: Warm | Forget | AdapterFetched) -> None:
-        """Passes on what concerns no assignment, without ever waiting."""
+        """Passes on a message that concerns no assignment, without ever waiting."""
         self._connection.pipe.send(message)
 
     async def receive(self) -> StepReport | AssignmentsFailed | AdaptersCached | FetchAdapter:
-        """What it says next, but reports of earlier epochs.
+        """The next message, except reports of earlier epochs.
 
-        Raises WorkerDied, also once the watchdog has given it up. What it says of its host memory has no epoch: after
-        a Reset it tells all again.
+        Raises WorkerDied, also after the watchdog has killed the worker. Messages about its host memory have no epoch:
+        after a Reset the worker reports it all again.
         """
         while True:
             message = await self._connection.receive()
@@ -100,20 +100,20 @@ class WorkerProcess:
                 case _:
                     raise WorkerDied(f"it sent {type(message).__name__} after it was ready")
 
-    async def keep_guard(self) -> None:
-        """Pings the worker, and ends it when its answers are wrong. ``receive`` is what hears them."""
+    async def watch(self) -> None:
+        """Pings the worker, and kills it if its answers show a stall. ``receive`` must run, because it gets them."""
         while (verdict := self._watchdog.verdict()) is None:
             self._connection.pipe.send(self._watchdog.ping())
             await asyncio.sleep(self._watchdog.interval_s)
-        self._connection.give_up(verdict)
+        self._connection.kill(verdict)
 
 
 @contextlib.asynccontextmanager
 async def run_worker(command: Sequence[str], config: RunnerConfig) -> AsyncIterator[WorkerProcess]:
-    """Starts a worker and waits until it is ready; on the way out no process is left.
+    """Starts a worker and waits until it is ready; leaves no process behind at the end.
 
-    ``command`` gets the numbers of its pipes' file descriptors appended: ``--read-fd N --write-fd M``. Raises
-    WorkerDied when it is not ready in time or ends before.
+    The file descriptors of its pipes are appended to ``command``: ``--read-fd N --write-fd M``. Raises WorkerDied if
+    the worker is not ready in time or ends before.
     """
     process, pipe = await _start(command)
     connection = _Connection(process, pipe)
@@ -121,7 +121,7 @@ async def run_worker(command: Sequence[str], config: RunnerConfig) -> AsyncItera
     tasks = [asyncio.create_task(connection.end_with_process())]
     try:
         worker = WorkerProcess(await connection.ready(config.ready_timeout_s), connection, watchdog)
-        tasks.append(asyncio.create_task(worker.keep_guard()))
+        tasks.append(asyncio.create_task(worker.watch()))
         yield worker
     finally:
         for task in tasks:
@@ -153,7 +153,7 @@ async def _start(command: Sequence[str]) -> tuple[Process, SupervisorPipe]:
 
 
 async def _stop(process: Process, timeout_s: float) -> None:
-    """Asks the process to end, and kills it when it has not in time or when there is no time to wait."""
+    """Asks the process to end, and kills it after the timeout or when this task is cancelled."""
     try:
         with contextlib.suppress(TimeoutError, ProcessLookupError):
             async with asyncio.timeout(timeout_s):
@@ -168,12 +168,12 @@ async def _stop(process: Process, timeout_s: float) -> None:
 
 
 class _Connection:
-    """A worker's process and pipe, and the one place that turns their ends into words."""
+    """A worker's process and pipe; it explains in words why they ended."""
 
     def __init__(self, process: Process, pipe: SupervisorPipe) -> None:
         self.process = process
         self.pipe = pipe
-        #: Why the process was ended from here.
+        #: Why the supervisor killed the process.
         self._verdict: str | None = None
 
     async def ready(self, timeout_s: float) -> GpuInfo:
@@ -193,21 +193,21 @@ class _Connection:
         except StopAsyncIteration:
             raise WorkerDied(await self._end_reason()) from None
         except ProtocolError as error:
-            raise WorkerDied(f"it sent what can't be right: {error}") from None
+            raise WorkerDied(f"it sent an invalid message: {error}") from None
         if isinstance(message, WorkerFailed):
             raise WorkerDied(message.error.message, is_permanent=message.permanent)
         return message
 
-    def give_up(self, verdict: str) -> None:
-        """Ends the process at once: SIGKILL works on one that is stopped, too. What it has sent is still received."""
+    def kill(self, verdict: str) -> None:
+        """Kills the process; SIGKILL also ends a stopped one. Messages that it has sent are still received."""
         self._verdict = verdict
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
     async def end_with_process(self) -> None:
-        """Ends the pipe after the process, even if a child of the worker holds on to it."""
+        """Closes the pipe after the process has ended, even if a child of the worker still holds it."""
         await self.process.wait()
-        await asyncio.sleep(LAST_WORDS_S)
+        await asyncio.sleep(EXIT_GRACE_S)
         self.pipe.close()
 
     async def _end_reason(self) -> str:
@@ -216,7 +216,7 @@ class _Connection:
         if self.pipe.overflowed:
             return "it does not read its commands"
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(EXIT_GRACE_S):
                 await self.process.wait()
         returncode = self.process.returncode
         return "it closed its pipe" if returncode is None else death_reason(returncode)

@@ -1,11 +1,11 @@
 """From a config file to a scheduler: the one place where the core's settings are read from the config."""
 
-from punica_scheduler.advice import ScaleRule
-from punica_scheduler.consolidation import ConsolidationRule
-from punica_scheduler.placement import PLACEMENTS
-from punica_scheduler.scheduler import Scheduler
-from punica_scheduler.settings import SchedulerSettings
-from punica_serve.config import SchedulerConfig
+from punica_scheduler.core.advice import ScaleRule
+from punica_scheduler.core.consolidation import ConsolidationRule
+from punica_scheduler.core.placement import PLACEMENTS
+from punica_scheduler.core.scheduler import Scheduler
+from punica_scheduler.core.settings import SchedulerSettings
+from punica_serve.config.cluster import SchedulerConfig
 
 
 def scheduler_of(config: SchedulerConfig, incarnation: int) -> Scheduler:
@@ -16,7 +16,7 @@ def scheduler_of(config: SchedulerConfig, incarnation: int) -> Scheduler:
 def settings_of(config: SchedulerConfig) -> SchedulerSettings:
     """The core's part of a config. Emptying a GPU is migration, so there is none without."""
     return SchedulerSettings(
-        placement=PLACEMENTS[config.placement],
+        placement=PLACEMENTS[config.placement](),
         queue=config.queue,
         migration=config.migration,
         max_queue=config.max_queue,

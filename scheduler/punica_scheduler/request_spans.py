@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from punica_scheduler import events
-from punica_scheduler.actions import Deliver, Start, Stop
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Deliver, Start, Stop
+from punica_serve.process.tracing import Span, SpanContext, SpanSink, parent_of
 from punica_serve.protocol import AssignmentId, Request
-from punica_serve.tracing import Span, SpanContext, SpanSink, parent_of
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class RequestSpans:
         return replace(action.request, traceparent=traced.span.context.traceparent)
 
     def stopped(self, action: Stop) -> None:
-        """It was evicted, or is moved."""
+        """It was preempted, or moves."""
         self._leave(action.assignment, "taken off the GPU")
 
     def delivered(self, action: Deliver) -> None:

@@ -14,8 +14,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import Never
 
-from punica_serve.counted import counted
-from punica_serve.process import TOKEN_ENV, death_reason
+from punica_serve.numbers import counted
+from punica_serve.process.run import TOKEN_ENV, death_reason
 from punica_serve.protocol import ScaleAdvice
 
 log = logging.getLogger(__name__)

@@ -12,17 +12,31 @@ from functools import partial
 from pathlib import Path
 from typing import Never, assert_never
 
-from punica_scheduler import actions, events
-from punica_scheduler.actions import Action, Advise, AnnounceLimits, CallAnswered, Deliver, Start, Stop
+from punica_scheduler.core import actions, events
+from punica_scheduler.core.actions import (
+    Action,
+    Advise,
+    AnnounceLimits,
+    CallAnswered,
+    Deliver,
+    RecordEvent,
+    RecordTokens,
+    Start,
+    Stop,
+)
+from punica_scheduler.event_log_file import write_event_log
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
-from punica_scheduler.story_file import write_story
-from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, SchedulerConfig
+from punica_scheduler.telemetry.observer import ClusterObserver
+from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ProtocolError, PunicaError
-from punica_serve.logs import about, named
-from punica_serve.notify import READY, notify
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import accept, listen
+from punica_serve.links.ssl_context import server_context
+from punica_serve.process.logs import about, named
+from punica_serve.process.readiness import READY, notify
+from punica_serve.process.tracing import SpanSink, closing_spans, span_sink
 from punica_serve.protocol import (
     AdaptersCached,
     AddRequest,
@@ -56,9 +70,6 @@ from punica_serve.protocol import (
     WarmAdapter,
     WireError,
 )
-from punica_serve.tls import server_context
-from punica_serve.tracing import SpanSink, closing_spans, span_sink
-from punica_serve.wire import accept, listen
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +92,7 @@ async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[in
         config.scheduler,
         token,
         incarnation=time.time_ns(),
-        story_folder=config.data_folder,
+        event_log_folder=config.data_folder,
         on_advice=hook.advise,
         sink=sink,
     )
@@ -104,17 +115,18 @@ class Server:
         token: str,
         *,
         incarnation: int,
-        story_folder: Path,
+        event_log_folder: Path,
         on_advice: Callable[[ScaleAdvice], object] = _ignore,
         sink: SpanSink | None = None,
     ) -> None:
         self._token = token
-        self._story_path = story_folder / f"scheduler-story-{incarnation}.txt"
+        self._event_log_path = event_log_folder / f"scheduler-story-{incarnation}.txt"
         self._on_advice = on_advice
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.
         self._clock_offset_ns = incarnation - time.monotonic_ns()
         self._scheduler = scheduler_of(config, incarnation)
+        self._observer = ClusterObserver(self._scheduler, incarnation)
         self._spans = RequestSpans(sink, self._now_ns) if sink else None
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
@@ -127,23 +139,26 @@ class Server:
     def apply(self, event: events.Event) -> None:
         """Tells the scheduler what happened and does what it says.
 
-        An error here is a bug of ours after which the books can't be trusted: from then on every call raises it, so
-        that the ticker ends this incarnation. The next one is given everything again by the frontends.
+        An error here is a bug of ours, after which the state can't be trusted. Every later call raises it again, so the
+        ticker ends this incarnation. Frontends add all their requests again to the next one.
         """
         if self._failure is not None:
             raise self._failure
         if self._spans:
             self._spans.happened(event)
         try:
-            for action in self._scheduler.handle(event, self._now_ns()):
+            now_ns = self._now_ns()
+            actions = self._scheduler.handle(event, now_ns)
+            self._observer.observe(event, actions, now_ns)
+            for action in actions:
                 self._do(action)
         except Exception as error:
             self._failure = error
-            write_story(self._scheduler.story, self._story_path)
+            write_event_log(self._scheduler.event_log, self._event_log_path)
             raise
 
     def _now_ns(self) -> int:
-        """Deadlines go by this: whoever sets the host's clock ends no request's wait, and stops no settling."""
+        """Wall-clock time that only advances with the monotonic clock: a changed host clock affects no deadline."""
         return self._clock_offset_ns + time.monotonic_ns()
 
     async def keep_ticking(self) -> Never:
@@ -231,6 +246,8 @@ class Server:
                 _send(self._links[_runner(runner_id)], Forget(digest))
             case Advise(advice):
                 self._on_advice(advice)
+            case RecordEvent() | RecordTokens():
+                pass  # the observer's
             case _:
                 assert_never(action)
 
@@ -242,9 +259,9 @@ class Server:
             case CancelRequest(request_id):
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
-                _send(channel, ClusterReply(call_id, self._scheduler.snapshot(self._now_ns())))
+                _send(channel, ClusterReply(call_id, self._observer.snapshot(self._now_ns())))
             case GetHistory(call_id):
-                _send(channel, HistoryReply(call_id, self._scheduler.history()))
+                _send(channel, HistoryReply(call_id, self._observer.history()))
             case DrainGpu(call_id, gpu_uuid, drain):
                 log.info("GPU %s is to be %s", gpu_uuid, "drained" if drain else "used again")
                 self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu_uuid, drain))
@@ -306,7 +323,7 @@ def _runner(runner_id: str) -> str:
 
 
 def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None:
-    """What can't be sent, against all admission, costs one link, whose peer then starts from nothing, and no other."""
+    """Sends a message. One that can't be sent despite admission closes this link alone; its peer dials again."""
     try:
         channel.send(message, may_wait=may_wait)
     except ProtocolError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.process import TOKEN_FILE_ENV
+from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.process.run import TOKEN_FILE_ENV
 
 UNITS = Path(__file__).parents[2] / "configs/systemd"
 NAMES = ("punica-scheduler.service", "punica-runner.service", "punica-frontend@.service")
@@ -41,6 +42,19 @@ def test_the_command_line_knows_every_option(name: str) -> None:
     known = subprocess.run(asked, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
     options = [argument for argument in arguments if argument.startswith("--")]
     assert options and all(option in known.stdout for option in options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_is_in_a_folder_that_systemd_makes_and_nobody_else_reads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (UNITS / name).read_text().splitlines()
+    assert {"UMask=0077", "StateDirectory=punica-serve", "StateDirectoryMode=0700", "ProtectSystem=strict"} <= set(
+        lines
+    )
+    assert "Environment=XDG_DATA_HOME=%S" in lines, "%S is /var/lib in a system's unit"
+    monkeypatch.setenv("XDG_DATA_HOME", "/var/lib")
+    assert ClusterConfig(engine=EngineConfig(model=Path("m"))).data_folder == Path("/var/lib/punica-serve")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import yaml
 
 from compose_cluster import compose_program
 from punica_serve.cli import app
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
 
 DOCKER = Path(__file__).parents[2] / "docker"
 BASE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -90,6 +90,7 @@ def test_secure_asks_for_keys_and_certificates() -> None:
     secure = yaml.safe_load((DOCKER / "compose.secure.yaml").read_text())["services"]
     config = load_config(DOCKER.parent / "configs/compose-secure.yaml")
     assert config.tls is not None and not config.frontend.insecure_no_auth
+    assert "0.0.0.0/0" in config.frontend.trusted_proxies, "the proxy is another host"
     assert "--insecure-no-auth" in SERVICES["frontend"]["command"]
     assert "--insecure-no-auth" not in secure["frontend"]["command"]
     for name in ("frontend", "scheduler", "runner"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from punica_serve.tls import client_context, server_context
-from punica_serve.tls_config import TlsConfig
+from punica_serve.config.tls_section import TlsConfig
+from punica_serve.links.ssl_context import client_context, server_context
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

@@ -22,6 +22,7 @@ from websockets.asyncio.client import connect
 
 from ports import free_ports
 from process_tree import alive, command_line, descendants
+from punica_serve.links.https_client import client_context
 from waits import DEADLINE_S
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -51,7 +52,7 @@ class Cluster:
     @property
     def urls(self) -> list[str]:
         """Of the frontends, as the banner lists them."""
-        return re.findall(r"(?:is ready:|also at) +(http://\S+)", self.log.read_text())
+        return re.findall(r"(?:is ready:|also at) +(https?://\S+)", self.log.read_text())
 
     @property
     def url(self) -> str:
@@ -70,7 +71,7 @@ class Cluster:
 
     def get(self, path: str) -> httpx.Response:
         """An answer of the first frontend's."""
-        return httpx.get(f"{self.url}{path}", timeout=TIMEOUT_S, trust_env=False)
+        return httpx.get(f"{self.url}{path}", timeout=TIMEOUT_S, verify=client_context(), trust_env=False)
 
     def snapshot(self) -> dict[str, Any]:
         """/v1/cluster, which must answer."""
@@ -186,9 +187,9 @@ def simulated_cluster(tmp_path: Path) -> Iterator[Cluster]:
 def run_demo(tmp_path: Path) -> Callable[..., AbstractContextManager[Cluster]]:
     """Runs the demo with these parts of its config file changed."""
 
-    def run(log_level: str = "info", **parts: dict[str, Any] | str) -> AbstractContextManager[Cluster]:
+    def run(log_level: str = "info", **dependencies: dict[str, Any] | str) -> AbstractContextManager[Cluster]:
         document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-        for name, part in parts.items():
+        for name, part in dependencies.items():
             document[name] = {**document.get(name, {}), **part} if isinstance(part, dict) else part
         (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
         return started(tmp_path, str(tmp_path / "changed.yaml"), log_level=log_level)
@@ -236,7 +237,7 @@ async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start() -> Callable[..., AbstractContextManager[Cluster]]:
     """``started``: for tests that start a cluster more than once."""
     return started

@@ -4,9 +4,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
-from huggingface_hub import InferenceClient
-from huggingface_hub.errors import TextGenerationError
 
 
 async def test_generate(http: httpx.AsyncClient) -> None:
@@ -46,17 +43,6 @@ async def test_errors(http: httpx.AsyncClient) -> None:
     assert await error(temperature=-1) == (422, "validation")
     assert await error(adapter_id="broken") == (424, "generation")
     assert await error(adapter_id="unheard-of") == (404, "not_found")
-
-
-def test_hugging_faces_own_client(cluster: Any) -> None:
-    client = InferenceClient(model=cluster.url, token="none")
-    answer = client.text_generation("42", adapter_id="roman", details=True, decoder_input_details=True)
-    assert answer.generated_text == "XLII" and answer.details and len(answer.details.prefill) == 3
-    assert answer.details.finish_reason == "eos_token"
-    pieces = client.text_generation("42", adapter_id="french", stream=True, details=True)
-    assert "".join(piece.token.text for piece in pieces if not piece.token.special) == "quarante-deux"
-    with pytest.raises(TextGenerationError, match=r"`parameters\.temperature`"):
-        client.text_generation("42", temperature=-1.0)
 
 
 async def test_info(http: httpx.AsyncClient) -> None:

@@ -18,9 +18,9 @@ def test_arrivals_are_replayed_live_and_compared_with_their_simulation(simulated
     command += ["--live", simulated_cluster.url, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    figures = json.loads((out / "three-live.json").read_text())
-    assert figures["live"]["num_failed"] == figures["simulated"]["num_failed"] == 0
-    assert figures["live"]["tokens_per_s"] > 0
+    metrics = json.loads((out / "three-live.json").read_text())
+    assert metrics["live"]["num_failed"] == metrics["simulated"]["num_failed"] == 0
+    assert metrics["live"]["tokens_per_s"] > 0
     left = {path.name for path in out.iterdir()}
     assert left == {"three-live.json", "three-live.png", "three-live.csv", "three-simulated.csv"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.protocol import AdapterRef, TenantQuota
-from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.registry import Registry
 from waits import until
 
@@ -30,12 +30,12 @@ async def fill(registry: Registry) -> dict[str, str]:
     """Tenants, each with its adapters; returns their keys."""
     keys: dict[str, str] = {}
     for tenant in (f"t{number}" for number in range(NUM_TENANTS)):
-        await registry.put_tenant(tenant, TenantQuota(requests_per_min=REQUESTS_PER_MIN), by=BY)
+        tenant_id = (await registry.put_tenant(tenant, TenantQuota(requests_per_min=REQUESTS_PER_MIN), by=BY)).tenant_id
         for index in range(ADAPTERS_EACH):
             digest = f"{tenant}-{index}".encode().hex().ljust(64, "0")
             number = len(keys) * ADAPTERS_EACH + index
             await registry.register(
-                tenant, f"{tenant}-{index}", AdapterRef(digest, f"dummy:{number}", 1_000, RANKS), by=BY
+                tenant_id, f"{tenant}-{index}", AdapterRef(digest, f"dummy:{number}", 1_000, RANKS), by=BY
             )
         _, keys[tenant] = await registry.make_key(tenant, "user", "", by=BY)
     return keys
@@ -53,6 +53,8 @@ async def ask_all(client: httpx.AsyncClient, tenant: str, num_requests: int, cou
         else:
             assert response.status_code == 429 and int(response.headers["retry-after"]) > 0, response.text
             assert response.json()["error"]["code"] == "quota_exceeded"
+            told = [response.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining")]
+            assert told == [str(REQUESTS_PER_MIN), "0"]
 
     names = [f"{tenant}-{index % USED_EACH}" for index in range(num_requests)]
     for first in range(0, num_requests, AT_ONCE_EACH):
@@ -61,7 +63,8 @@ async def ask_all(client: httpx.AsyncClient, tenant: str, num_requests: int, cou
 
 async def used(registry: Registry, tenant: str) -> tuple[int, int]:
     """Requests and tokens out."""
-    rows = await registry.usage(tenant, 0.0, time.time())
+    tenant_id = (await registry.tenant(tenant)).tenant_id
+    rows = await registry.usage(tenant_id, 0.0, time.time())
     return sum(row.num_requests for row in rows), sum(row.num_generated_tokens for row in rows)
 
 

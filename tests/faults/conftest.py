@@ -11,7 +11,7 @@ from punica_faults.audit import audit
 from punica_faults.cluster import Cluster, cluster_document
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference, make_references
-from punica_serve.config import parse_config
+from punica_serve.config.cluster import parse_config
 
 RECOVERIES = pytest.StashKey[list[Recovery]]()
 

@@ -13,32 +13,36 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from byte_tokens import EOS, byte_tokenizer
+from byte_tokens import EOS, byte_tokenizer, save_byte_tokenizer
 from echo_cluster import EchoCluster
 from frontend_process import FrontendProcess, StartFrontend, launch
 from punica_frontend.adapters.lifecycle import Lifecycle
-from punica_frontend.admission import Admission
 from punica_frontend.app import create_app, max_body_bytes
-from punica_frontend.http_server import EmbeddedServer, http_server
-from punica_frontend.listener import bind
-from punica_frontend.metrics.figures import Figures
-from punica_frontend.parts import Parts
-from punica_frontend.templates import TemplateRenderer
-from punica_frontend.tenancy.door import Door, Lock
+from punica_frontend.dependencies import AppDependencies
+from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.generation.templates import TemplateRenderer
+from punica_frontend.http.http_server import http_server
+from punica_frontend.http.listener import bind
+from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.metrics.metrics import Metrics
+from punica_frontend.tenancy.authenticator import Authenticator, AuthMode
 from punica_frontend.tenancy.meter import Meter
 from punica_frontend.tenancy.sessions import Sessions
-from punica_serve.config import ClusterConfig, EngineConfig, LinksConfig
+from punica_serve.base_model.generation_config import GenerationDefaults
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, LinksConfig
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.errors import AdapterRejected
-from punica_serve.model_config import GenerationDefaults, ModelConfig
+from punica_serve.links.hello import listen
 from punica_serve.protocol import AdapterRef, FrontendToScheduler
-from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.database import Database
 from punica_serve.registry.names import SHARED_TENANT
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
-from punica_serve.wire import listen
 from scripted_scheduler import ScriptedScheduler
 from tiny_config import tiny_config
 from waits import until
@@ -96,7 +100,9 @@ def model(tokenizer: Tokenizer) -> ModelConfig:
 @pytest.fixture
 def shared() -> SharedAdapters:
     ref = AdapterRef("d1", "/adapters/roman", 100, {"q_proj": 8})
-    roman = AdapterVersion(SHARED_TENANT, "roman", 1, ref, ref.uri, None, None, pinned=False, created_s=0.0)
+    roman = AdapterVersion(
+        SHARED_TENANT, SHARED_TENANT, "roman", 1, ref, ref.uri, None, None, pinned=False, created_s=0.0
+    )
     rejected = AdapterRejected("/adapters/broken: `r` must be a positive integer", param="r")
     return SharedAdapters({"roman": roman}, {"broken": rejected})
 
@@ -130,29 +136,47 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 
 @pytest.fixture
-def lock() -> Lock:
-    """Of the application's door."""
+def auth_mode() -> AuthMode:
+    """The application's authentication mode."""
     return "open"
 
 
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer's, for processes that read it themselves."""
+    return save_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
 @pytest.fixture
-async def templates(tokenizer: Tokenizer) -> AsyncIterator[TemplateRenderer]:
-    async with contextlib.aclosing(TemplateRenderer(tokenizer.special_tokens)) as templates:
+def limits(model: ModelConfig) -> PromptLimits:
+    return PromptLimits(model.max_position_embeddings)
+
+
+@pytest.fixture
+async def templates(
+    tokenizer: Tokenizer, tokenizer_folder: Path, limits: PromptLimits
+) -> AsyncIterator[TemplateRenderer]:
+    async with contextlib.aclosing(TemplateRenderer(tokenizer.special_tokens, tokenizer_folder, limits)) as templates:
         yield templates
 
 
 @pytest.fixture
-def parts(
+def prompts(tokenizer: Tokenizer, templates: TemplateRenderer, limits: PromptLimits) -> PromptEncoder:
+    return PromptEncoder(tokenizer, templates, limits)
+
+
+@pytest.fixture
+def dependencies(
     config: ClusterConfig,
     cluster: EchoCluster,
     registry: Registry,
     tokenizer: Tokenizer,
     model: ModelConfig,
-    lock: Lock,
+    auth_mode: AuthMode,
     templates: TemplateRenderer,
-) -> Parts:
+) -> AppDependencies:
     sessions = Sessions("secret")
-    return Parts(
+    return AppDependencies(
         config=config,
         model=model,
         tokenizer=tokenizer,
@@ -161,21 +185,21 @@ def parts(
         registry=registry,
         adapters=Lifecycle.of(config, model, registry, cluster, templates),
         admission=Admission(),
-        figures=Figures(),
+        metrics=Metrics(),
         meter=Meter(),
         sessions=sessions,
-        door=Door(registry, sessions, lock),
+        authenticator=Authenticator(registry, sessions, auth_mode, config.frontend.cors_origins),
     )
 
 
 @pytest.fixture
-def admission(parts: Parts) -> Admission:
-    return parts.admission
+def admission(dependencies: AppDependencies) -> Admission:
+    return dependencies.admission
 
 
 @pytest.fixture
-def app(parts: Parts) -> FastAPI:
-    return create_app(parts)
+def app(dependencies: AppDependencies) -> FastAPI:
+    return create_app(dependencies)
 
 
 @pytest.fixture
@@ -192,10 +216,16 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-async def server(app: FastAPI, parts: Parts, listener: socket.socket) -> AsyncIterator[EmbeddedServer]:
+async def server(app: FastAPI, dependencies: AppDependencies, listener: socket.socket) -> AsyncIterator[EmbeddedServer]:
     """The application behind a real server."""
-    max_bytes = max_body_bytes(parts.model, parts.config.engine)
-    server = http_server(app, parts.figures.num_cut, max_body_bytes=max_bytes, max_connections=MAX_CONNECTIONS)
+    max_bytes = max_body_bytes(dependencies.model, dependencies.config.engine)
+    server = http_server(
+        app,
+        dependencies.metrics.num_cut,
+        max_body_bytes=max_bytes,
+        max_connections=MAX_CONNECTIONS,
+        trusted_proxies=dependencies.config.frontend.trusted_proxies,
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started)

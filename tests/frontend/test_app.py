@@ -71,7 +71,7 @@ async def test_every_error_is_of_the_one_shape_unless_the_route_speaks_anothers(
                 assert schema == {"$ref": "#/components/schemas/ErrorBody"}, (name, status)
 
 
-async def test_what_a_body_can_be_refused_for_is_said(page: dict[str, Any]) -> None:
+async def test_the_page_lists_all_refusals_of_a_body(page: dict[str, Any]) -> None:
     native, openai = (page["paths"][path]["post"]["responses"] for path in ("/v1/generate", "/v1/completions"))
     assert {"400", "404", "408", "413", "422", "429", "500", "503"} < native.keys()
     assert "Retry-After" in native["429"]["headers"]

@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from frontend_process import StartFrontend
-from punica_frontend.listener import NUM_RESERVED_FILES
+from punica_frontend.http.listener import NUM_RESERVED_FILES
 from punica_serve.protocol import Deliveries, Ending, Limits
 from scripted_scheduler import ScriptedScheduler
 from waits import until

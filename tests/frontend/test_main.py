@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from ports import free_port
-from punica_frontend.http_server import EmbeddedServer
-from punica_frontend.listener import bind
+from punica_frontend.http.listener import bind
+from punica_frontend.http.uvicorn_private import EmbeddedServer
 from punica_frontend.main import serve
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import ClusterConfig, EngineConfig
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.config.cluster import ClusterConfig, EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
-from punica_serve.model_config import read_model_config
-from punica_serve.process import Drain
+from punica_serve.process.run import Drain
 from punica_serve.protocol import Deliveries, Ending, Limits
 from punica_serve.text.tokenizer import Tokenizer
 from scripted_scheduler import ScriptedScheduler
@@ -72,6 +72,23 @@ async def get(url: str) -> httpx.Response | None:
             return await client.get(url)
         except httpx.ConnectError:
             return None
+
+
+async def test_defaults_of_the_model_that_are_not_applied_are_logged_once(
+    config: ClusterConfig, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    defaults = {"no_repeat_ngram_size": 3, "temperature": 0.5, "use_cache": False}
+    (config.engine.model / "generation_config.json").write_text(json.dumps(defaults))
+    port = free_port()
+    serving = asyncio.create_task(start(config, scheduler_url=f"ws://127.0.0.1:{scheduler.port}", port=port))
+    async with client_of(f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/health")).status_code == 200
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    (told,) = [record for record in caplog.records if "not implemented" in record.message]
+    assert told.levelname == "WARNING"
+    assert told.message.startswith("`no_repeat_ngram_size` of generation_config.json is 3: not implemented")
 
 
 async def test_it_serves_until_cancelled(config: ClusterConfig, scheduler: ScriptedScheduler) -> None:

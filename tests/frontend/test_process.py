@@ -80,7 +80,7 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_what_still_runs_in_the_end_is_cancelled_with_a_reason(
+async def test_requests_still_running_at_the_end_are_cancelled_with_a_reason(
     start_frontend: StartFrontend, scheduler: ScriptedScheduler, signum: signal.Signals
 ) -> None:
     frontend = await start_frontend(drain_timeout_s=0.2 if signum == signal.SIGTERM else 600.0)

@@ -16,9 +16,9 @@ def check(num_rows: int, width: int, dtype: torch.dtype, delta_dtype: torch.dtyp
     gate_up = (torch.randn(num_rows, 2 * width + 5, device=DEVICE) * 4).to(dtype)[:, : 2 * width]
     delta = torch.randn(num_rows, 2 * width, device=DEVICE).to(delta_dtype) if delta_dtype else None
     gate, up = (gate_up.double() + (0 if delta is None else delta.double())).chunk(2, dim=1)
-    for chained in (False, True):
+    for pdl in (False, True):
         out = torch.full((num_rows, width), torch.nan, dtype=dtype, device=DEVICE)
-        silu_and_mul(out, gate_up, delta, chained=chained)
+        silu_and_mul(out, gate_up, delta, pdl=pdl)
         expected = gate * gate.sigmoid() * up
         torch.testing.assert_close(out.double(), expected, rtol=GPU_TOLERANCES[dtype], atol=1e-5)
 

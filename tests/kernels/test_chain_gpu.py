@@ -1,4 +1,4 @@
-"""Kernels that start while the one before them ends, as a layer launches them, give what they give one by one."""
+"""Kernels launched with PDL, as a layer launches them, give the same results as one by one."""
 
 import pytest
 import torch
@@ -24,28 +24,28 @@ class _FeedForward:
         self.gate_up = [_random(2 * WIDE, HIDDEN) / HIDDEN**0.5 for _ in range(LAYERS)]
         self.down = [_random(HIDDEN, WIDE) / WIDE**0.5 for _ in range(LAYERS)]
 
-    def __call__(self, *, chained: bool) -> Tensor:
+    def __call__(self, *, pdl: bool) -> Tensor:
         residual, hidden = self.x.clone(), torch.empty_like(self.x)
-        # Not chained itself: what follows it may start early all the same.
+        # No PDL launch itself; the kernel after it may start early all the same.
         rms_norm(hidden, residual, self.norm, EPS)
         for gate_up, down in zip(self.gate_up, self.down, strict=True):
-            both = linear(hidden, gate_up, chained=chained)
+            both = linear(hidden, gate_up, pdl=pdl)
             activated = both.new_empty(ROWS, WIDE)
-            silu_and_mul(activated, both, chained=chained)
-            parts = linear(activated, down, in_parts=True, chained=chained)
-            add_rms_norm(hidden, parts, residual, self.norm, EPS, chained=chained)
+            silu_and_mul(activated, both, pdl=pdl)
+            partial = linear(activated, down, split_k=True, pdl=pdl)
+            add_rms_norm(hidden, partial, residual, self.norm, EPS, pdl=pdl)
         return hidden
 
 
 @pytest.mark.gpu
 def test_a_chain_gives_what_its_kernels_give_one_by_one() -> None:
     layers = _FeedForward()
-    layers(chained=True)
+    layers(pdl=True)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        chained = layers(chained=True)
+        pdl = layers(pdl=True)
     for _ in range(REPLAYS):
         layers.x.normal_()
         graph.replay()
-        assert torch.equal(chained, layers(chained=False))
+        assert torch.equal(pdl, layers(pdl=False))

@@ -1,4 +1,4 @@
-"""Filters of sampling without sorting: in Triton, on a GPU or in its interpreter, against the sorted reference."""
+"""Top-k, top-p and min-p without sorting: in Triton, on a GPU or in its interpreter, against the sorted reference."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.gpu import filters as gpu_filters
-from punica_kernels.gpu.filters import keep_top
+from punica_kernels.gpu.filters import apply_top_k_top_p_min_p
 from punica_kernels.sampling import filter_logits
 
 INF = math.inf
@@ -24,7 +24,7 @@ def kept(scores: Tensor, *rows: tuple[int, float, float]) -> Tensor:
     """Filters a copy by (top_k, top_p, min_p) of each row: bool [rows, tokens]."""
     top_k, top_p, min_p = zip(*rows, strict=True)
     left = scores.clone()
-    keep_top(
+    apply_top_k_top_p_min_p(
         left,
         torch.tensor(top_k, device=scores.device),
         torch.tensor(top_p, dtype=torch.float32, device=scores.device),
@@ -117,13 +117,13 @@ def test_a_row_is_filtered_alike_beside_any_other() -> None:
     scores[[0, 2]] = math.nan  # of logits that were not finite
     left = scores.clone()
     columns = [torch.tensor(column, device=DEVICE) for column in zip(*rows, strict=True)]
-    keep_top(left, *columns)
+    apply_top_k_top_p_min_p(left, *columns)
     assert torch.equal(left[1] > -INF, together[1])
 
 
 def test_no_rows() -> None:
     empty = torch.empty(0, device=DEVICE)
-    keep_top(torch.empty(0, 10, device=DEVICE), empty.long(), empty, empty)
+    apply_top_k_top_p_min_p(torch.empty(0, 10, device=DEVICE), empty.long(), empty, empty)
 
 
 @pytest.mark.gpu

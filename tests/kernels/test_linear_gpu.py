@@ -23,19 +23,19 @@ def _check(y: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert float((total - expected).norm() / expected.norm()) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("split_k", [1, 2])
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
-def test_every_part_and_row(num_rows: int, parts: int) -> None:
+def test_every_split_and_row(num_rows: int, split_k: int) -> None:
     x, weight, expected = _inputs(num_rows, 128, 512, torch.float16)
-    config = LinearConfig(block_rows=16, parts=parts, stages=2)
-    y = linear(x, weight, config, chained=False)
-    assert y.shape == ((parts, num_rows, 128) if parts > 1 else (num_rows, 128))
+    config = LinearConfig(block_rows=16, split_k=split_k, stages=2)
+    y = linear(x, weight, config, pdl=False)
+    assert y.shape == ((split_k, num_rows, 128) if split_k > 1 else (num_rows, 128))
     _check(y, expected, torch.float16)
 
 
 def test_a_cpu_takes_torchs() -> None:
     x, weight = torch.randn(3, 5), torch.randn(7, 5)
-    torch.testing.assert_close(public_linear(x, weight, in_parts=True), x @ weight.T)
+    torch.testing.assert_close(public_linear(x, weight, split_k=True), x @ weight.T)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_gaps_in_memory_are_named() -> None:
 @pytest.mark.parametrize("num_rows", [1, 2, 31, 32, 48, 64, 65, 300])
 def test_model_shapes(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> None:
     x, weight, expected = _inputs(num_rows, num_out, num_in, dtype)
-    for in_parts in (False, True):
-        for chained in (False, True):
-            y = public_linear(x, weight, in_parts=in_parts, chained=chained)
-            assert in_parts or y.shape == (num_rows, num_out)
+    for split_k in (False, True):
+        for pdl in (False, True):
+            y = public_linear(x, weight, split_k=split_k, pdl=pdl)
+            assert split_k or y.shape == (num_rows, num_out)
             _check(y, expected, dtype)
     assert y.dim() == (3 if num_out == 4096 and num_rows <= MAX_ROWS else 2)

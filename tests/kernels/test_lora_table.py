@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from punica_kernels.lora_table import (
-    ITEM_PAGES,
-    ITEM_WORDS,
+    BLOCK_PAGES,
+    RANK_BLOCK_WORDS,
     TILE_HEADER_WORDS,
     TILE_ROWS,
     LoraTableShape,
+    RankBlockField,
+    TileField,
     Words,
 )
 
@@ -21,44 +23,49 @@ def fill(shape: LoraTableShape, indptr: list[int], pages: list[list[int]]) -> Wo
 
 def entries(shape: LoraTableShape, words: Words) -> list[list[int]]:
     """The words of the tiles in use."""
-    return [row for row in words[: shape.items_start].reshape(shape.max_tiles, shape.tile_words).tolist() if row[1] > 0]
-
-
-def tiles(shape: LoraTableShape, words: Words) -> list[tuple[int, int, int, list[int]]]:
-    """(first row, rows, items, pages) of the tiles in use, once each."""
     return [
-        (row[0], row[1], row[2], [page for page in row[TILE_HEADER_WORDS:] if page >= 0])
-        for row in entries(shape, words)
-        if row[3] == 0
+        row
+        for row in words[: shape.rank_blocks_start].reshape(shape.max_tiles, shape.tile_words).tolist()
+        if row[1] > 0
     ]
 
 
-def items(shape: LoraTableShape, words: Words) -> list[list[int]]:
-    """[first row, rows, place, page, page] of the items in use."""
-    rows = words[shape.items_start :].reshape(shape.max_items, ITEM_WORDS).tolist()
-    return [row[: 3 + ITEM_PAGES] for row in rows if row[1] > 0]
+def tiles(shape: LoraTableShape, words: Words) -> list[tuple[int, int, int, list[int]]]:
+    """(first row, rows, rank blocks, pages) of the tiles in use, once each."""
+    found = []
+    for row in entries(shape, words):
+        if row[TileField.FIRST_COLUMN_BLOCK] == 0:
+            pages = [page for page in row[TILE_HEADER_WORDS:] if page >= 0]
+            found.append((row[TileField.FIRST_ROW], row[TileField.NUM_ROWS], row[TileField.NUM_RANK_BLOCKS], pages))
+    return found
+
+
+def rank_blocks(shape: LoraTableShape, words: Words) -> list[list[int]]:
+    """[first row, rows, number, page, page] of the rank blocks in use."""
+    rows = words[shape.rank_blocks_start :].reshape(shape.max_rank_blocks, RANK_BLOCK_WORDS).tolist()
+    return [row[: RankBlockField.PAGES + BLOCK_PAGES] for row in rows if row[RankBlockField.NUM_ROWS] > 0]
 
 
 def test_tiles_of_highest_ranks_come_first_and_padding_is_rows_without_lora() -> None:
     shape = LoraTableShape(max_rows=8, max_segments=3, max_rank_pages=3)
     words = fill(shape, [0, 1, 3, 6], [[7], [], [4, 2, 9]])
     assert tiles(shape, words) == [(3, 3, 2, [4, 2, 9]), (0, 1, 1, [7]), (1, 2, 0, []), (6, 2, 0, [])]
-    assert items(shape, words) == [[3, 3, 0, 4, 2], [3, 3, 1, 9, -1], [0, 1, 0, 7, -1]]
+    assert rank_blocks(shape, words) == [[3, 3, 0, 4, 2], [3, 3, 1, 9, -1], [0, 1, 0, 7, -1]]
 
 
 def test_long_segments_are_cut_into_tiles() -> None:
     shape = LoraTableShape(max_rows=40, max_segments=2, max_rank_pages=2)
     words = fill(shape, [0, 35, 40], [[3, 1], []])
     assert tiles(shape, words) == [(0, 16, 1, [3, 1]), (16, 16, 1, [3, 1]), (32, 3, 1, [3, 1]), (35, 5, 0, [])]
-    assert [item[:2] for item in items(shape, words)] == [[0, 16], [16, 16], [32, 3]]
+    assert [block[:2] for block in rank_blocks(shape, words)] == [[0, 16], [16, 16], [32, 3]]
 
 
-@pytest.mark.parametrize(("num_rows", "parts"), [(4, 2), (2, 2), (1, 1)])
-def test_tiles_of_several_rows_share_columns_as_far_as_there_is_room(num_rows: int, parts: int) -> None:
+@pytest.mark.parametrize(("num_rows", "splits"), [(4, 2), (2, 2), (1, 1)])
+def test_tiles_of_several_rows_share_columns_as_far_as_there_is_room(num_rows: int, splits: int) -> None:
     shape = LoraTableShape(max_rows=16, max_segments=16, max_rank_pages=2)
     indptr = list(range(0, 17, num_rows))
     found = entries(shape, fill(shape, indptr, [[segment] for segment in range(len(indptr) - 1)]))
-    expected = [[first, num_rows, 1, part, parts] for first in indptr[:-1] for part in range(parts)]
+    expected = [[first, num_rows, 1, split, splits] for first in indptr[:-1] for split in range(splits)]
     assert [row[:TILE_HEADER_WORDS] for row in found] == expected
 
 
@@ -71,7 +78,7 @@ def test_rows_without_lora_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_row_is_in_one_tile_and_every_page_in_one_item_of_it(seed: int) -> None:
+def test_every_row_is_in_one_tile_and_every_page_in_one_rank_block_of_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 2 + 40 * (seed % 2), rng.integers(1, 20))
     indptr = [0, *np.cumsum(lengths).tolist()]
@@ -81,13 +88,13 @@ def test_every_row_is_in_one_tile_and_every_page_in_one_item_of_it(seed: int) ->
     pages_of_row = [pages[i] for i, (start, end) in enumerate(pairwise(indptr)) for _ in range(start, end)]
     pages_of_row += [[] for _ in range(shape.max_rows - indptr[-1])]
     seen: list[int] = []
-    for first, rows, num_items, own in tiles(shape, words):
+    for first, rows, num_rank_blocks, own in tiles(shape, words):
         assert 1 <= rows <= TILE_ROWS
         assert all(pages_of_row[row] == own for row in range(first, first + rows))
-        assert [item[3:] for item in items(shape, words) if item[:2] == [first, rows]] == [
+        assert [block[RankBlockField.PAGES :] for block in rank_blocks(shape, words) if block[:2] == [first, rows]] == [
             [*own[i : i + 2], -1][:2] for i in range(0, len(own), 2)
         ]
-        assert num_items == -(-len(own) // ITEM_PAGES)
+        assert num_rank_blocks == -(-len(own) // BLOCK_PAGES)
         seen += range(first, first + rows)
     assert sorted(seen) == list(range(shape.max_rows))
 
@@ -97,7 +104,7 @@ def test_nothing_of_an_earlier_step_stays() -> None:
     words = fill(shape, [0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 4)
     shape.fill(words, [0, 4], [[]])
     assert tiles(shape, words) == [(0, 4, 0, [])]
-    assert items(shape, words) == []
+    assert rank_blocks(shape, words) == []
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def check_close(actual: Tensor, expected: Tensor) -> None:
 def check_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
     # Rows of a wider buffer: the rows' strides differ.
     x, weight = normal(shape[0], shape[1] + 3, dtype=dtype)[:, : shape[1]], normal(shape[1], dtype=dtype)
-    for chained in (False, True):
+    for pdl in (False, True):
         out = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
-        rms_norm(out, x, weight, EPS, chained=chained)
+        rms_norm(out, x, weight, EPS, pdl=pdl)
         check_close(out, expected_norm(x, weight))
 
 
@@ -42,9 +42,9 @@ def check_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, delta_dtype: 
     x, residual, weight = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype), normal(shape[1], dtype=dtype)
     delta = normal(*shape, dtype=delta_dtype) if delta_dtype else None
     total = residual.double() + x.double() + (0 if delta is None else delta.double())
-    for chained in (False, True):
+    for pdl in (False, True):
         out, added = x.clone(), residual.clone()
-        add_rms_norm(out, out, added, weight, EPS, delta, chained=chained)
+        add_rms_norm(out, out, added, weight, EPS, delta, pdl=pdl)
         torch.testing.assert_close(added.double(), total, rtol=torch.finfo(dtype).eps, atol=1e-5)
         check_close(out, expected_norm(added, weight))
 
@@ -61,9 +61,9 @@ def test_add_rms_norm_over_x(delta_dtype: torch.dtype | None, dtype: torch.dtype
     check_add_rms_norm((3, 70), dtype, delta_dtype)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_add_rms_norm_of_parts(parts: int) -> None:
-    x, residual = torch.randn(parts, 4, 70, device=DEVICE), normal(4, 70, dtype=torch.float16)
+@pytest.mark.parametrize("splits", [1, 2, 3])
+def test_add_rms_norm_of_partial_sums(splits: int) -> None:
+    x, residual = torch.randn(splits, 4, 70, device=DEVICE), normal(4, 70, dtype=torch.float16)
     weight, out, added = normal(70, dtype=torch.float16), torch.empty_like(residual), residual.clone()
     add_rms_norm(out, x, added, weight, EPS)
     torch.testing.assert_close(added.double(), residual.double() + x.double().sum(0), rtol=1e-3, atol=1e-5)

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels import paged_attention as public
-from punica_kernels.attention_spans import AttentionShape
+from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.gpu import paged_attention as triton
-from punica_kernels.paged_attention import AttentionWorkspace
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Relative Frobenius error: half precision rounds the probabilities and the result. The interpreter multiplies
@@ -43,10 +42,10 @@ class Case:
     def run(self, attend: Callable[..., None]) -> Tensor:
         """A poisoned `out` after the call."""
         out = torch.full_like(self.q, torch.nan)
-        attend(out, self.q, self.keys, self.values, self.pages, self.spans(), self.shape, self.workspace, SCALE)
+        attend(out, self.q, self.keys, self.values, self.pages, self.tiles(), self.shape, self.workspace, SCALE)
         return out
 
-    def spans(self) -> Tensor:
+    def tiles(self) -> Tensor:
         """The table of the requests, where the kernel reads it."""
         contexts, rows = zip(*self.requests, strict=True)
         words = np.zeros(self.shape.num_words, dtype=np.int32)
@@ -54,8 +53,8 @@ class Case:
         return torch.from_numpy(words).to(self.q.device)
 
     def divide(self, num_programs: int) -> None:
-        """Makes parts of a few tokens."""
-        self.shape = replace(self.shape, num_programs=num_programs, min_part_tokens=3)
+        """Makes splits of a few tokens."""
+        self.shape = replace(self.shape, num_programs=num_programs, min_split_tokens=3)
         self.workspace = AttentionWorkspace.of([self.shape], self.q.shape[2], self.q.device)
 
     def expected(self) -> Tensor:
@@ -177,22 +176,22 @@ def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("out", torch.zeros(3, 4, 5)), ("spans", torch.zeros(8, dtype=torch.int32))]
+    ("argument", "value"), [("out", torch.zeros(3, 4, 5)), ("tiles", torch.zeros(8, dtype=torch.int32))]
 )
 def test_what_a_call_writes_and_its_table_must_fit_too(argument: str, value: Tensor) -> None:
     case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
-    arguments = {"out": torch.zeros_like(case.q), "spans": case.spans(), argument: value}
+    arguments = {"out": torch.zeros_like(case.q), "tiles": case.tiles(), argument: value}
     others = (case.q, case.keys, case.values, case.pages)
     with pytest.raises(ValueError, match=f"^{argument} must be .*, got {re.escape(str(list(value.shape)))}$"):
-        public.paged_attention(arguments["out"], *others, arguments["spans"], case.shape, case.workspace, SCALE)
+        public.paged_attention(arguments["out"], *others, arguments["tiles"], case.shape, case.workspace, SCALE)
 
 
-@pytest.mark.parametrize("part", ["values", "sums", "counts"])
-def test_a_workspace_made_for_less_is_refused(part: str) -> None:
+@pytest.mark.parametrize("name", ["acc", "m_and_l", "counts"])
+def test_a_workspace_made_for_less_is_refused(name: str) -> None:
     case = make_case(4, 2, 4, 4, torch.float32, [(5, 3)], device=torch.device("cpu"))
-    enough = getattr(case.workspace, part)
-    case.workspace = replace(case.workspace, **{part: enough[..., :-1]})
-    with pytest.raises(ValueError, match=f"^workspace must have {part} of {enough.numel()} or more, got"):
+    enough = getattr(case.workspace, name)
+    case.workspace = replace(case.workspace, **{name: enough[..., :-1]})
+    with pytest.raises(ValueError, match=f"^workspace must have {name} of {enough.numel()} or more, got"):
         case.run(public.paged_attention)
 
 
@@ -221,15 +220,15 @@ def test_the_same_bits_whichever_program_merges() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with() -> None:
     case = make_case(8, 2, 80, 16, torch.float32, [(100, 1), (35, 1), (900, 1)])
-    out, spans = torch.full_like(case.q, torch.nan), case.spans()
-    arguments = (out, case.q, case.keys, case.values, case.pages, spans, case.shape, case.workspace, SCALE)
+    out, tiles = torch.full_like(case.q, torch.nan), case.tiles()
+    arguments = (out, case.q, case.keys, case.values, case.pages, tiles, case.shape, case.workspace, SCALE)
     triton.paged_attention(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         triton.paged_attention(*arguments)
     for contexts in ([7, 0, 450], [99, 3, 1]):
         case.requests = [(context, 1) for context in contexts]
-        spans.copy_(case.spans())
+        tiles.copy_(case.tiles())
         case.q.normal_()
         out.fill_(torch.nan)
         graph.replay()

@@ -38,12 +38,12 @@ def test_rotation_is_transformers(heads: int, kv_heads: int, head_dim: int, dtyp
     inv_freq = 1.0 / THETA ** (torch.arange(0, head_dim, 2) / head_dim)
     tables = rotary_tables(inv_freq, 512)
     pool = torch.full((5, 2, 2, PAGE_SIZE, kv_heads, head_dim), torch.nan, dtype=dtype)
-    slots = torch.randperm(5 * PAGE_SIZE)[:9]
+    slot_mapping = torch.randperm(5 * PAGE_SIZE)[:9]
     rotated = torch.empty_like(q)
-    rotary_append(rotated, qkv, positions, *tables, pool[:, 1, 0], pool[:, 1, 1], slots)
+    rotary_append(rotated, qkv, positions, *tables, pool[:, 1, 0], pool[:, 1, 1], slot_mapping)
 
     torch.testing.assert_close(rotated, expected_q, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    cells = slots // PAGE_SIZE, slots % PAGE_SIZE
+    cells = slot_mapping // PAGE_SIZE, slot_mapping % PAGE_SIZE
     torch.testing.assert_close(pool[:, 1, 0][cells], expected_k, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
     assert torch.equal(pool[:, 1, 1][cells], v)
     assert int(pool.isfinite().sum()) == 2 * 9 * kv_heads * head_dim
@@ -60,7 +60,7 @@ def make_arguments(**replaced: Tensor) -> dict[str, Any]:
         "sin": sin,
         "keys": torch.full((2, PAGE_SIZE, 1, 4), torch.nan),
         "values": torch.full((2, PAGE_SIZE, 1, 4), torch.nan),
-        "slots": torch.tensor([5, -1, 0]),
+        "slot_mapping": torch.tensor([5, -1, 0]),
         **replaced,
     }
 
@@ -93,7 +93,7 @@ def test_delta_is_added_first(dtype: torch.dtype) -> None:
         ("sin", torch.zeros(7, 2)),
         ("keys", torch.zeros(2, PAGE_SIZE, 1, 8)),
         ("values", torch.zeros(2, PAGE_SIZE, 2, 4)),
-        ("slots", torch.zeros(4, dtype=torch.int64)),
+        ("slot_mapping", torch.zeros(4, dtype=torch.int64)),
         ("delta", torch.zeros(3, 8)),
     ],
 )

@@ -29,24 +29,24 @@ def check(
     cos, sin = rotary_tables(1e4 ** -(torch.arange(0, head_dim, 2, device=DEVICE) / head_dim), MAX_POSITION)
     positions = torch.randint(0, MAX_POSITION, (num_rows,), device=DEVICE)
     num_pages = num_rows + 2
-    slots = torch.randperm(num_pages * PAGE_SIZE, device=DEVICE)[:num_rows].to(torch.int32)
-    slots[num_rows // 2] = -1
+    slot_mapping = torch.randperm(num_pages * PAGE_SIZE, device=DEVICE)[:num_rows].to(torch.int32)
+    slot_mapping[num_rows // 2] = -1
 
     total = (qkv.double() + (0 if delta is None else delta.double())).view(num_rows, -1, head_dim)
     q, k, v = total.split((heads, kv_heads, kv_heads), dim=1)
     row_cos, row_sin = cos.double()[positions][:, None], sin.double()[positions][:, None]
     expected_pool = torch.full((num_pages, 2, 2, PAGE_SIZE, kv_heads, head_dim), torch.nan, device=DEVICE).double()
-    kept = (slots >= 0).nonzero().squeeze(1)
-    pages, offsets = slots[kept].long() // PAGE_SIZE, slots[kept].long() % PAGE_SIZE
+    kept = (slot_mapping >= 0).nonzero().squeeze(1)
+    pages, offsets = slot_mapping[kept].long() // PAGE_SIZE, slot_mapping[kept].long() % PAGE_SIZE
     expected_pool[pages, 1, 0, offsets] = rotate(k, row_cos, row_sin)[kept]
     expected_pool[pages, 1, 1, offsets] = v[kept]
 
-    for index_dtype, chained in ((torch.int64, False), (torch.int32, True)):
+    for index_dtype, pdl in ((torch.int64, False), (torch.int32, True)):
         q_out = torch.full((num_rows, heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
         pool = torch.full(expected_pool.shape, torch.nan, dtype=dtype, device=DEVICE)
         keys, values = pool[:, 1, 0], pool[:, 1, 1]
-        where = (positions.to(index_dtype), cos, sin, keys, values, slots.to(index_dtype))
-        rotary_append(q_out, qkv, *where, delta, chained=chained)
+        where = (positions.to(index_dtype), cos, sin, keys, values, slot_mapping.to(index_dtype))
+        rotary_append(q_out, qkv, *where, delta, pdl=pdl)
         atol = GPU_TOLERANCES[dtype]
         torch.testing.assert_close(q_out.double(), rotate(q, row_cos, row_sin), rtol=atol, atol=atol)
         torch.testing.assert_close(pool.double(), expected_pool, rtol=atol, atol=atol, equal_nan=True)
@@ -90,8 +90,8 @@ def test_a_pool_of_more_elements_than_32_bits_count() -> None:
     qkv = torch.randn(1, 3 * kv_heads * head_dim, device=DEVICE).to(torch.bfloat16)
     cos, sin = rotary_tables(torch.ones(head_dim // 2, device=DEVICE), 1)
     q_out = torch.empty(1, kv_heads, head_dim, dtype=torch.bfloat16, device=DEVICE)
-    slots = torch.tensor([num_pages * page_size - 1], device=DEVICE)
-    rotary_append(q_out, qkv, torch.zeros_like(slots), cos, sin, pool[:, 1, 0], pool[:, 1, 1], slots)
+    slot_mapping = torch.tensor([num_pages * page_size - 1], device=DEVICE)
+    rotary_append(q_out, qkv, torch.zeros_like(slot_mapping), cos, sin, pool[:, 1, 0], pool[:, 1, 1], slot_mapping)
     written = torch.stack((q_out[0], pool[-1, 1, 0, -1], pool[-1, 1, 1, -1]))
     assert torch.equal(written, qkv.view(3, kv_heads, head_dim))
     assert pool[-1, :, :, :-1].isnan().all() and pool[-1, 0].isnan().all()

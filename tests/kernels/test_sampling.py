@@ -13,8 +13,6 @@ from transformers.generation.logits_process import (
 )
 
 from punica_kernels.sampling import (
-    Filters,
-    SamplingRows,
     apply_penalties,
     filter_logits,
     gumbel_noise,
@@ -23,6 +21,7 @@ from punica_kernels.sampling import (
     sample,
     token_logprobs,
 )
+from punica_kernels.sampling_rows import Filters, SamplingRows
 
 INF = math.inf
 
@@ -109,7 +108,7 @@ def test_uniform_noise_is_open_and_even() -> None:
     ("temperature", "top_k", "top_p", "min_p"),
     [(1.0, 0, 1.0, 0.0), (0.5, 0, 1.0, 0.0), (2.0, 4, 1.0, 0.0), (1.0, 0, 0.7, 0.0), (1.0, 0, 1.0, 0.2)],
 )
-def test_draws_follow_the_filtered_softmax(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_samples_follow_the_filtered_softmax(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     num_draws = 20_000
     logits = torch.tensor([0.0, 1.5, -1.0, 2.0, 0.5, 1.0, -3.0])
     scaled = (logits / temperature)[None].clone()
@@ -159,7 +158,7 @@ def test_greedy_takes_the_lowest_of_equal_logits_and_leaves_the_logits() -> None
     assert torch.equal(logits, before)
 
 
-def test_an_impossible_token_is_never_drawn() -> None:
+def test_an_impossible_token_is_never_sampled() -> None:
     logits = torch.zeros(500, 8)
     logits[:, ::2] = -INF
     tokens = draw(logits, positions=torch.arange(500))
@@ -176,7 +175,7 @@ def test_a_row_that_is_not_finite_gives_no_token(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_draw_as_their_float32_copy(dtype: torch.dtype) -> None:
+def test_half_precision_logits_sample_like_their_float32_copy(dtype: torch.dtype) -> None:
     logits = torch.randn(50, 40).to(dtype)
     rows = torch.arange(0, 50, 3)
     filters = Filters(rows, torch.full((17,), 5), torch.full((17,), 0.9), torch.full((17,), 0.1))

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from device_waits import waits_are_errors
 from punica_kernels.gpu import sampling as gpu_sampling
-from punica_kernels.sampling import Filters, SamplingRows, filter_logits, philox_uniform, scale_logits
+from punica_kernels.sampling import filter_logits, philox_uniform
 from punica_kernels.sampling import sample as reference_sample
+from punica_kernels.sampling_rows import Filters, SamplingRows, scale_logits
 
 INF = math.inf
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,7 +69,7 @@ def check_best(tokens: Tensor, logits: Tensor, rows: SamplingRows, drawn: list[i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.usefixtures("small_blocks")
-def test_draws_are_the_references(dtype: torch.dtype) -> None:
+def test_samples_equal_the_reference(dtype: torch.dtype) -> None:
     logits = (torch.randn(6, 210, device=DEVICE) * 3).to(dtype)
     rows = make_rows([0.0, 1.0, 0.7, 1e30, 1e-3, 1.3])
     tokens = sample(logits, rows)
@@ -78,7 +79,7 @@ def test_draws_are_the_references(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_filtered_rows_draw_beside_others() -> None:
+def test_filtered_rows_sample_beside_others() -> None:
     logits = torch.randn(5, 130, device=DEVICE) * 2
     rows = make_rows([1.0, 0.0, 0.9, 1.5, 1.0], filters={0: (4, 1.0, 0.0), 2: (0, 0.4, 0.0), 4: (3, 0.8, 0.3)})
     check_best(sample(logits, rows), logits, rows, [0, 2, 3, 4])
@@ -122,7 +123,7 @@ def test_a_row_that_is_not_finite_gives_no_token() -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_impossible_token_is_never_drawn() -> None:
+def test_an_impossible_token_is_never_sampled() -> None:
     logits = torch.full((12, 140), -INF, device=DEVICE)
     logits[:, 100:103] = 0.0
     tokens = sample(logits, make_rows([1.0] * 12), masked=True).tolist()
@@ -161,7 +162,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_draws_for_other_rows_than_it_was_captured_with() -> None:
+def test_a_cuda_graph_samples_for_other_rows_than_it_was_captured_with() -> None:
     logits, rows = torch.randn(32, 32000, device=DEVICE), make_rows([0.0] * 16 + [1.0] * 16)
     sample(logits, rows)
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""What the compiler makes of SGMV for an H200, where there need not be one: layouts decide how fast it is."""
+"""The code that the compiler makes of SGMV for an H200, without one: its layouts decide the speed."""
 
 import os
 import subprocess

@@ -49,10 +49,10 @@ class Case:
         add_lora(y, self.x, self.a_pages, self.b_pages, self.out_offsets, self.table, self.v)
         return y
 
-    def delta(self, *, chained: bool = False) -> Tensor:
+    def delta(self, *, pdl: bool = False) -> Tensor:
         delta = torch.full_like(self.y, torch.nan)
-        shrink(self.v, self.x, self.a_pages, self.table, chained=chained)
-        expand(delta, self.v, self.b_pages, self.out_offsets, self.table, accumulate=False, chained=chained)
+        shrink(self.v, self.x, self.a_pages, self.table, pdl=pdl)
+        expand(delta, self.v, self.b_pages, self.out_offsets, self.table, accumulate=False, pdl=pdl)
         return delta
 
     def added_again(self) -> Tensor:
@@ -108,11 +108,11 @@ def test_ranks(make_case: MakeCase, relative_error: RelativeError, rank: int) ->
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
-def test_rows_of_every_number_of_items(make_case: MakeCase, relative_error: RelativeError) -> None:
-    """1, 2, 3 or 4 items of a row of outputs this wide are multiplied at once, and 5 to 8 in two turns."""
+def test_rows_of_every_number_of_rank_blocks(make_case: MakeCase, relative_error: RelativeError) -> None:
+    """For outputs this wide, a row multiplies 1 to 4 rank blocks at once, and 5 to 8 in two turns."""
     ranks = list(range(16, 129, 16))
     case = make_case([1] * len(ranks), ranks, slice_widths=(128, 72))
-    assert expand_config(case.table.shape, 2, 128).row_powers == 3
+    assert expand_config(case.table.shape, 2, 128).log2_blocks == 2
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
@@ -127,10 +127,10 @@ def test_odd_widths(
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
-def test_more_items_than_programs(make_case: MakeCase, relative_error: RelativeError) -> None:
+def test_more_rank_blocks_than_programs(make_case: MakeCase, relative_error: RelativeError) -> None:
     case = make_case([1, 1], [128, 128])
     shape = case.table.shape
-    assert 2 * shape.max_tile_items > shrink_config(shape, case.x.shape[1], 1).item_programs
+    assert 2 * shape.max_tile_rank_blocks > shrink_config(shape, case.x.shape[1], 1).rank_block_programs
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
@@ -220,13 +220,13 @@ def test_model_widths(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("h_in", "slice_widths"), [(11008, (4096,)), (4096, (11008, 11008)), (13824, (5120,))])
-def test_other_widths_chained(
+def test_other_widths_with_pdl(
     make_case: MakeCase, relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...]
 ) -> None:
     case = make_case([1] * 20 + [3, 9], mixed_ranks(22), dtype=torch.bfloat16, h_in=h_in, slice_widths=slice_widths)
     expected = case.expected_delta()
     for _ in range(5):
-        assert relative_error(case.delta(chained=True), expected) < GPU_TOLERANCES[torch.bfloat16]
+        assert relative_error(case.delta(pdl=True), expected) < GPU_TOLERANCES[torch.bfloat16]
         case.v.fill_(torch.nan)
 
 
@@ -256,7 +256,7 @@ def test_a_cuda_graph_serves_other_segments_than_it_was_captured_with(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [[0] * 64, [16] * 32 + [0] * 32])
-def test_chained_launches_overtake_no_reader_of_what_they_write(make_case: MakeCase, ranks: list[int]) -> None:
+def test_pdl_launches_wait_for_readers_of_what_they_write(make_case: MakeCase, ranks: list[int]) -> None:
     """A kernel that lets the next one start early reads y, which the pair behind it overwrites, with zeros too."""
     width = 11008
     case = make_case([1] * 64, ranks, dtype=torch.bfloat16, h_in=4096, slice_widths=(width, width))
@@ -265,9 +265,9 @@ def test_chained_launches_overtake_no_reader_of_what_they_write(make_case: MakeC
     expected = out.clone()
 
     def read_then_write() -> None:
-        silu_and_mul(out, y, chained=True)
-        shrink(case.v, case.x, case.a_pages, case.table, chained=True)
-        expand(y, case.v, case.b_pages, case.out_offsets, case.table, accumulate=False, chained=True)
+        silu_and_mul(out, y, pdl=True)
+        shrink(case.v, case.x, case.a_pages, case.table, pdl=True)
+        expand(y, case.v, case.b_pages, case.out_offsets, case.table, accumulate=False, pdl=True)
 
     read_then_write()
     graph = torch.cuda.CUDAGraph()

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from punica_serve.config import load_config, parse_config
+from punica_serve.config.cluster import load_config, parse_config
 
 KUBERNETES = Path(__file__).parents[2] / "kubernetes"
 OVERLAYS = ("demo", "production")

@@ -70,7 +70,7 @@ def test_a_frame_holds_any_number_of_messages(count: int) -> None:
 
 @pytest.mark.parametrize("token_id", [-1, 1 << 32])
 def test_a_token_id_that_does_not_fit_32_bits_is_a_protocol_error(token_id: int) -> None:
-    """The scheduler keeps them so."""
+    """The scheduler keeps token ids in such an array."""
     with pytest.raises(ProtocolError, match="no message of this direction"):
         Decoder(protocol.RunnerToScheduler)(encode(report((1,), (0,), (token_id,))))
 

@@ -64,7 +64,7 @@ def test_lengths_are_those_of_the_shared_workload() -> None:
 def test_the_shipped_workload_follows_its_rule() -> None:
     workload = shipped_workload()
     drawn = request_lengths(1000, seed=20231028)
-    # Seven of its 2000 lengths lie on the edge between two integers, and were rounded by another version of numpy.
+    # Seven of its 2000 lengths lie midway between two integers, where numpy versions round differently.
     for shipped, here in zip(workload.lengths, drawn, strict=True):
         assert abs(shipped.prompt - here.prompt) <= 1 and abs(shipped.output - here.output) <= 1
     assert sum(length.prompt for length in workload.lengths) == 159_999

@@ -1,4 +1,4 @@
-"""A worker without an engine. It answers every command with a report, and misbehaves as it is told.
+"""A worker without an engine. It answers every command with a report, and misbehaves on demand.
 
 Behaviours: "serve"; before READY: "hang", "die", "permanent" (failure), "grandchild" (dies while a child of its own
 holds its pipes); after it: "deaf" (ignores SIGTERM and the end of its pipe), "garbage" (sends no message), "stale"
@@ -106,7 +106,7 @@ def cached(uuid: str, message: Forget | AdapterFetched) -> AdaptersCached:
 
 
 def report(uuid: str, epoch: int, seq: int, counters: tuple[int, ...]) -> StepReport:
-    """Each of these assignments has got its first token, which is this process's id."""
+    """A report that gives each of these assignments its first token, which is this process's id."""
     return StepReport(
         gpu_uuid=uuid,
         epoch=epoch,

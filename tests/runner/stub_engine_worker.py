@@ -1,4 +1,4 @@
-"""The real worker's process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
+"""The real worker process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
 
 "idle": not at all. "slow-start": takes a minute to load. "lazy": never steps, though it could. "broken-step": raises
 in its first step. "stuck-step": hangs in its first step, deaf to signals. "stuck-read": raises in its first step too,
@@ -28,9 +28,9 @@ class Engine:
         self.has_runnable = device == "lazy"
         self.device = SimpleNamespace(type="cpu")
         if device == "stuck-step":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a call into C that does not return
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a call into C that does not return
         if device == "stuck-read":
-            threading.Thread(target=time.sleep, args=(60,)).start()  # the interpreter's own end waits for it
+            threading.Thread(target=time.sleep, args=(60,)).start()  # the interpreter's own shutdown waits for it
         if device.startswith("without "):
             name = device.removeprefix("without ")
             sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
@@ -43,7 +43,7 @@ class Engine:
             raise ZeroDivisionError("a bad step")
         if self.behaviour == "stuck-step":
             time.sleep(60)
-        nothing: dict[str, tuple[()]] = {"tokens": (), "finished": (), "failures": (), "starved": ()}
+        nothing: dict[str, tuple[()]] = {"tokens": (), "finished": (), "failures": (), "preempted": ()}
         return SimpleNamespace(has_run=False, batch_size=0, num_adapters=0, **nothing)
 
     def wait(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A host's disk over a cache that does as it is told."""
+"""A host's disk over a cache that the test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from waits import DEADLINE_S, until
 
 
 class _Cache:
-    """Answers a fetch with what the test has set for its digest, when it is set."""
+    """Answers a fetch once the test has set a result for its digest."""
 
     def __init__(self) -> None:
         self.digests = frozenset({"d2", "d1"})
@@ -65,17 +65,17 @@ async def test_a_fetch_that_hangs_delays_no_other(disk: HostDisk, cache: _Cache)
     assert answers.empty() and cache.calls[-1] == ("close", "")
 
 
-async def test_nobody_waits_too_long_and_the_next_one_finds_what_was_brought(cache: _Cache) -> None:
+async def test_a_worker_does_not_wait_too_long_and_the_next_fetch_finds_the_files(cache: _Cache) -> None:
     disk = HostDisk(cache, timeout_s=0.01)  # type: ignore[arg-type]
     answers: asyncio.Queue[AdapterFetched] = asyncio.Queue()
     async with asyncio.timeout(DEADLINE_S):
         disk.fetch(_ref("d1"), answers.put_nowait)
         late = await answers.get()
-        assert late.error is not None and "not give the adapter in time" in late.error.message
+        assert late.error is not None and "not deliver the adapter in time" in late.error.message
         assert not late.is_permanent
         cache.answer("d1").set_result(Path("/cache/d1"))
         num_fetches = 1
-        while late.folder is None:  # on a busy machine even that may take too long
+        while late.folder is None:  # on a busy machine that may take too long
             disk.fetch(_ref("d1"), answers.put_nowait)
             late, num_fetches = await answers.get(), num_fetches + 1
         assert late.folder == "/cache/d1"
@@ -84,7 +84,7 @@ async def test_nobody_waits_too_long_and_the_next_one_finds_what_was_brought(cac
     assert answers.empty()
 
 
-async def test_nobody_waits_for_a_store_that_is_away_until_it_has_answered_somebody(cache: _Cache) -> None:
+async def test_fetches_do_not_wait_for_a_store_that_is_down_until_it_answers(cache: _Cache) -> None:
     disk = HostDisk(cache, timeout_s=0.2)  # type: ignore[arg-type]
     answers: asyncio.Queue[AdapterFetched] = asyncio.Queue()
 
@@ -94,11 +94,11 @@ async def test_nobody_waits_for_a_store_that_is_away_until_it_has_answered_someb
 
     async with asyncio.timeout(DEADLINE_S):
         assert (await fetched("hangs")).error
-        disk._timeout_s = 600.0  # those that follow could wait, and do not
+        disk._timeout_s = 600.0  # the next fetches could wait, and don't
         for _ in range(3):
             assert (await fetched("hangs too")).error
         cache.answer("d1").set_result(Path("/cache/d1"))
-        assert (await fetched("d1")).folder == "/cache/d1", "what is on the disk needs no store"
+        assert (await fetched("d1")).folder == "/cache/d1", "an adapter on the disk needs no store"
         assert (await fetched("hangs too")).error
         assert cache.answers.keys() == {"hangs", "hangs too", "d1"}
         cache.answer("hangs").set_result(Path("/cache/hangs"))
@@ -133,13 +133,11 @@ async def test_a_fetch_that_fails_says_how(
         assert await answers.get() == AdapterFetched("d1", None, told, is_permanent)
 
 
-async def test_a_disk_that_can_t_forget_is_told_in_the_log(
-    disk: HostDisk, cache: _Cache, caplog: pytest.LogCaptureFixture
-) -> None:
-    disk.forget("d1")
+async def test_a_failed_eviction_is_logged(disk: HostDisk, cache: _Cache, caplog: pytest.LogCaptureFixture) -> None:
+    disk.evict("d1")
     await until(lambda: caplog.records)
     assert cache.calls == [("forget", "d1")] and "d1 can't be removed" in caplog.text
 
 
-async def test_its_holdings_are_what_has_come(disk: HostDisk) -> None:
+async def test_its_holdings_are_the_fetched_adapters(disk: HostDisk) -> None:
     assert disk.holdings() == AdaptersCached(None, ("d1", "d2"), ())

@@ -1,4 +1,4 @@
-"""New versions of an adapter under load: nothing of an old one stays behind its last request."""
+"""New versions of an adapter under load: an old version leaves nothing behind after its last request."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from punica_runner.step_loop import Command, StepLoop
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import EngineConfig
+from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
-from punica_serve.lora_layout import LORA_GROUPS
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import (
     AdapterRef,
     AdaptersCached,
@@ -32,15 +32,15 @@ from punica_serve.protocol import (
 )
 
 NUM_VERSIONS = 200
-#: After so many, whatever is allocated once has been.
+#: Versions after which all one-time allocations have been made.
 NUM_WARMUP = 60
-#: An adapter is 0.3 MB; so much in all versions after the warm-up would be 40 MB.
+#: An adapter has 0.3 MB, so all versions after the warm-up would be 40 MB.
 MAX_GROWTH_BYTES = 10 << 20
 RANK = 64
 
 
 class _Worker:
-    """The step loop over a real engine; the store is a folder that only fetches know."""
+    """The step loop over a real engine; fetches read from a folder in place of the store."""
 
     def __init__(self, model: Path, device: str) -> None:
         config = EngineConfig(
@@ -56,7 +56,7 @@ class _Worker:
         self.engine = Engine(config, device, self._fetch)
         self.loop = StepLoop(self.engine, "gpu")
         self._seqs = count(1)
-        #: Assignment -> how many tokens it has.
+        #: Assignment -> its number of tokens.
         self.num_tokens: dict[int, int] = {}
         self.cached: set[str] = set()
 
@@ -66,7 +66,7 @@ class _Worker:
         return future
 
     def start(self, *requests: tuple[AdapterRef, int]) -> list[int]:
-        """Requests of so many tokens each, all in one turn; their assignments."""
+        """Starts requests of so many tokens each in one turn; returns their assignments."""
         commands = [self._start(ref, num_tokens) for ref, num_tokens in requests]
         self.num_tokens |= {command.seq: 0 for command in commands}
         self.turn(commands)
@@ -121,7 +121,7 @@ def register(worker: _Worker, tiny_model: ModelConfig, tmp_path: Path) -> Callab
     def register() -> AdapterRef:
         folder = tmp_path / str(next(seeds))
         write_random_adapter(folder, tiny_model, rank=RANK, seed=int(folder.name), scale=0.5)
-        ref = read_adapter(folder, tiny_model).ref
+        ref = read_adapter(folder, tiny_model)
         worker.folders[ref.digest] = folder
         return replace(ref, uri=f"s3://bucket/{ref.digest}")
 
@@ -135,7 +135,7 @@ def _resident_bytes() -> int:
 
 @pytest.mark.slow
 def test_two_hundred_reloads_leave_no_memory_behind(worker: _Worker, register: Callable[[], AdapterRef]) -> None:
-    """Beside two adapters that never change. A request of the old version still runs when it is forgotten."""
+    """Two other adapters never change. A request of the old version still runs when that is evicted."""
     steady = [register(), register()]
     old, (old_request,) = steady[0], worker.start((steady[0], 200))
     used: set[tuple[int, ...]] = set()
@@ -172,7 +172,7 @@ def _free_lora_pages(engine: Engine) -> Iterator[int]:
 def test_while_the_store_hangs_for_one_adapter_others_go_on(
     worker: _Worker, register: Callable[[], AdapterRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are here, those that come from the disk, and those that the store still gives."""
+    """Adapters on the GPU, on the disk, and those that the store still has."""
     here, fetched, hanging = register(), register(), register()
     local = replace(register(), uri=str(list(worker.folders.values())[-1]))
     worker.start((here, 1))

@@ -1,4 +1,4 @@
-"""Files of adapters, as a worker asks its supervisor for them."""
+"""How a worker asks its supervisor for adapters' files."""
 
 import os
 import threading

@@ -84,7 +84,7 @@ async def test_a_frame_cut_short_is_an_end() -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x03abc"])
-async def test_what_can_not_be_a_frame_is_refused_at_both_ends(wrong: bytes) -> None:
+async def test_an_invalid_frame_is_refused_at_both_ends(wrong: bytes) -> None:
     async with pipe_pair() as (supervisor, worker):
         worker._write.write(wrong)
         with pytest.raises(ProtocolError):
@@ -96,7 +96,7 @@ async def test_what_can_not_be_a_frame_is_refused_at_both_ends(wrong: bytes) -> 
 
 async def test_a_message_too_long_is_refused_where_it_is_made(small_frames: None) -> None:
     async with pipe_pair() as (supervisor, worker):
-        with pytest.raises(ProtocolError, match="longer than the 1000 that a pipe takes"):
+        with pytest.raises(ProtocolError, match="longer than the limit of 1000"):
             worker.send(failed("x" * 2000))
         worker.send(failed("short"))
         assert (await anext(supervisor)).error.message == "short"

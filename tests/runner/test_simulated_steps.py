@@ -9,10 +9,10 @@ import pytest
 from punica_runner import simulated_steps
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, run_worker
-from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from punica_serve.shapes import shape_folder, shape_of
-from punica_serve.simulation.config import SimulationConfig
 from punica_serve.simulation.tokens import token_at
 from waits import DEADLINE_S
 
@@ -84,7 +84,7 @@ async def test_a_simulated_gpu_must_be_given_a_size() -> None:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The sleeps of a clock whose time passes by sleeping alone, and each 1 ms too long."""
+    """Records sleeps. Only they advance the time, each by 1 ms too much."""
     sleeps: list[float] = []
     now = 100.0
 

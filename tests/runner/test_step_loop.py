@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from punica_runner.step_loop import StepLoop
-from punica_serve.engine.host_cache import HostCache
-from punica_serve.engine.packing import PackedAdapter
-from punica_serve.engine.pinned_memory import HostMemory
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.errors import InvalidRequest, RequestFailed
 from punica_serve.protocol import (
@@ -31,14 +31,14 @@ BAD = RequestFailed("bad bytes")
 
 @dataclass
 class ScriptedEngine:
-    """Does nothing but give the outputs that it was told to, and remember its calls."""
+    """Returns the outputs that a test sets, and records its calls."""
 
     outputs: list[StepOutput] = field(default_factory=list)
     resident_adapters: tuple[str, ...] = ()
     num_free_kv_pages: int = 9
     calls: list[tuple[str, str]] = field(default_factory=list)
     rejects: bool = False
-    #: Left in the engine by mistake.
+    #: Requests left in the engine by mistake.
     num_requests: int = 0
     host_cache: HostCache = field(default_factory=lambda: HostCache(HostMemory(1 << 20)))
 
@@ -51,7 +51,7 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         self.calls.append(("cancel", request_id))
 
-    def warm(self, ref: AdapterRef, *, pin: bool | None) -> None:
+    def prefetch(self, ref: AdapterRef, *, pin: bool | None) -> None:
         self.calls.append((f"warm {pin}", ref.digest))
 
     def forget(self, digest: str) -> None:
@@ -108,7 +108,7 @@ def test_an_idle_turn_has_nothing_to_tell_or_to_do(loop: StepLoop) -> None:
     assert turn(loop) == ([], False)
 
 
-def test_tokens_are_told_by_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [ran(("b", 0, 11), ("a", 4, 12))]
     loop.apply([start(1, "a"), start(2, "b")])
     reports, has_run = loop.step()
@@ -148,7 +148,7 @@ def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: Scripted
     assert len(engine.outputs) == 1
 
 
-def test_the_end_of_the_batch_is_told_once(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_the_end_of_the_batch_is_reported_once(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     assert last_report(loop, start(1)).batch_size == 1
     (acknowledged,) = loop.apply([stop(2, 1)])
@@ -162,7 +162,7 @@ def test_commands_applied_without_a_step_are_acknowledged(loop: StepLoop) -> Non
     assert (report.applied_seq, report.batch_size, report.step) == (3, 0, 0)
 
 
-def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
+def test_a_finished_assignment_is_reported_after_its_tokens_and_then_dropped(
     loop: StepLoop, engine: ScriptedEngine
 ) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
@@ -172,7 +172,7 @@ def test_a_finished_assignment_is_told_after_its_tokens_and_then_forgotten(
     assert ("cancel", "a") not in engine.calls, "the late stop reached nobody"
 
 
-def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_a_request_that_starts_again_belongs_to_its_newest_assignment(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [StepOutput(), ran(("a", 0, 5))]
     last_report(loop, start(1, "a"))
     report = last_report(loop, start(2, "a"), stop(3, 1))
@@ -180,7 +180,7 @@ def test_a_request_that_comes_again_belongs_to_its_newest_assignment(loop: StepL
     assert report.counters == (2,)
 
 
-def test_the_resident_adapters_are_told_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_the_resident_adapters_are_reported_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
     assert last_report(loop, start(1)).resident is None
     engine.resident_adapters = ("d1",)
     assert last_report(loop).resident == ("d1",)
@@ -198,7 +198,7 @@ def test_a_reset_drops_all_and_tells_all_again_in_its_epoch(loop: StepLoop, engi
     assert last_report(loop, start(1, "a")).epoch == 4
 
 
-def test_failed_loads_are_told_per_cause_before_the_step(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_failed_loads_are_reported_by_cause_before_the_step(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [
         StepOutput(),
         ran(
@@ -220,8 +220,8 @@ def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: Sc
     assert isinstance(report, StepReport) and report.batch_size == 0
 
 
-def test_starved_assignments_are_told_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:
-    engine.outputs = [StepOutput(), StepOutput(starved=("a",)), ran(("a", 0, 5))]
+def test_preempted_assignments_are_reported_and_stay(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.outputs = [StepOutput(), StepOutput(preempted=("a",)), ran(("a", 0, 5))]
     turn(loop, start(1, "a"))
     assert last_report(loop).starved == (1,)
     assert last_report(loop).counters == (1,)
@@ -251,7 +251,7 @@ def test_a_request_that_is_left_over_ends_the_worker(loop: StepLoop, engine: Scr
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     turn(loop, start(1))
     engine.num_requests = 1
-    with pytest.raises(AssertionError, match="nobody assigned"):
+    with pytest.raises(AssertionError, match="requests without assignments"):
         turn(loop)
 
 
@@ -274,7 +274,7 @@ def cache(engine: ScriptedEngine, digest: str) -> None:
     engine.host_cache.release(engine.host_cache.make(digest, 100, lambda _: PackedAdapter({})))
 
 
-def test_what_comes_to_host_memory_and_leaves_it_is_told_once(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_changes_of_host_memory_are_reported_once(loop: StepLoop, engine: ScriptedEngine) -> None:
     cache(engine, "d1")
     cache(engine, "d2")
     assert turn(loop) == ([AdaptersCached("gpu", ("d1", "d2"), ())], False)
@@ -283,12 +283,12 @@ def test_what_comes_to_host_memory_and_leaves_it_is_told_once(loop: StepLoop, en
     assert turn(loop) == ([AdaptersCached("gpu", (), ("d1",))], False)
 
 
-def test_after_a_reset_all_that_is_in_host_memory_is_told_again(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_after_a_reset_all_of_host_memory_is_reported_again(loop: StepLoop, engine: ScriptedEngine) -> None:
     for digest in ("d1", "d2", "d3"):
         cache(engine, digest)
     turn(loop)
     engine.host_cache.forget("d2")
     reports, _ = turn(loop, Reset(1))
-    # The scheduler may hear only now, after the GPU has joined again, that d2 had come.
+    # The scheduler may hear only now, after the GPU has joined again, that d2 had been added.
     assert reports[1:] == [AdaptersCached("gpu", ("d1", "d3"), ("d2",))]
     assert turn(loop) == ([], False)

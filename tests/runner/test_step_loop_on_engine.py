@@ -1,10 +1,10 @@
-"""The step loop over the real engine, where memory is short."""
+"""The step loop over the real engine when memory is short."""
 
 from collections import defaultdict
 from pathlib import Path
 
 from punica_runner.step_loop import StepLoop
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 

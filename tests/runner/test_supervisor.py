@@ -9,7 +9,7 @@ import pytest
 from process_tree import is_alive
 from punica_runner import supervisor
 from punica_serve.errors import ConfigError
-from punica_serve.logs import LogFormat
+from punica_serve.process.logs import LogFormat
 from punica_serve.protocol import GpuJoined, RunnerHello, StepReport
 from supervised import FakeScheduler, config, running, start
 from waits import DEADLINE_S, until

@@ -25,7 +25,7 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def store() -> Iterator[fsspec.AbstractFileSystem]:
-    """Files in this process, in which the supervisor runs."""
+    """A store in the memory of this process, in which the supervisor runs."""
     filesystem = fsspec.filesystem("memory")
     yield filesystem
     filesystem.store.clear()
@@ -33,7 +33,7 @@ def store() -> Iterator[fsspec.AbstractFileSystem]:
 
 
 def stored(filesystem: fsspec.AbstractFileSystem, name: str) -> AdapterRef:
-    """An adapter as far as a supervisor knows one: two files and their digest."""
+    """The part of an adapter that a supervisor knows: two files and their digest."""
     config, weights = b"{}", name.encode()
     filesystem.pipe({f"/store/{name}/adapter_config.json": config, f"/store/{name}/adapter_model.safetensors": weights})
     digests = hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()
@@ -68,7 +68,7 @@ async def test_workers_get_files_from_the_host_s_disk_and_the_scheduler_hears_of
     assert ref.digest not in os.listdir(data_folder / "cache")
 
 
-async def test_what_is_on_the_disk_outlives_the_runner(
+async def test_the_disks_adapters_outlive_the_runner(
     scheduler: FakeScheduler, fake_worker: FakeWorker, store: fsspec.AbstractFileSystem
 ) -> None:
     ref = stored(store, "a")
@@ -82,7 +82,7 @@ async def test_what_is_on_the_disk_outlives_the_runner(
     assert told(scheduler, None) == [AdaptersCached(None, (ref.digest,))]
 
 
-async def test_a_fetch_that_fails_is_told_to_the_worker(
+async def test_a_failed_fetch_is_reported_to_the_worker(
     scheduler: FakeScheduler, fake_worker: FakeWorker, store: fsspec.AbstractFileSystem
 ) -> None:
     ref = stored(store, "a")
@@ -98,5 +98,5 @@ async def test_a_fetch_that_fails_is_told_to_the_worker(
 
 def test_a_data_folder_that_can_t_be_had_is_a_config_error(data_folder: Path) -> None:
     data_folder.write_text("no folder")
-    with pytest.raises(ConfigError, match=r"`data_folder`: adapters can't be kept in .*; name another one"):
+    with pytest.raises(ConfigError, match=r"`data_folder`: adapters can't be stored in .*; set another folder"):
         Supervisor(config())

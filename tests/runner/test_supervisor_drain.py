@@ -1,4 +1,4 @@
-"""Runners that are to stop, and let the scheduler move their requests first."""
+"""Runners that drain: the scheduler moves their requests before they stop."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from process_tree import is_alive
-from punica_serve.process import Drain
+from punica_serve.process.run import Drain
 from punica_serve.protocol import DrainRunner, GpuJoined, GpuLost, RunnerDrained
 from supervised import FakeScheduler, running, start
 from waits import DEADLINE_S, until

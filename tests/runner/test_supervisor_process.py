@@ -1,4 +1,4 @@
-"""Supervisors as processes of their own: killed and stopped."""
+"""Supervisor processes that are killed or stopped."""
 
 import asyncio
 import signal
@@ -24,7 +24,7 @@ def supervisor_script(folder: Path, scheduler: FakeScheduler, worker: list[str])
         textwrap.dedent(f"""
             import asyncio
             from punica_runner import supervisor
-            from punica_serve.config import ClusterConfig
+            from punica_serve.config.cluster import ClusterConfig
             config = ClusterConfig.model_validate_json({config().model_dump_json()!r})
             asyncio.run(supervisor.serve(config, {TOKEN!r}, runner_id="host", scheduler_url={scheduler.url!r},
                                          worker_command=lambda index: {worker!r}))
@@ -35,7 +35,7 @@ def supervisor_script(folder: Path, scheduler: FakeScheduler, worker: list[str])
 
 @asynccontextmanager
 async def busy_supervisor(scheduler: FakeScheduler, fake_worker: FakeWorker, folder: Path) -> AsyncIterator[Process]:
-    """A supervisor's process whose worker has said something of a request. It is killed on the way out."""
+    """A supervisor process whose worker has reported a token. It is killed at the end."""
     process = await asyncio.create_subprocess_exec(*supervisor_script(folder, scheduler, fake_worker("CPU-a")))
     try:
         await until(lambda: scheduler.all(GpuJoined))

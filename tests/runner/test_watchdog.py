@@ -3,12 +3,12 @@ from punica_serve.protocol import Pong
 
 
 def watchdog() -> Watchdog:
-    """Four pings in its patience for silence, eight in that for steps."""
+    """Its silence timeout is four pings, its step timeout eight."""
     return Watchdog(silence_timeout_s=4.0, step_timeout_s=8.0)
 
 
 def verdicts(watchdog: Watchdog, num_pings: int, *, turns: list[int] | None = None) -> list[str | None]:
-    """Its verdicts before so many pings, all answered with these numbers of turns, or none answered."""
+    """Its verdicts before so many pings, answered with these numbers of turns, or not answered."""
     told = []
     for index in range(num_pings):
         told.append(watchdog.verdict())
@@ -37,7 +37,7 @@ def test_late_answers_are_answers() -> None:
     assert verdicts(dog, 4) == [None] * 4
 
 
-def test_a_worker_whose_loop_stands_still_is_given_up_when_it_has_for_long_enough() -> None:
+def test_a_worker_whose_step_loop_stalls_is_killed_after_the_timeout() -> None:
     told = verdicts(watchdog(), 11, turns=[7] * 11)
     assert told == [None] * 10 + ["it has made no step for 8 s, though a request could run"]
 

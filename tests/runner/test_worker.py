@@ -13,7 +13,7 @@ import pytest
 from process_tree import is_alive
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
-from punica_serve.config import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -47,7 +47,7 @@ def start(seq: int, prompt_ids: tuple[int, ...], **sampling: Any) -> StartReques
 
 
 async def test_the_real_worker_runs_requests_and_frees_their_pages(make_llama: Callable[..., Path]) -> None:
-    """One start of a worker for all of it, for each imports torch. The third request would go on for many seconds."""
+    """One worker for all checks, because each start imports torch. The third request would take many seconds."""
     model = make_llama(max_position_embeddings=8_192)
     tokens: dict[int, list[int]] = {counter: [] for counter in (1, 2, 3, 4)}
     finished: dict[int, str] = {}
@@ -92,7 +92,7 @@ async def test_a_model_that_is_not_there_is_a_permanent_failure(tmp_path: Path) 
 
 
 def stub(behaviour: str, index: int = 0) -> Sequence[str]:
-    """The device tells the stub what to do."""
+    """The name of the device selects the stub's behaviour."""
     real = list(command(Path("none"), index=index))
     real[real.index("--device") + 1] = behaviour
     return (sys.executable, "-P", str(STUB), *real[4:])
@@ -107,10 +107,10 @@ async def test_a_cpu_has_a_name_of_its_own_that_outlives_the_process() -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["broken-step", "stuck-read"])
-async def test_an_error_in_a_step_is_told_at_once_with_its_traceback_on_stderr(
+async def test_an_error_in_a_step_is_reported_at_once_with_its_traceback_on_stderr(
     behaviour: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with asyncio.timeout(DEADLINE_S):  # less than it takes to kill what does not end by itself
+    async with asyncio.timeout(DEADLINE_S):  # less than the time to kill a process that does not end by itself
         with pytest.raises(WorkerDied, match=r"^ZeroDivisionError: a bad step$"):
             async with running(stub(behaviour)) as worker:
                 await worker.receive()
@@ -125,8 +125,8 @@ async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> 
             await worker.receive()
 
 
-@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("triton", "engine")], ids=str)
-async def test_an_extra_that_is_not_installed_is_told_in_one_line(
+@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("triton", "gpu")], ids=str)
+async def test_a_missing_extra_is_reported_in_one_line(
     module: str, extra: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WorkerDied) as death:
@@ -144,7 +144,7 @@ async def test_another_module_that_is_missing_is_our_mistake(capfd: pytest.Captu
 
 
 class Pipes:
-    """A worker's process without a supervisor over it: the test holds the pipes."""
+    """A worker process without a supervisor: the test has the pipes."""
 
     def __init__(self, behaviour: str) -> None:
         their_read, self.write_fd = os.pipe()
@@ -206,7 +206,7 @@ async def test_even_a_stopped_worker_ends_with_its_supervisor(tmp_path: Path) ->
         f"""
 import asyncio, os, signal
 from punica_runner.worker_process import run_worker
-from punica_serve.config import RunnerConfig
+from punica_serve.config.cluster import RunnerConfig
 async def main():
     async with run_worker({stub("idle")!r}, RunnerConfig(silence_timeout_s=60.0)) as worker:
         pid = worker._connection.process.pid

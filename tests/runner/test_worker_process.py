@@ -10,7 +10,7 @@ import pytest
 from process_tree import is_alive
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
-from punica_serve.config import RunnerConfig
+from punica_serve.config.cluster import RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from waits import DEADLINE_S, until
 
@@ -47,7 +47,7 @@ async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWork
         assert (report.gpu_uuid, report.applied_seq, report.counters) == ("CPU-x", 1, (1,))
 
 
-async def test_leaving_stops_the_process(fake_worker: FakeWorker) -> None:
+async def test_the_end_of_the_context_stops_the_process(fake_worker: FakeWorker) -> None:
     async with run(fake_worker()) as worker:
         pid = await pid_of(worker)
         assert is_alive(pid)
@@ -98,13 +98,13 @@ async def test_a_worker_that_does_not_get_ready(fake_worker: FakeWorker, behavio
 async def test_a_child_that_holds_on_to_a_dead_workers_pipe_hides_nothing(
     fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(worker_process, "EXIT_GRACE_S", 0.2)
     with pytest.raises(WorkerDied, match=r"^exit code 4$"):
         async with run(fake_worker(behaviour="grandchild")):
             pass
 
 
-async def test_a_permanent_failure_is_told_as_such_in_the_workers_words(fake_worker: FakeWorker) -> None:
+async def test_a_permanent_failure_is_reported_in_the_workers_words(fake_worker: FakeWorker) -> None:
     with pytest.raises(WorkerDied, match=r"no config\.json in /models/none") as death:
         async with run(fake_worker(behaviour="permanent")):
             pass
@@ -137,7 +137,7 @@ async def test_a_worker_that_answers_but_makes_no_step_is_given_up(fake_worker: 
 async def test_a_worker_with_nothing_to_do_lives_on(fake_worker: FakeWorker) -> None:
     async with run(fake_worker(), silence_timeout_s=4.0, step_timeout_s=0.5) as worker:
         receiving = asyncio.create_task(worker.receive())
-        # Two without a turn would be the end.
+        # After two without a turn it would be killed.
         await until(lambda: worker._watchdog._newest.number >= 3, "three pings are answered")
         assert not receiving.done()
         worker.send(start(1))
@@ -150,17 +150,17 @@ async def test_a_worker_with_nothing_to_do_lives_on(fake_worker: FakeWorker) -> 
     [
         ("serve", "exit", "exit code 3"),
         ("serve", "fail", "RuntimeError: a bad step"),
-        ("garbage", "r", "it sent what can't be right: .*"),
+        ("garbage", "r", "it sent an invalid message: .*"),
     ],
 )
-async def test_a_death_is_told_in_words(fake_worker: FakeWorker, behaviour: str, request_id: str, reason: str) -> None:
+async def test_a_death_is_explained(fake_worker: FakeWorker, behaviour: str, request_id: str, reason: str) -> None:
     async with run(fake_worker(behaviour=behaviour)) as worker:
         worker.send(start(1, request_id))
         with pytest.raises(WorkerDied, match=f"^{reason}$"):
             await next_report(worker)
 
 
-async def test_a_command_that_can_not_run_raises_and_leaves_nothing() -> None:
+async def test_a_command_that_can_not_run_raises_and_leaves_nothing_behind() -> None:
     with pytest.raises(FileNotFoundError):
         async with run(["/no/such/program"]):
             pass

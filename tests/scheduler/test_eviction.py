@@ -1,11 +1,10 @@
-from typing import Any
-
 import pytest
 
-from punica_scheduler.actions import Deliver
+from punica_scheduler.core.actions import Deliver
+from scheduler_in_words import NewCluster
 
 
-def test_the_newest_by_arrival_is_evicted_not_the_newest_placed(filled: Any) -> None:
+def test_the_newest_by_arrival_is_evicted_not_the_newest_placed(filled: NewCluster) -> None:
     cluster = filled("A", pages=5)
     cluster.arrives("young", prompt=6, at=20)  # 2 pages
     cluster.arrives("old", prompt=6, at=10)  # 2 pages
@@ -14,7 +13,7 @@ def test_the_newest_by_arrival_is_evicted_not_the_newest_placed(filled: Any) -> 
     assert cluster.counter("evictions") == 1
 
 
-def test_an_evicted_request_goes_on_elsewhere_with_its_tokens(filled: Any) -> None:
+def test_an_evicted_request_goes_on_elsewhere_with_its_tokens(filled: NewCluster) -> None:
     cluster = filled("A", "B", pages=5)
     cluster.arrives("r1", prompt=6)
     cluster.arrives("r2", prompt=6)
@@ -26,7 +25,7 @@ def test_an_evicted_request_goes_on_elsewhere_with_its_tokens(filled: Any) -> No
     assert cluster.counter("migrations") == 1
 
 
-def test_an_evicted_request_does_not_return_in_the_same_decision(filled: Any) -> None:
+def test_an_evicted_request_does_not_return_in_the_same_decision(filled: NewCluster) -> None:
     cluster = filled("A", pages=6)
     cluster.arrives("r1", prompt=7)
     cluster.arrives("r2", prompt=3)
@@ -36,7 +35,7 @@ def test_an_evicted_request_does_not_return_in_the_same_decision(filled: Any) ->
     assert cluster.counter("migrations") == 0
 
 
-def test_a_starved_worker_waits_for_stops_on_their_way(filled: Any) -> None:
+def test_a_starved_worker_waits_for_stops_on_their_way(filled: NewCluster) -> None:
     cluster = filled("A", pages=6)
     for name in ("r1", "r2", "r3"):
         cluster.arrives(name, prompt=3)
@@ -44,7 +43,7 @@ def test_a_starved_worker_waits_for_stops_on_their_way(filled: Any) -> None:
     assert cluster.steps("A", "r2", applied=3, starved="r3") == ["r2: 1 token at 0"]
 
 
-def test_an_evicted_request_waits_at_its_place_by_arrival(filled: Any) -> None:
+def test_an_evicted_request_waits_at_its_place_by_arrival(filled: NewCluster) -> None:
     cluster = filled("A", pages=5)
     cluster.arrives("r1", prompt=6)
     cluster.arrives("r2", prompt=6)
@@ -53,7 +52,7 @@ def test_an_evicted_request_waits_at_its_place_by_arrival(filled: Any) -> None:
     assert cluster.steps("A", "r1", finished="r1")[1:] == ["A: start r2 after 1", "A: start r3"]
 
 
-def test_eviction_goes_on_until_the_rest_fits(filled: Any) -> None:
+def test_eviction_goes_on_until_the_rest_fits(filled: NewCluster) -> None:
     cluster = filled("A", pages=8)
     for name in ("r1", "r2", "r3", "r4"):
         cluster.arrives(name, prompt=6)
@@ -62,14 +61,14 @@ def test_eviction_goes_on_until_the_rest_fits(filled: Any) -> None:
     assert cluster.counter("evictions") == 2
 
 
-def test_growth_stops_at_max_tokens(filled: Any) -> None:
+def test_growth_stops_at_max_tokens(filled: NewCluster) -> None:
     cluster = filled("A", pages=4)
     cluster.arrives("r1", prompt=7, max_tokens=1)
     cluster.arrives("r2", prompt=7, max_tokens=1)
     assert cluster.steps("A") == []  # 2 pages each hold all that they can ever have
 
 
-def test_a_request_that_outgrows_its_gpu_moves_to_a_larger_one(new_cluster: Any) -> None:
+def test_a_request_that_outgrows_its_gpu_moves_to_a_larger_one(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.gpu_joins("small", pages=2)
     cluster.gpu_joins("large", pages=4)
@@ -78,7 +77,7 @@ def test_a_request_that_outgrows_its_gpu_moves_to_a_larger_one(new_cluster: Any)
     assert cluster.steps("small", "r1")[1:] == ["small: stop r1", "large: start r1 after 2"]
 
 
-def test_a_request_that_has_outgrown_a_gpu_does_not_come_back_to_it(new_cluster: Any) -> None:
+def test_a_request_that_has_outgrown_a_gpu_does_not_come_back_to_it(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.gpu_joins("small", pages=2)
     cluster.gpu_joins("large", pages=4, batch=1)
@@ -90,7 +89,7 @@ def test_a_request_that_has_outgrown_a_gpu_does_not_come_back_to_it(new_cluster:
     assert cluster.steps("large", "r1", finished="r1")[1:] == ["large: start r2 after 2"]
 
 
-def test_a_request_that_has_outgrown_all_that_is_left_waits_for_a_larger_gpu(new_cluster: Any) -> None:
+def test_a_request_that_has_outgrown_all_that_is_left_waits_for_a_larger_gpu(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.gpu_joins("small", pages=2)
     cluster.gpu_joins("large", pages=4)
@@ -101,7 +100,7 @@ def test_a_request_that_has_outgrown_all_that_is_left_waits_for_a_larger_gpu(new
     assert cluster.gpu_joins("large", pages=4) == ["large: start r1 after 2"]
 
 
-def test_without_migration_it_waits_for_no_gpu_that_it_has_outgrown(new_cluster: Any) -> None:
+def test_without_migration_it_waits_for_no_gpu_that_it_has_outgrown(new_cluster: NewCluster) -> None:
     cluster = new_cluster(migration=False)
     cluster.gpu_joins("small", pages=2)
     cluster.gpu_joins("large", pages=4)
@@ -110,7 +109,7 @@ def test_without_migration_it_waits_for_no_gpu_that_it_has_outgrown(new_cluster:
     assert cluster.steps("small", "r1") == ["r1: 1 token at 1", "small: stop r1", "large: start r1 after 2"]
 
 
-def test_migration_as_in_the_paper(filled: Any) -> None:
+def test_migration_as_in_the_paper(filled: NewCluster) -> None:
     """Punica, figure 5: a long request outgrows the busiest GPU, and the newest there moves to the next busiest."""
     cluster = filled("1", "2", "3", pages=8, batch=4)
     for name in ("r1", "r2", "r3", "r4"):
@@ -126,7 +125,7 @@ def test_migration_as_in_the_paper(filled: Any) -> None:
     assert cluster.arrives("r6", prompt=6) == ["1: start r6"]
 
 
-def test_without_migration_an_evicted_request_waits_for_the_gpu_that_it_ran_on(new_cluster: Any) -> None:
+def test_without_migration_an_evicted_request_waits_for_the_gpu_that_it_ran_on(new_cluster: NewCluster) -> None:
     cluster = new_cluster(migration=False)
     cluster.gpu_joins("A", pages=5)
     cluster.arrives("r1", prompt=6)
@@ -138,7 +137,7 @@ def test_without_migration_an_evicted_request_waits_for_the_gpu_that_it_ran_on(n
     assert cluster.counter("migrations") == 0
 
 
-def test_without_migration_nobody_takes_the_place_of_one_that_waits_for_its_gpu(new_cluster: Any) -> None:
+def test_without_migration_nobody_takes_the_place_of_one_that_waits_for_its_gpu(new_cluster: NewCluster) -> None:
     cluster = new_cluster(migration=False)
     cluster.gpu_joins("A", pages=5)
     cluster.arrives("r1", prompt=6)
@@ -148,7 +147,7 @@ def test_without_migration_nobody_takes_the_place_of_one_that_waits_for_its_gpu(
     assert cluster.is_cancelled("r2") == ["A: start r3"]
 
 
-def test_without_migration_a_lost_gpu_frees_those_that_wait_for_it(new_cluster: Any) -> None:
+def test_without_migration_a_lost_gpu_frees_those_that_wait_for_it(new_cluster: NewCluster) -> None:
     cluster = new_cluster(migration=False)
     cluster.gpu_joins("A", pages=5)
     cluster.arrives("r1", prompt=6)
@@ -158,7 +157,7 @@ def test_without_migration_a_lost_gpu_frees_those_that_wait_for_it(new_cluster: 
     assert cluster.gpu_is_lost("A") == ["B: start r1 after 1", "B: start r2 after 1"]
 
 
-def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: Any) -> None:
+def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: NewCluster) -> None:
     cluster = filled("A", pages=6)
     cluster.arrives("r1", prompt=3)
     cluster.arrives("r2", prompt=3)
@@ -167,7 +166,7 @@ def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: A
     assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 1"], "who has left lacks nothing"
 
 
-def test_the_end_tells_all_waits_and_evictions_together(new_cluster: Any) -> None:
+def test_the_end_tells_all_waits_and_evictions_together(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.arrives("r1", prompt=6)
     cluster.arrives("r2", prompt=6)
@@ -183,7 +182,7 @@ def test_the_end_tells_all_waits_and_evictions_together(new_cluster: Any) -> Non
     assert end.num_evictions == 1
 
 
-def test_one_that_is_given_up_while_it_waits_has_waited(new_cluster: Any) -> None:
+def test_one_that_is_given_up_while_it_waits_has_waited(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.arrives("r1")
     cluster.time_passes(2.0)

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from punica_scheduler.core.placement import PLACEMENTS
+from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.factory import scheduler_of, settings_of
-from punica_scheduler.placement import PLACEMENTS
-from punica_scheduler.queues import QUEUES
-from punica_serve.config import SchedulerConfig
+from punica_serve.config.cluster import SchedulerConfig
 
 
 def config(**values: Any) -> SchedulerConfig:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from punica_scheduler.actions import Start
+from punica_scheduler.core.actions import Start
+from scheduler_in_words import Cluster, NewCluster
 
 
 @pytest.fixture
-def cluster(new_cluster: Any) -> Any:
+def cluster(new_cluster: NewCluster) -> Any:
     """GPU 1 runs R1, R2 and R3, and its KvCache is full; GPU 2 runs R4."""
     cluster = new_cluster()
     cluster.gpu_joins("1", pages=6)
@@ -20,7 +21,7 @@ def cluster(new_cluster: Any) -> Any:
     return cluster
 
 
-def test_r3_moves_without_waiting_and_its_token_of_the_batch_in_flight_is_omitted(cluster: Any) -> None:
+def test_r3_moves_without_waiting_and_its_token_of_the_batch_in_flight_is_omitted(cluster: Cluster) -> None:
     old = cluster.assignments["R3"]
     # The next steps of GPU 1 would not fit: its newest request is cancelled there and added to GPU 2, back to back.
     assert cluster.steps("1", "R1 R2 R3")[3:] == ["1: stop R3", "2: start R3 after 1"]
@@ -44,7 +45,7 @@ def test_r3_moves_without_waiting_and_its_token_of_the_batch_in_flight_is_omitte
     assert (cluster.counter("evictions"), cluster.counter("migrations")) == (1, 1)
 
 
-def test_the_omitted_token_does_no_harm_after_its_successor_either(cluster: Any) -> None:
+def test_the_omitted_token_does_no_harm_after_its_successor_either(cluster: Cluster) -> None:
     old = cluster.assignments["R3"]
     cluster.steps("1", "R1 R2 R3")
     assert cluster.steps("2", "R3 R4") == ["R3: 1 token at 1", "R4: 1 token at 1"]

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from late_worker import PAGE_SIZE, Worker, answer
-from punica_scheduler import events
-from punica_scheduler.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
-from punica_scheduler.consolidation import ConsolidationRule
-from punica_scheduler.placement import PLACEMENTS
-from punica_scheduler.scheduler import Scheduler
-from punica_scheduler.settings import SchedulerSettings
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
+from punica_scheduler.core.consolidation import ConsolidationRule
+from punica_scheduler.core.placement import PLACEMENTS
+from punica_scheduler.core.scheduler import Scheduler
+from punica_scheduler.core.settings import SchedulerSettings
 from punica_serve.protocol import (
     AdapterRef,
     AdaptersCached,
@@ -42,7 +42,7 @@ STORE_PATIENCE_NS = 20
 #: What loads and requests fail with.
 CODES = {"request_failed", "store_unavailable"}
 #: What those are refused with that no GPU is large enough for.
-REFUSALS = {"invalid_request", "out_of_capacity"}
+REFUSALS = {"invalid_request", "context_length_exceeded", "out_of_capacity"}
 #: Moves whenever it can.
 EAGER = ConsolidationRule(interval_ns=1, light_load=0.5, prefill_tokens_per_s=10**6, idle_s=100)
 
@@ -107,7 +107,7 @@ class ClusterMachine(RuleBasedStateMachine):
     )
     def begin(self, placement: str, queue: str, migration: bool, consolidation: ConsolidationRule | None) -> None:
         self.settings = SchedulerSettings(
-            PLACEMENTS[placement], queue, migration, consolidation=consolidation, store_patience_ns=STORE_PATIENCE_NS
+            PLACEMENTS[placement](), queue, migration, consolidation=consolidation, store_patience_ns=STORE_PATIENCE_NS
         )
         self.scheduler = Scheduler(self.incarnation, self.settings)
         for frontend_id in FRONTENDS:

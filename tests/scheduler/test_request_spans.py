@@ -4,10 +4,11 @@ from itertools import count
 import pytest
 
 from otlp_collector import OtlpCollector, otlp_collector
-from punica_scheduler import events
-from punica_scheduler.actions import Deliver, Start, Stop
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Deliver, Start, Stop
 from punica_scheduler.request_spans import RequestSpans
-from punica_serve import tracing
+from punica_serve.process import tracing
+from punica_serve.process.tracing import SpanContext, SpanSink, parent_of
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -18,7 +19,6 @@ from punica_serve.protocol import (
     SamplingParams,
     WireError,
 )
-from punica_serve.tracing import SpanContext, SpanSink, parent_of
 from waits import DEADLINE_S
 
 PARENT = SpanContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")

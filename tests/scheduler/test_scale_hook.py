@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from punica_scheduler.scale_hook import ScaleHook
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process.run import TOKEN_ENV
 from punica_serve.protocol import ScaleAdvice
 from waits import DEADLINE_S, until
 

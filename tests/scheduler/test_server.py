@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from punica_scheduler import admission, server
-from punica_scheduler.scheduler import Scheduler
-from punica_serve import channel as links
+from punica_scheduler import server
+from punica_scheduler.core import admission
+from punica_scheduler.core.scheduler import Scheduler
 from punica_serve.errors import ConfigError, ProtocolError
+from punica_serve.links import channel as links
+from punica_serve.links.hello import HandshakeRefused
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AdapterRef,
@@ -46,7 +48,6 @@ from punica_serve.protocol import (
     encode,
     join,
 )
-from punica_serve.wire import HandshakeRefused
 from scheduler_peers import (
     TOKEN,
     Peers,
@@ -182,9 +183,10 @@ async def test_a_request_too_long_to_be_sent_with_its_answer_is_refused_alone(
 ) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     monkeypatch.setattr(admission, "MAX_FRAME_BYTES", 2000)
+    monkeypatch.setattr(admission, "_NO_LONG_REQUEST_BYTES", 1000)
     frontend.send(add(Request("long", 1, (5,) * 3, SamplingParams(max_tokens=1000))))
     error = (await next_ending(frontend)).error
-    assert error is not None
+    assert error is not None and "2000 can be sent" in error.message
     assert (error.code, error.param) == ("invalid_request", "max_tokens")
     frontend.send(add(request()))
     assert (await receive(runner)).request == request()
@@ -256,7 +258,7 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
     frontend.send(add(request(prompt=500)))
     error = (await next_ending(frontend)).error
     assert error is not None
-    assert (error.code, error.param) == ("invalid_request", "prompt")
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
@@ -300,10 +302,10 @@ async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_story(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def handle(*_: object) -> None:
-        raise RuntimeError("the books are wrong")
+        raise RuntimeError("the state are wrong")
 
     monkeypatch.setattr(Scheduler, "handle", handle)
-    with pytest.raises(RuntimeError, match="the books are wrong"):
+    with pytest.raises(RuntimeError, match="the state are wrong"):
         await asyncio.wait_for(server.serve(config().model_copy(update={"data_folder": tmp_path}), TOKEN), DEADLINE_S)
     assert len(list(tmp_path.glob("scheduler-story-*.txt"))) == 1  # noqa: ASYNC240
 

@@ -6,24 +6,25 @@ from typing import Any
 
 import pytest
 
-from punica_scheduler import events
-from punica_scheduler.actions import Deliver
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Deliver
 from punica_serve.protocol import AdaptersCached
+from scheduler_in_words import Cluster, NewAdapter, NewCluster
 
 
-def is_cached(cluster: Any, digest: str, *, gpu: str | None = None) -> list[str]:
+def is_cached(cluster: Cluster, digest: str, *, gpu: str | None = None) -> list[str]:
     words: list[str] = cluster.tell(events.AdaptersCached("runner", AdaptersCached(gpu, (digest,), ())))
     return words
 
 
 @pytest.fixture
-def fails(cluster: Any) -> Callable[[str, str], list[str]]:
+def fails(cluster: Cluster) -> Callable[[str, str], list[str]]:
     """The store does not give a request's adapter to a GPU."""
     return partial(cluster.load_fails, code="store_unavailable")
 
 
 @pytest.fixture
-def aside(cluster: Any, adapter: Any, fails: Callable[[str, str], list[str]]) -> Any:
+def aside(cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]) -> Any:
     """The cluster with a request that waits aside: the store failed it on two GPUs."""
     assert cluster.arrives("r1", lora=adapter("x")) == ["B: start r1"]
     assert fails("B", "r1") == ["A: start r1"], "elsewhere first: it may be the host's fault"
@@ -31,14 +32,16 @@ def aside(cluster: Any, adapter: Any, fails: Callable[[str, str], list[str]]) ->
     return cluster
 
 
-def test_who_waits_aside_takes_no_place_and_holds_up_nobody(aside: Any) -> None:
+def test_who_waits_aside_takes_no_place_and_holds_up_nobody(aside: Cluster) -> None:
     assert aside.working_sets() == {"A": 0, "B": 0}
     assert aside.arrives("r2") == ["B: start r2"]
     assert aside.scheduler.snapshot(aside.now_ns).queue_length == 1
 
 
 @pytest.mark.parametrize("gpu", [None, "A"])
-def test_it_is_back_at_its_place_as_soon_as_its_adapter_is_somewhere(aside: Any, adapter: Any, gpu: str | None) -> None:
+def test_it_is_back_at_its_place_as_soon_as_its_adapter_is_somewhere(
+    aside: Cluster, adapter: NewAdapter, gpu: str | None
+) -> None:
     for number in range(2, 18):
         aside.arrives(f"r{number}")  # fill both batches of eight
     assert aside.arrives("late") == []
@@ -47,20 +50,20 @@ def test_it_is_back_at_its_place_as_soon_as_its_adapter_is_somewhere(aside: Any,
     assert aside.is_cancelled("r2") == ["B: stop r2", "B: start r1"], "it came first"
 
 
-def test_its_last_try_comes_by_the_clock(aside: Any, fails: Callable[[str, str], list[str]]) -> None:
+def test_its_last_try_comes_by_the_clock(aside: Cluster, fails: Callable[[str, str], list[str]]) -> None:
     assert aside.time_passes(29.0) == []
     assert aside.time_passes(2.0) == ["B: start r1"]
     assert fails("B", "r1") == ["r1: store_unavailable"]
 
 
-def test_the_wait_aside_is_part_of_what_its_end_tells(aside: Any) -> None:
+def test_the_wait_aside_is_part_of_what_its_end_tells(aside: Cluster) -> None:
     aside.time_passes(31.0)
     aside.steps("B", "r1", finished="r1")
     (end,) = [end for action in aside.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
     assert end.queue_s == pytest.approx(31.0, abs=0.5)
 
 
-def test_it_can_be_cancelled(aside: Any) -> None:
+def test_it_can_be_cancelled(aside: Cluster) -> None:
     assert aside.is_cancelled("r1") == []
     assert is_cached(aside, "x") == []
     assert aside.time_passes(60.0) == []
@@ -68,7 +71,7 @@ def test_it_can_be_cancelled(aside: Any) -> None:
 
 
 def test_what_has_come_between_the_failure_and_its_report_is_not_waited_for(
-    cluster: Any, adapter: Any, fails: Callable[[str, str], list[str]]
+    cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]
 ) -> None:
     cluster.arrives("r1", lora=adapter("x"))
     assert fails("B", "r1") == ["A: start r1"]
@@ -76,7 +79,7 @@ def test_what_has_come_between_the_failure_and_its_report_is_not_waited_for(
     assert fails("A", "r1") == ["B: start r1"]
 
 
-def test_after_a_failure_a_host_with_the_adapter_is_preferred(new_cluster: Callable[..., Any], adapter: Any) -> None:
+def test_after_a_failure_a_host_with_the_adapter_is_preferred(new_cluster: NewCluster, adapter: NewAdapter) -> None:
     cluster = new_cluster()
     for uuid, runner in (("A", "runner"), ("B", "other"), ("C", "other")):
         cluster.gpu_joins(uuid, runner=runner)
@@ -87,7 +90,7 @@ def test_after_a_failure_a_host_with_the_adapter_is_preferred(new_cluster: Calla
     assert cluster.load_fails("A", "r2", code="store_unavailable") == ["C: start r2"], "nobody has it"
 
 
-def test_those_who_wait_aside_are_bounded_and_fill_no_queue(new_cluster: Callable[..., Any], adapter: Any) -> None:
+def test_those_who_wait_aside_are_bounded_and_fill_no_queue(new_cluster: NewCluster, adapter: NewAdapter) -> None:
     cluster = new_cluster(max_queue=2)
     cluster.gpu_joins("A")
     for number in range(3):

@@ -31,6 +31,6 @@ def variant(folder: Path, name: str) -> Path:
 def zipped(folder: Path) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in (CONFIG_NAME, WEIGHTS_NAME):
-            archive.write(folder / name, f"{folder.name}/{name}")
+        for path in sorted(folder.iterdir()):
+            archive.write(path, f"{folder.name}/{path.name}")
     return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from punica_serve.backoff import Backoff
+from punica_serve.links.backoff import Backoff
 
 
 def note_lives(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -1,4 +1,4 @@
-"""Compiles SGMV's expand for an H200, here, and prints how often it changes a tensor's layout, a line per SPLITS."""
+"""Compiles SGMV's expand for an H200 and prints how often it changes a tensor's layout, for each number of splits."""
 
 import sys
 
@@ -12,19 +12,19 @@ SPLITS = (4, 8, 16)
 _TYPES = {"y": "*bf16", "v": "*fp32", "b": "*bf16", "tiles": "*i32", "y_stride": "i32", "page_stride": "i32"}
 _CONSTANTS = {
     **{"END_0": 4096, "END_1": 4096, "END_2": 4096, "TILE_WORDS": 7, "SLICES": 1, "MAX_RANKS": 16},
-    **{"BLOCK_N": 128, "TILE_N": 64, "ROW_POWERS": 1},
-    **{"EVEN_N": True, "ACCUMULATE": True, "PDL": True, "CHAINED": False},
+    **{"BLOCK_N": 128, "TILE_N": 64, "LOG2_BLOCKS": 0},
+    **{"EVEN_N": True, "ACCUMULATE": True, "PDL_WAIT": True, "PDL_TRIGGER": False},
 }
 
 
-def count_conversions(splits: int) -> int:
+def count_conversions(split_k: int) -> int:
     signature = {name: _TYPES.get(name, "constexpr") for name in sgmv_expand.arg_names}
     aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(_TYPES))}
-    source = ASTSource(sgmv_expand, signature, {**_CONSTANTS, "SPLITS": splits}, aligned)
+    source = ASTSource(sgmv_expand, signature, {**_CONSTANTS, "SPLIT_K": split_k}, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
     code: str = compiled.asm["ttgir"]
     return code.count("ttg.convert_layout")
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(str(count_conversions(splits)) for splits in SPLITS))
+    sys.stdout.write("\n".join(str(count_conversions(split_k)) for split_k in SPLITS))

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
+
 from byte_tokens import EOS
-from punica_frontend.live_request import Backlog, Delivery, LiveRequest, SlowReader
+from punica_frontend.api.errors import SlowReader
+from punica_frontend.scheduler_link.live_request import Backlog, Delivery, LiveRequest
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
     AdapterRef,
@@ -19,6 +22,7 @@ from punica_serve.protocol import (
     Limits,
     Mark,
     Percentiles,
+    RateLimits,
     Request,
     ScaleAdvice,
     TenantQuota,
@@ -52,6 +56,8 @@ class EchoCluster:
         #: What the request ends with instead of its token at ``fail_at``: an error of the cluster's, or a bug of ours.
         self.failure: WireError | Exception | None = None
         self.fail_at = 0
+        #: What it tells of the tenant of every request.
+        self.rate_limits: RateLimits | None = None
         self.drained: set[str] = set()
         #: Digests.
         self.resident_adapters: tuple[str, ...] = ("d1",)
@@ -80,6 +86,10 @@ class EchoCluster:
         self.quotas.append(quota)
         self.live.add(request.request_id)
         live = LiveRequest(len(self.requests), request, quota, on_ready, backlog, account)
+        if limits := self.rate_limits:
+            live.rate_limits = msgspec.structs.replace(limits, handle=live.handle)
+            left = max(0, (limits.remaining_requests or 0) - 1)
+            self.rate_limits = msgspec.structs.replace(limits, remaining_requests=left)
         self._answering[live.handle] = asyncio.create_task(self._answer(live))
         return live
 
@@ -136,6 +146,7 @@ class EchoCluster:
             tokens=11,
             is_draining=is_draining,
             adapters_used_ns=tuple(range(1, len(self.resident_adapters) + 1)),
+            num_cached_adapters=5,
         )
         counters, advice = {"arrived": 3, "tokens": 11}, ScaleAdvice(1, ("host",))
         return ClusterSnapshot(
@@ -153,7 +164,7 @@ class EchoCluster:
             raise GpuNotFound(f"no GPU {gpu_uuid!r}; there are CPU-1")
         (self.drained.add if drain else self.drained.discard)(gpu_uuid)
 
-    async def warm(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
+    async def prefetch(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
         if unknown := set(gpu_uuids) - {"CPU-1"}:
             raise GpuNotFound(f"no GPU {min(unknown)!r}; there are CPU-1")
         self._check_connected()
@@ -162,7 +173,7 @@ class EchoCluster:
         if pin is not None:
             (self.pinned.add if pin else self.pinned.discard)(adapter.digest)
 
-    async def forget(self, digest: str) -> None:
+    async def evict(self, digest: str) -> None:
         self._check_connected()
         self.pinned.discard(digest)
         if digest not in self.in_use:

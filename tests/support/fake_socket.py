@@ -1,4 +1,4 @@
-"""A socket in memory, as much of one as a channel uses, and channels over it. The peer is the test."""
+"""The part of a socket that a channel uses, in memory, and channels over it. The test is the peer."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 from websockets.frames import CloseCode
 
-from punica_serve.channel import Channel
-from punica_serve.config import LinksConfig
+from punica_serve.config.cluster import LinksConfig
+from punica_serve.links.channel import Channel
 from punica_serve.protocol import Decoder, FrontendToScheduler, SchedulerToFrontend, encode, join
 from waits import until
 
@@ -16,25 +16,16 @@ def _nobody() -> None:
     pass
 
 
-class Transport:
-    def __init__(self, socket: "FakeSocket") -> None:
-        self._socket = socket
-
-    def abort(self) -> None:
-        self._socket.end(CloseCode.ABNORMAL_CLOSURE, "")
-
-
 class FakeSocket:
-    """What leaves is read as what a frontend says to the scheduler."""
+    """Decodes what is sent as messages from a frontend to the scheduler."""
 
     def __init__(self) -> None:
-        self.transport = Transport(self)
         self.close_code: int | None = None
         self.close_reason = ""
-        #: Frames that have left.
+        #: The messages of each frame that was sent.
         self.sent: list[list[Any]] = []
-        #: While it is set, nothing that is written gets out.
-        self.paused = False
+        #: While it is set, nothing may be written.
+        self.is_paused = False
         self.has_ended = False
         self.on_frames: Callable[[], None] = _nobody
         self.on_writable: Callable[[], None] = _nobody
@@ -51,16 +42,19 @@ class FakeSocket:
         return self._incoming.pop(0) if self._incoming else None
 
     def write(self, frame: bytes) -> None:
-        assert not self.paused, "nobody may write to a socket that takes nothing"
+        assert not self.is_paused, "nobody may write to a socket that takes nothing"
         if not self.has_ended:
             self.sent.append(self._decode.joined(frame))
 
     def pause(self) -> None:
-        self.paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
-        self.paused = False
+        self.is_paused = False
         self.on_writable()
+
+    def abort(self) -> None:
+        self.end(CloseCode.ABNORMAL_CLOSURE, "")
 
     async def close(self, code: int, reason: str) -> None:
         self.end(code, reason)

@@ -2,9 +2,10 @@
 
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,8 @@ class FileServer:
     statuses: dict[str, int] = field(default_factory=dict)
     headers_of_404: dict[str, str] = field(default_factory=dict)
     num_gets: Counter[str] = field(default_factory=Counter)
+    #: By path: seconds between two bytes of a file.
+    pauses_s: dict[str, float] = field(default_factory=dict)
     was_asked: threading.Event = field(default_factory=threading.Event)
     #: Answers wait until it is set.
     may_answer: threading.Event = field(default_factory=threading.Event)
@@ -70,7 +73,14 @@ class _Handler(BaseHTTPRequestHandler):
         content = self._begin()
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content if has_body else b"")
+        pause_s = self.server.state.pauses_s.get(self._file)
+        if not has_body or pause_s is None:
+            self.wfile.write(content if has_body else b"")
+            return
+        with suppress(OSError):  # the client has left
+            for byte in content:
+                self.wfile.write(bytes((byte,)))
+                time.sleep(pause_s)
 
     def _begin(self) -> bytes:
         """Sends the status and what headers belong to it; the body is still to be sent."""

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ports import free_port
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process.run import TOKEN_ENV
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from punica_scheduler import events
-from punica_scheduler.actions import Start, Stop
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Start, Stop
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -12,7 +12,7 @@ from punica_serve.protocol import (
     GpuInfo,
     LoraGroup,
     Request,
-    RowNames,
+    RowHeaderEncoder,
     StepReport,
     WireError,
 )
@@ -54,7 +54,7 @@ class Worker:
     sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
     applied_seq: int = 0
     num_steps: int = 0
-    names: RowNames = field(default_factory=RowNames)
+    row_headers: RowHeaderEncoder = field(default_factory=RowHeaderEncoder)
 
     @property
     def num_free(self) -> int:
@@ -88,7 +88,7 @@ class Worker:
             duration_s=0.01,
             starved=tuple(assignment.counter for assignment in starved),
         )
-        self.reports.append(events.StepFinished(self.names.shorten(report)))
+        self.reports.append(events.StepFinished(self.row_headers.encode(report)))
 
     def fail_load(self, assignment: AssignmentId, *, permanent: bool, code: str = "request_failed") -> None:
         del self.sequences[assignment]

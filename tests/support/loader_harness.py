@@ -10,13 +10,13 @@ import torch
 
 from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
-from punica_serve.engine import adapter_reader
-from punica_serve.engine.adapter_entry import AdapterFailure
-from punica_serve.engine.adapter_loader import AdapterLoader
-from punica_serve.engine.host_cache import HostCache
-from punica_serve.engine.lora_pool import LoraPool
-from punica_serve.engine.pinned_memory import open_host_memory
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import reader as adapter_reader
+from punica_serve.engine.adapters.entry import AdapterFailure
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.loader import AdapterLoader
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -57,7 +57,7 @@ class LoaderHarness:
         self.loader.check_invariants()
         return failures
 
-    def bring(self, *refs: AdapterRef) -> None:
+    def load(self, *refs: AdapterRef) -> None:
         for ref in refs:
             self.loader.acquire(ref)
         self.until(lambda: all(self.loader.is_ready(ref.digest) for ref in refs))

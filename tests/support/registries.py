@@ -23,9 +23,9 @@ class Clock:
 
 
 def ref_of(digest: str, *, num_bytes: int = 8) -> AdapterRef:
-    return AdapterRef(digest=digest, uri=f"/store/{digest}", num_bytes=num_bytes, ranks={"q_proj": 4})
+    return AdapterRef(digest=digest, uri=f"/store/{digest}", num_bytes=num_bytes, ranks={"q_proj": 4}, scalings=(0.1,))
 
 
 def shared_version(name: str, digest: str) -> AdapterVersion:
     """An adapter of the config file."""
-    return AdapterVersion("shared", name, 1, ref_of(digest), None, None, None, pinned=False, created_s=0.0)
+    return AdapterVersion("shared", "shared", name, 1, ref_of(digest), None, None, None, pinned=False, created_s=0.0)

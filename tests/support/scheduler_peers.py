@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from punica_scheduler import server
-from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, EngineConfig, SchedulerConfig
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, SchedulerConfig
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import dial
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AddRequest,
@@ -28,7 +29,6 @@ from punica_serve.protocol import (
     StartRequest,
     StepReport,
 )
-from punica_serve.wire import dial
 from waits import DEADLINE_S
 
 TOKEN = "cluster token"

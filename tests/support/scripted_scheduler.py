@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from punica_serve.channel import Channel
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import accept
 from punica_serve.protocol import AddRequest, FrontendHello, Message
-from punica_serve.wire import accept
 
 
 class ScriptedScheduler:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from punica_serve.lora_layout import LORA_GROUPS
+from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.protocol import AdapterRef, GpuInfo, Request, SamplingParams
 
 VOCAB_SIZE = 97

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from punica_runner import supervisor
-from punica_serve import wire
-from punica_serve.channel import Channel
-from punica_serve.config import ClusterConfig, EngineConfig, LinksConfig, RunnerConfig
-from punica_serve.process import Drain
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, LinksConfig, RunnerConfig
+from punica_serve.links import hello
+from punica_serve.links.channel import Channel
+from punica_serve.process.run import Drain
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 
 TOKEN = "cluster token"
@@ -30,7 +32,7 @@ class FakeScheduler:
         self.channel: Channel | None = None
 
     async def session(self, channel: Channel) -> None:
-        self.hellos.append(await wire.accept(channel, token=TOKEN, incarnation=1))
+        self.hellos.append(await hello.accept(channel, token=TOKEN, incarnation=1))
         self.channel = channel
         await channel.serve(self.heard.append)
         self.num_ended += 1
@@ -49,8 +51,7 @@ class FakeScheduler:
 
 
 def config(num_devices: int = 1, **settings: Any) -> ClusterConfig:
-    defaults = {"ready_timeout_s": 60.0, "restart_backoff_s": 0.05, "restart_backoff_max_s": 0.2}
-    runner = RunnerConfig(devices=("cpu",) * num_devices, **{**defaults, **settings})
+    runner = RunnerConfig(devices=("cpu",) * num_devices, **{"ready_timeout_s": 60.0, **settings})
     return ClusterConfig(engine=EngineConfig(model=Path("none")), runner=runner, links=LINKS)
 
 
@@ -68,11 +69,14 @@ async def running(
         drain=drain,
     )
     task = asyncio.create_task(serve)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "RESTART_BACKOFF_S", 0.05)
+        patch.setattr(supervisor, "RESTART_BACKOFF_MAX_S", 0.2)
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def start(seq: int, gpu_uuid: str = "CPU-a", request_id: str = "r") -> StartRequest:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
 
 
 def tiny_config(**changes: Any) -> ModelConfig:

@@ -1,18 +1,18 @@
-"""The life of an adapter in the cluster, from its source to its last byte.
+"""The life of an adapter in the cluster, from registration to deletion.
 
-    addresses.py     what a caller's name means, and whether it may change it
-    staging.py       folders for adapters on their way in, and no leftovers
-    registration.py  source or upload -> validated -> store -> registry
-    deletions.py     from the registry's list of what is to go to nothing left anywhere
-    pins.py          what is pinned is sent to GPUs again and again, since GPUs come and go
-    sweep.py         files and copies that no row names
-    warden.py        the task that does the last three, over and over
-    lifecycle.py     all of these, put together
-    bodies.py        what clients send
-    cards.py         adapters as the API shows them
-    whereabouts.py   where they are, as far as the scheduler can be reached
-    vllm_words.py    what vLLM says of adapters, word for word
+    addresses.py          callers' names for adapters, and what a caller may change
+    staging.py            temporary folders for adapters that are being registered
+    registration.py       source or upload -> validated -> store -> registry
+    deletions.py          deleted adapters leave GPUs, hosts, disks and the store
+    pins.py               sends pins to the cluster, since GPUs come and go
+    garbage_collector.py  removes files and copies that no row names
+    reconciler.py         the background task that repeats the last three
+    lifecycle.py          creates all of these
+    bodies.py             clients' bodies
+    cards.py              adapters as the API shows them
+    residency.py          where adapters are
+    vllm_answers.py       vLLM's answers, word for word
 
-What is deleted or pinned is a fact of the registry, and whoever is alive makes it true: each frontend has a warden, all
-do the same, and doing it twice changes nothing.
+Deletions and pins are rows of the registry, and every frontend's reconciler makes the cluster match them. All do the
+same, and repeating it changes nothing.
 """

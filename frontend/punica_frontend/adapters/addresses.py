@@ -1,16 +1,26 @@
-"""What a caller's name for an adapter means, and whether it may change what it means."""
+"""Resolves callers' names for adapters, and checks what a caller may change."""
 
-from punica_frontend.caller import Caller
+from typing import NamedTuple
+
+from punica_frontend.api.caller import Caller
 from punica_serve.errors import AdapterNotFound, AdapterRejected, Forbidden, InvalidRequest
 from punica_serve.registry.names import check_adapter_name, check_tenant_name
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 
 
-def new_address(caller: Caller, name: str, base_name: str) -> tuple[str, str]:
-    """(tenant, name) of an adapter to register: the caller's own, unless an admin names another tenant.
+class Address(NamedTuple):
+    """The place of an adapter in the registry."""
 
-    Raises InvalidRequest for a name that no adapter may have, and Forbidden for another tenant's.
+    tenant_id: str
+    tenant: str
+    name: str
+
+
+async def new_address(registry: Registry, caller: Caller, name: str, base_name: str) -> Address:
+    """Returns the address for a new adapter: the caller's own tenant, unless an admin names another.
+
+    Raises InvalidRequest for an invalid name, Forbidden for another tenant's, and NotFound for an unknown tenant.
     """
     tenant, slash, short = name.rpartition("/")
     if not slash:
@@ -18,22 +28,28 @@ def new_address(caller: Caller, name: str, base_name: str) -> tuple[str, str]:
     check_tenant_name(tenant)
     check_adapter_name(short, base_name=base_name)
     if tenant != caller.tenant and not caller.is_admin:
-        raise Forbidden(f"your key is of tenant {caller.tenant!r}: leave out the part before the slash", param="name")
-    return tenant, short
+        raise Forbidden(
+            f"your key belongs to tenant {caller.tenant!r}: leave out the part before the slash", param="name"
+        )
+    tenant_id = caller.tenant_id if tenant == caller.tenant else (await registry.tenant(tenant)).tenant_id
+    return Address(tenant_id, tenant, short)
 
 
 async def usable(registry: Registry, caller: Caller, name: str) -> AdapterVersion:
-    """The adapter of this name. Raises AdapterNotFound, and what else keeps a name from meaning one."""
+    """Returns the adapter of this name. Raises AdapterNotFound, AdapterRejected and InvalidRequest."""
     try:
-        return await registry.adapter(caller.tenant, name, is_admin=caller.is_admin)
+        return await registry.adapter(caller.tenant_id, name, is_admin=caller.is_admin)
     except (AdapterNotFound, AdapterRejected, InvalidRequest) as error:
-        error.param = "name"  # which requests for text call `lora_id`
+        error.param = "name"  # generate requests call it `lora_id`
         raise
 
 
 async def changeable(registry: Registry, caller: Caller, name: str) -> AdapterVersion:
-    """The adapter of this name. Raises AdapterNotFound, and Forbidden for one that the caller may use, not change."""
+    """Returns the adapter of this name. Raises AdapterNotFound, and Forbidden if the caller may only use it."""
     adapter = await usable(registry, caller, name)
-    if adapter.tenant != caller.tenant and not caller.is_admin:
-        raise Forbidden(f"{adapter.full_name} is not yours: you may use it, and its owner changes it", param="name")
+    if adapter.tenant_id != caller.tenant_id and not caller.is_admin:
+        raise Forbidden(
+            f"{adapter.full_name} belongs to another tenant: you may use it, but only its owner may change it",
+            param="name",
+        )
     return adapter

@@ -1,33 +1,33 @@
-"""Bodies of the adapters' routes."""
+"""Bodies and parameters of the adapters' routes."""
 
 from typing import Annotated
 
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from punica_frontend.schemas import MAX_ID_CHARS, Strict, Text
+from punica_frontend.api.schemas import MAX_ID_CHARS, Strict, Text
 
 MAX_URI_CHARS = 2048
 _MAX_GPUS = 4096
 
-#: A parameter of paths. A slash may be in it.
+#: A path parameter that may contain a slash.
 AdapterPath = Annotated[str, Path(description="The adapter's name, or `tenant/name`.")]
 
-#: What an adapter may be called is the registry's to say, in one way for all routes.
+#: Unrestricted here: the registry checks names, for all routes alike.
 AdapterName = Annotated[Text, Field(examples=["roman"])]
 
 
 class RegisterBody(Strict):
     """Body of POST /v1/adapters, where the cluster fetches the files."""
 
-    name: AdapterName = Field(description="By which it is asked for. A name that is taken gets a new version.")
+    name: AdapterName = Field(description="Requests use this name. Registering an existing name makes a new version.")
     uri: Text = Field(
         min_length=1,
         max_length=MAX_URI_CHARS,
-        description="Of a PEFT folder, as in `s3://bucket/adapters/roman`: s3, hf or https, as far as allowed.",
+        description="A PEFT folder, such as `s3://bucket/adapters/roman`. s3, hf or https, as the operator allows.",
     )
-    pinned: bool = Field(False, description="Keep it in the host memory of every runner.")
-    prefetch: bool = Field(False, description="Bring it to all GPUs at once, before anyone asks for it.")
+    pinned: bool = Field(False, description="Pin it: keep it in the host memory of every runner.")
+    prefetch: bool = Field(False, description="Load it to all GPUs now, before a request asks for it.")
 
 
 class PrefetchBody(Strict):
@@ -39,7 +39,7 @@ class PrefetchBody(Strict):
 
 
 class _VllmBody(BaseModel):
-    """vLLM's clients send more fields than these, as its versions go by."""
+    """A body of vLLM's API. Unknown fields are ignored, since vLLM's versions send different ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,7 +53,7 @@ class LoadBody(_VllmBody):
         max_length=MAX_URI_CHARS,
         description="A folder of the frontend's host, a URI, or OWNER/NAME of the Hugging Face Hub.",
     )
-    load_inplace: bool = Field(False, description="Make a new version if the name is taken.")
+    load_inplace: bool = Field(False, description="If the name exists, make a new version.")
 
 
 class UnloadBody(_VllmBody):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from punica_frontend.caller import Caller
+from punica_frontend.api.caller import Caller
 from punica_serve.protocol import AdapterResidency
 from punica_serve.registry.records import AdapterVersion
 
@@ -12,18 +12,18 @@ from punica_serve.registry.records import AdapterVersion
 class Residency(msgspec.Struct, frozen=True):
     """Where an adapter is."""
 
-    #: That run or wait for it.
+    #: Requests that use it, running or waiting.
     num_requests: int = 0
-    #: UUIDs of the GPUs in whose memory it is.
+    #: UUIDs of the GPUs with it in their memory.
     gpus: tuple[str, ...] = ()
-    #: UUIDs of the GPUs whose workers hold it in host memory.
+    #: UUIDs of the GPUs whose workers have it in host memory.
     hosts: tuple[str, ...] = ()
-    #: Runners that have it on disk. A store that they mount is not counted.
+    #: Runners with it in their adapter cache on disk. Mounted stores don't count.
     disks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, where: AdapterResidency | None) -> "Residency":
-        """None: it is nowhere."""
+        """Converts the scheduler's report; None means nowhere."""
         return cls(where.num_live, where.gpus, where.hosts, where.disks) if where else cls()
 
 
@@ -36,12 +36,12 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     version: int
     digest: str
-    #: The highest of each module.
+    #: The highest rank of each module.
     ranks: dict[str, int]
-    #: Of its weights.
+    #: The size of its weights.
     num_bytes: int
     base_model: str | None
-    #: Only its owner sees it; null for an upload.
+    #: Visible only to its owner; null for an upload.
     source_uri: str | None
     pinned: bool
     created_at: int
@@ -50,7 +50,7 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
 class RegisteredAdapter(AdapterCard, frozen=True, kw_only=True):
     """An adapter that was just registered."""
 
-    #: What its owner's requests for the short name would get without it, in full.
+    #: Full names that the short name would mean to the owner without this adapter.
     shadows: tuple[str, ...]
 
 
@@ -64,7 +64,7 @@ class PlacedAdapter(AdapterCard, frozen=True, kw_only=True):
 class AdapterDetail(PlacedAdapter, frozen=True, kw_only=True):
     """An adapter, where it is, and its versions."""
 
-    #: The newest first: it is served. Older ones are there only for requests that began with them.
+    #: Newest first, which is the one served. Older versions exist only for requests that began with them.
     versions: list[AdapterCard]
 
 
@@ -77,28 +77,28 @@ class AdapterList(msgspec.Struct, frozen=True):
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """How far a deletion is."""
+    """The progress of a deletion."""
 
     digest: str
-    #: "deleting" as long as anything is left of it on a GPU, a host, a disk or in the store.
+    #: "deleting" while anything is left of it on a GPU, a host, a disk or in the store.
     status: Literal["deleting", "deleted"]
     status_url: str
-    #: Full names of others that you may use and that have the same bytes, which therefore stay.
+    #: Full names of other adapters that you may use with the same bytes, which therefore stay.
     shared_with: tuple[str, ...] = ()
-    #: What is left where, while it is being deleted and the scheduler can be reached.
+    #: Where it still is, while it is being deleted and the scheduler can be reached.
     residency: Residency | None = None
 
 
 class Prefetch(msgspec.Struct, frozen=True):
-    """An adapter that is on its way."""
+    """An adapter that is being loaded."""
 
     full_name: str
-    #: Null: all.
+    #: Null: all GPUs.
     gpus: list[str] | None
 
 
 def card_of(adapter: AdapterVersion, caller: Caller) -> AdapterCard:
-    """What a caller may know. Where an adapter came from is its owner's: a URI may tell of its storage."""
+    """Returns what the caller may see. Only the owner sees the source: a URI may reveal storage details."""
     return AdapterCard(**_fields(adapter, caller))
 
 
@@ -118,7 +118,7 @@ def detail_of(
 
 
 def _fields(adapter: AdapterVersion, caller: Caller) -> dict[str, Any]:
-    is_owner = caller.is_admin or caller.tenant == adapter.tenant
+    is_owner = caller.is_admin or caller.tenant_id == adapter.tenant_id
     return {
         "name": adapter.name,
         "full_name": adapter.full_name,

@@ -1,27 +1,27 @@
-"""What is pinned stays in the host memory of every runner, and leaves a GPU only for adapters in use."""
+"""Pins: pinned adapters stay in every runner's host memory, and leave a GPU only for adapters in use."""
 
-from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.registry import Registry
 
 
 class Pins:
-    """Tells the cluster what the registry has pinned, again and again: workers that start know of no pins."""
+    """Sends the registry's pins to the cluster repeatedly, since new workers have none."""
 
     def __init__(self, registry: Registry, client: SchedulerClient) -> None:
         self._registry = registry
         self._client = client
-        #: What this process told the cluster last.
+        #: The pins that this process sent last.
         self._sent: dict[str, AdapterRef] = {}
 
     async def send(self) -> None:
         """Raises ClusterUnavailable."""
         snapshot = self._registry.snapshot
         pinned = {adapter.ref.digest: adapter.ref for adapter in snapshot.pinned()}
-        # Of a digest that no version has, the deletion ends the pin.
+        # For a digest without versions the deletion ends the pin.
         ended = [ref for digest, ref in self._sent.items() if digest not in pinned and digest in snapshot.digests()]
         for ref in ended:
-            await self._client.warm(ref, pin=False)
+            await self._client.prefetch(ref, pin=False)
         for ref in pinned.values():
-            await self._client.warm(ref, pin=True)
+            await self._client.prefetch(ref, pin=True)
         self._sent = pinned

@@ -1,65 +1,70 @@
-"""An adapter on its way in: brought to a folder, validated, kept in the store, named by the registry."""
+"""Registration of an adapter: its files are fetched to a folder, validated, put into the store, and named."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import structs
 
-from punica_frontend.adapters.addresses import new_address
+from punica_frontend.adapters.addresses import Address, new_address
 from punica_frontend.adapters.staging import Staging
-from punica_frontend.caller import Caller
-from punica_frontend.fair_slots import FairSlots, SlotLimits
-from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.api.caller import Caller
+from punica_frontend.generation.fair_slots import FairSlots, SlotLimits
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_serve.errors import AdapterNotFound, ClusterUnavailable, Conflict
+from punica_serve.registry.names import full_name
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 from punica_serve.store.adapter_store import AdapterStore
-from punica_serve.store.intake import Intake
+from punica_serve.store.validator import ValidatedAdapter
 
-#: Brings an adapter's files to an empty folder, within deadlines and limits of its own.
-Bring = Callable[[Path], Awaitable[None]]
-#: Validates the files that were brought, for a tenant's adapter of a name.
-Check = Callable[[Path, str, str], Awaitable[Intake]]
+#: Fetches an adapter's files to an empty folder, within its own deadlines and limits.
+Fetch = Callable[[Path], Awaitable[None]]
+#: Validates the fetched files for their address.
+Check = Callable[[Path, Address], Awaitable[ValidatedAdapter]]
 
-#: Each holds an adapter's weights in memory while they are checked. A client that still has to send its bytes can wait,
-#: but not for ever.
-_SLOTS = SlotLimits(8, 4, 60.0, "too many adapters are being registered")
+#: Slots for adapters in transfer from a client or a source, which may be slow. Each uses disk space until it gets a
+#: slot of CHECKS.
+_ARRIVALS = SlotLimits(16, 4, 5.0, "too many adapters are being uploaded or fetched")
+#: Slots for adapters that are here: each is read, checked and copied to the store. Each has a thread of its own, so the
+#: slow ones of one tenant do not delay another tenant's that have a slot.
+CHECKS = SlotLimits(8, 4, 60.0, "too many adapters are being registered")
 
-#: How long a registration waits for files of the same bytes that are just being removed.
+#: How long a registration waits while files of the same bytes are being deleted.
 REMOVAL_TIMEOUT_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a client wants to be registered, whichever way its bytes come."""
+class RegistrationRequest:
+    """A client's request to register an adapter, from any kind of source."""
 
     name: str
     #: None for an upload.
     source_uri: str | None = None
-    #: Refuse it when the name is taken, in place of making a new version.
+    #: Refuse an existing name instead of making a new version.
     must_be_new: bool = False
     pinned: bool = False
-    #: Bring it to all GPUs at once.
+    #: Load it to all GPUs at once.
     prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
     adapter: AdapterVersion
-    #: False: these very bytes were registered under this name before.
+    #: False if these bytes were already registered under this name.
     is_new: bool
-    #: Full names of what its owner's requests for the short name would get without it.
+    #: Full names that the short name would mean to the owner without this adapter.
     shadows: tuple[str, ...]
 
 
 class Registrar:
-    """Registers adapters. What fails on the way leaves nothing behind, and touches nothing that is served."""
+    """Registers adapters. A failed registration leaves nothing behind and affects no served adapter."""
 
     def __init__(
         self,
@@ -71,67 +76,77 @@ class Registrar:
         *,
         base_name: str,
     ) -> None:
-        """``base_name`` is what the API calls the base model: no adapter may be called so."""
+        """``base_name`` is the API's name for the base model, which no adapter may have."""
         self._registry = registry
         self._store = store
         self._client = client
         self._staging = staging
         self._check = check
         self._base_name = base_name
-        self._slots = FairSlots(_SLOTS)
+        self._arrivals = FairSlots(_ARRIVALS)
+        self._checks = FairSlots(CHECKS)
 
-    async def register(self, caller: Caller, wish: Wish, bring: Bring) -> Registered:
-        """Raises what is wrong with the name, the source or the adapter; StoreUnavailable and RegistryUnavailable."""
-        tenant, name = new_address(caller, wish.name, self._base_name)
-        before = self._current(tenant, name)
-        if wish.must_be_new and before:
-            raise Conflict(f"there is an adapter {before.full_name} already", param="name")
-        async with self._slots.slot(tenant), self._staging.folder() as folder:
-            await bring(folder)
-            intake = await self._check(folder, tenant, name)
-            adapter = await self._keep(caller, wish, (tenant, name), folder, intake)
-        if wish.pinned and not adapter.pinned:
-            adapter = await self._registry.set_pinned(tenant, name, True, by=caller.name)
-        if adapter.pinned or wish.prefetch:
-            await self._warm(adapter)
+    async def register(self, caller: Caller, wanted: RegistrationRequest, fetch: Fetch) -> Registered:
+        """Registers an adapter.
+
+        Raises errors of the name, the source or the adapter; OutOfCapacity if too many are registered at once;
+        StoreUnavailable and RegistryUnavailable.
+        """
+        address = await new_address(self._registry, caller, wanted.name, self._base_name)
+        before = self._current(address)
+        if wanted.must_be_new and before:
+            raise Conflict(f"adapter {before.full_name} exists already", param="name")
+        async with AsyncExitStack() as arrival:
+            await arrival.enter_async_context(self._arrivals.slot(address.tenant_id))
+            async with self._staging.folder() as folder:
+                await fetch(folder)
+                async with self._checks.slot(address.tenant_id):
+                    await arrival.aclose()
+                    validated = await self._check(folder, address)
+                    adapter = await self._store_and_register(caller, wanted, address, folder, validated)
+        if wanted.pinned and not adapter.pinned:
+            adapter = await self._registry.set_pinned(adapter.tenant_id, adapter.name, True, by=caller.name)
+        if adapter.pinned or wanted.prefetch:
+            await self._prefetch(adapter)
         is_new = before is None or before.version != adapter.version
-        return Registered(adapter, is_new, self._registry.snapshot.shadowed_by(tenant, adapter))
+        return Registered(adapter, is_new, self._registry.snapshot.shadowed_by(adapter.tenant_id, adapter))
 
-    def _current(self, tenant: str, name: str) -> AdapterVersion | None:
+    def _current(self, address: Address) -> AdapterVersion | None:
+        full = full_name(address.tenant, address.name)
         with contextlib.suppress(AdapterNotFound):
-            return self._registry.snapshot.adapter(tenant, f"{tenant}/{name}", is_admin=True)
+            return self._registry.snapshot.adapter(address.tenant_id, full, is_admin=True)
         return None
 
-    async def _keep(
-        self, caller: Caller, wish: Wish, address: tuple[str, str], folder: Path, intake: Intake
+    async def _store_and_register(
+        self, caller: Caller, wanted: RegistrationRequest, address: Address, folder: Path, validated: ValidatedAdapter
     ) -> AdapterVersion:
-        """Puts the files into the store before a row names them, so that every row's files are there.
+        """Puts the files into the store before a row names them, so that every row's files exist.
 
-        Files of the same bytes may be on their way out, since an adapter with them was deleted: those have to be gone
-        first.
+        Files of the same bytes may be in deletion with an earlier adapter; waits until they are gone.
         """
         deadline_s = asyncio.get_running_loop().time() + REMOVAL_TIMEOUT_S
         while True:
             try:
-                async with self._registry.keeping_files(intake.ref.digest):
-                    uri = await self._store.put(folder, intake.ref.digest)
+                async with self._registry.keeping_files(validated.ref.digest):
+                    uri = await self._store.put(folder, validated.ref.digest)
                     return await self._registry.register(
-                        *address,
-                        structs.replace(intake.ref, uri=uri),
-                        source_uri=wish.source_uri,
-                        base_model=intake.base_model,
-                        chat_template=intake.chat_template,
+                        address.tenant_id,
+                        address.name,
+                        structs.replace(validated.ref, uri=uri),
+                        source_uri=wanted.source_uri,
+                        base_model=validated.base_model,
+                        chat_template=validated.chat_template,
                         by=caller.name,
-                        must_be_new=wish.must_be_new,
+                        must_be_new=wanted.must_be_new,
                     )
             except Conflict as error:
                 if error.retry_after_s is None or asyncio.get_running_loop().time() > deadline_s:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def _warm(self, adapter: AdapterVersion) -> None:
-        """The adapter is registered, and is fetched when it is asked for: without a scheduler it just is not yet."""
+    async def _prefetch(self, adapter: AdapterVersion) -> None:
+        """Loads the adapter. Without a scheduler it is only loaded later, when a request asks for it."""
         try:
-            await self._client.warm(adapter.ref, pin=True if adapter.pinned else None)
+            await self._client.prefetch(adapter.ref, pin=True if adapter.pinned else None)
         except ClusterUnavailable as error:
-            log.warning("adapter %s is registered, but not on its way to the GPUs: %s", adapter.full_name, error)
+            log.warning("adapter %s is registered, but could not be prefetched: %s", adapter.full_name, error)

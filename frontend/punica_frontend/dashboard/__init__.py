@@ -1,1 +1,1 @@
-"""The pages for browsers: the dashboard, and the one about the API. They are served from this machine alone."""
+"""Pages for browsers: the dashboard and the API page. Everything is served from this host."""

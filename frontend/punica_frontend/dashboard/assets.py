@@ -1,4 +1,4 @@
-"""Files that browsers load: our own, and scripts that other packages carry. All are read once, and are small."""
+"""Files for browsers: our own, and scripts from other packages. They are small, and read once."""
 
 import hashlib
 import mimetypes
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
 
-#: Whatever the system's own table says of it, a browser runs nothing else as a module.
+#: Fixed, because browsers run modules only with this type, and the system's table may have another.
 _SCRIPT = "text/javascript"
 
 
@@ -17,7 +17,7 @@ class Asset:
 
     content: bytes
     media_type: str
-    #: Changes with the content.
+    #: A hash of the content.
     etag: str
 
     @classmethod
@@ -26,16 +26,16 @@ class Asset:
         return cls(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-#: By file name.
+#: Assets by file name.
 Assets = Mapping[str, Asset]
 
 
 def own_assets(folder: str) -> Assets:
-    """All files of a folder beside this module."""
+    """Reads all files of a folder beside this module."""
     return {file.name: Asset.of(file.name, file.read_bytes()) for file in files(__package__).joinpath(folder).iterdir()}
 
 
 def carried_assets(distribution: str, names: Iterable[str]) -> Assets:
-    """Files of these names that an installed distribution has somewhere. It is not imported."""
+    """Reads files of these names from an installed distribution, without importing it."""
     found = {path.name: path for path in metadata.files(distribution) or ()}
     return {name: Asset.of(name, found[name].locate().read_bytes()) for name in names}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which pages there are, and what they are made of."""
+"""The pages, and the files that they consist of."""
 
 from dataclasses import dataclass
 
@@ -6,18 +6,18 @@ from punica_frontend.dashboard.assets import Asset, Assets, carried_assets, own_
 
 _INDEX = "index.html"
 
-#: Nothing comes from elsewhere, no script stands in the page itself, and no other site frames it.
+#: Content security policy: nothing from other hosts, no inline scripts, no framing by other sites.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: Swagger UI writes styles into its elements.
+#: Swagger UI needs inline styles.
 _STYLED_POLICY = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A path with its index, and below it the files that the index asks for."""
+    """A path with its index, and the files below it."""
 
     path: str
     files: Assets
@@ -33,12 +33,12 @@ class Page:
 
 
 def dashboard_page() -> Page:
-    """Its charts are uPlot's: the script draws 64 stacked series five times a second, and is 44 kB."""
+    """Returns the dashboard. Its charts use uPlot, 44 kB that draw 64 stacked series five times a second."""
     files = {**own_assets("page"), **carried_assets("metaflow-card-uplot", ("uPlot.iife.min.js", "uPlot.min.css"))}
     return Page("/dashboard", files, _POLICY)
 
 
 def api_page() -> Page:
-    """Swagger UI on /openapi.json."""
+    """Returns Swagger UI for /openapi.json, with the dashboard's login."""
     carried = carried_assets("fastapi-offline", ("swagger-ui-bundle.js", "swagger-ui.css"))
     return Page("/docs", {**own_assets("api_page"), **carried}, _STYLED_POLICY)

@@ -1,4 +1,4 @@
-"""What Prometheus is told: ``figures`` count, ``own`` and ``cluster`` tell them by the names in ``catalogue``.
+"""Metrics for Prometheus: ``metrics`` counts, ``own`` and ``cluster`` print under the names in ``catalogue``.
 
 Does no input or output.
 """

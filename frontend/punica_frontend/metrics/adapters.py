@@ -1,17 +1,17 @@
-"""Where the adapters are that are used most: what gateways that know vLLM route by."""
+"""The residency of the most used adapters, by which gateways that know vLLM route requests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from punica_frontend.metrics import catalogue
-from punica_frontend.metrics.figures import Figures
+from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.metrics.text import family, joined, labelled
 from punica_serve.protocol import AdapterResidency, ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """One with a name of its own in the metrics, and where it is; None where that is not known or nowhere."""
+    """An adapter with its own label, and its residency; None if it is unknown or nowhere."""
 
     full_name: str
     is_pinned: bool
@@ -19,11 +19,11 @@ class NamedAdapter:
 
 
 def adapter_lines(
-    figures: Figures, adapters: list[NamedAdapter], cluster: ClusterSnapshot, model: str, now_s: float
+    metrics: Metrics, adapters: list[NamedAdapter], cluster: ClusterSnapshot, model: str, now_s: float
 ) -> Iterator[str]:
     of_model = labelled(model_name=model)
     on_gpus = [adapter for adapter in adapters if adapter.residency and adapter.residency.gpus]
-    waiting = [adapter for adapter in adapters if figures.waiting_adapters[adapter.full_name]]
+    waiting = [adapter for adapter in adapters if metrics.waiting_adapters[adapter.full_name]]
     info = labelled(
         max_lora=str(sum(gpu.gpu.max_batch_size for gpu in cluster.gpus)),
         running_lora_adapters=",".join(adapter.full_name for adapter in on_gpus),

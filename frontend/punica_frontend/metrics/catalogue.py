@@ -1,7 +1,8 @@
-"""Every metric, by the name that Prometheus knows it by.
+"""Every metric, under its Prometheus name.
 
-`vllm:` where the meaning is vLLM's, so that dashboards and gateways made for it work; they add up over instances, so
-what a frontend tells by such a name is its own requests', or a GPU's with the GPU in ``engine``. `punica_` is the rest.
+Names begin with `vllm:` where the meaning is vLLM's, so that dashboards and gateways made for vLLM work. Such metrics
+are summed over instances, so a frontend reports only its own requests, or a GPU's values with the GPU in ``engine``.
+All others begin with `punica_`.
 """
 
 from typing import Literal
@@ -14,17 +15,17 @@ _GPU = ("gpu", "runner")
 
 # ------------------------------------------------------------------ a frontend's own requests
 
-RUNNING = Metric("vllm:num_requests_running", "gauge", "Requests whose tokens are coming.", _MODEL)
+RUNNING = Metric("vllm:num_requests_running", "gauge", "Requests that generate tokens.", _MODEL)
 WAITING = Metric(
     "vllm:num_requests_waiting",
     "gauge",
-    "Requests of which no token has come: they wait for a GPU, their adapter or their prefill.",
+    "Requests without a token yet: they wait for a GPU, their adapter or their prefill.",
     _MODEL,
 )
 SUCCESS = Metric(
     "vllm:request_success_total",
     "counter",
-    "Requests that ended without an error; abort is for those that their clients gave up.",
+    "Requests that ended without an error; abort counts those cancelled by their clients.",
     (*_MODEL, "finished_reason"),
 )
 PROMPT_TOKENS = Metric("vllm:prompt_tokens_total", "counter", "Tokens of the prompts of requests.", _MODEL)
@@ -32,47 +33,56 @@ GENERATION_TOKENS = Metric("vllm:generation_tokens_total", "counter", "Tokens ge
 PREEMPTIONS = Metric(
     "vllm:num_preemptions_total",
     "counter",
-    "Times that a request was taken off a GPU for lack of memory, counted at the request's end.",
+    "Preemptions of requests for lack of GPU memory, counted at the request's end.",
     _MODEL,
 )
 FIRST_TOKEN = Metric(
-    "vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.", _MODEL
+    "vllm:time_to_first_token_seconds", "histogram", "Time from a request's arrival to its first token.", _MODEL
 )
-INTER_TOKEN = Metric("vllm:inter_token_latency_seconds", "histogram", "Between two tokens of a request.", _MODEL)
+INTER_TOKEN = Metric("vllm:inter_token_latency_seconds", "histogram", "Time between two tokens of a request.", _MODEL)
 E2E = Metric(
     "vllm:e2e_request_latency_seconds",
     "histogram",
-    "From arrival to end, of requests that ended by themselves.",
+    "Time from arrival to end, of requests that were completed.",
     _MODEL,
 )
 QUEUE_TIME = Metric(
     "vllm:request_queue_time_seconds",
     "histogram",
-    "What a request waited for a place on a GPU, all its waits together.",
+    "Total time that a request waited for a GPU.",
     _MODEL,
 )
 REQUEST_PROMPT = Metric(
-    "vllm:request_prompt_tokens", "histogram", "Tokens of a prompt, of requests that ended by themselves.", _MODEL
+    "vllm:request_prompt_tokens", "histogram", "Tokens of a prompt, of requests that were completed.", _MODEL
 )
 REQUEST_GENERATION = Metric(
-    "vllm:request_generation_tokens", "histogram", "Tokens of an answer, of requests that ended by themselves.", _MODEL
+    "vllm:request_generation_tokens", "histogram", "Tokens of an answer, of requests that were completed.", _MODEL
 )
 
 FAILED = Metric("punica_requests_failed_total", "counter", "Requests that ended with an error, by its code.", ("code",))
 CUT = Metric(
     "punica_connections_cut_total",
     "counter",
-    "Connections that were ended for their client: its head (head_late) or the rest of a refused body (body_late) came "
-    "too slowly, it took nothing of its answer (stalled), or it was one too many (crowded).",
+    "Connections that the frontend ended: the head (header_timeout) or the rest of a refused body (body_late) "
+    "came too slowly, the client took nothing (stalled), or there were too many (too_many_connections).",
     ("reason",),
 )
-WEBSOCKETS = Metric("punica_websockets", "gauge", "Open websockets for streams of answers.")
+UNKNOWN_FIELDS = Metric(
+    "punica_unknown_fields_total",
+    "counter",
+    "Requests of OpenAI's and TGI's APIs with an unsupported field, by field: refused for it, or answered "
+    "without it (ignored, where `frontend.unknown_fields` is `warn`).",
+    ("field", "outcome"),
+)
+WEBSOCKETS = Metric("punica_websockets", "gauge", "Open websockets of /v1/generate/stream.")
 CONNECTED = Metric("punica_scheduler_connected", "gauge", "1 while the link to the scheduler is up.")
-DRAINING = Metric("punica_draining", "gauge", "1 while this frontend finishes what it has and takes nothing new.")
+DRAINING = Metric(
+    "punica_draining", "gauge", "1 while this frontend drains: it finishes its requests and accepts no new ones."
+)
 
 
 def _use(of: str) -> tuple[Metric, ...]:
-    """The same for each adapter and each tenant, in the order of ``own``."""
+    """Returns the metrics of each adapter or tenant, in the order of ``own``."""
     ends = "counted at their end"
     return (
         Metric(f"punica_{of}_requests_total", "counter", f"Requests by {of}, {ends}.", (of,)),
@@ -99,20 +109,20 @@ TENANT = _use("tenant")
 LORA_INFO = Metric(
     "vllm:lora_requests_info",
     "gauge",
-    "Seconds since 1970. Labels: rows of all GPUs, adapters in GPU memory, adapters with requests without a token; "
-    "of the adapters that have a name of their own here.",
+    "Seconds since 1970. Labels: batch rows of all GPUs, adapters in GPU memory, adapters with waiting requests; "
+    "only adapters with labels of their own.",
     (*_MODEL, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
 LORA_LOADED = Metric(
     "vllm:lora_adapter_loaded",
     "gauge",
-    "1 for an adapter that is in the memory of a GPU (gpu) or of a worker's host (cpu).",
+    "1 for an adapter in the memory of a GPU (gpu) or of a worker's host (cpu).",
     (*_MODEL, "adapter_name", "level", "pinned"),
 )
 
 # ------------------------------------------------------------------ the cluster, as its scheduler sees it
 
-KV_USAGE = Metric("vllm:kv_cache_usage_perc", "gauge", "Share of the KvCache that is in use, 0 to 1.", _ENGINE, False)
+KV_USAGE = Metric("vllm:kv_cache_usage_perc", "gauge", "Fraction of the KvCache in use, 0 to 1.", _ENGINE, False)
 GPU_LORAS = Metric("vllm:num_gpu_loaded_lora_adapters", "gauge", "Adapters in the GPU's memory.", _ENGINE, False)
 CPU_LORAS = Metric(
     "vllm:num_cpu_loaded_lora_adapters", "gauge", "Adapters in the host memory of the GPU's worker.", _ENGINE, False
@@ -127,27 +137,27 @@ QUEUE_LENGTH = _cluster("queue_length", "Requests that wait for a GPU.")
 GPUS = _cluster("gpus", "GPUs that have joined.")
 RUNNERS = _cluster("runners", "Runners connected to the scheduler.")
 FRONTENDS = _cluster("frontends", "Frontends connected to the scheduler.")
-MORE_GPUS = _cluster("advised_more_gpus", "GPUs that the fleet should grow by.")
-RELEASABLE = _cluster("advised_releasable_runners", "Runners that could be released: all their GPUs are idle.")
-RUNNER_RELEASABLE = _cluster("runner_releasable", "1 for a runner that could be released.", ("runner",))
+MORE_GPUS = _cluster("advised_more_gpus", "GPUs to add, by the scheduler's advice.")
+RELEASABLE = _cluster("advised_releasable_runners", "Runners that may be released: all their GPUs are idle.")
+RUNNER_RELEASABLE = _cluster("runner_releasable", "1 for a runner that may be released.", ("runner",))
 
 
 def _counter(name: str, help: str) -> Metric:
     return Metric(f"punica_cluster_{name}_total", "counter", help, is_own=False)
 
 
-#: By the scheduler's name of the counter.
+#: Metrics by the scheduler's names of its counters.
 COUNTERS = {
     "arrived": _counter("requests_arrived", "Requests that reached the scheduler."),
-    "finished": _counter("requests_finished", "Requests that ended by themselves."),
-    "cancelled": _counter("requests_cancelled", "Requests that their clients or frontends gave up."),
+    "finished": _counter("requests_finished", "Requests that were completed."),
+    "cancelled": _counter("requests_cancelled", "Requests cancelled by their clients or frontends."),
     "failed": _counter("requests_failed", "Requests that the scheduler ended with an error."),
     "tokens": _counter("tokens", "Tokens delivered to frontends."),
-    "evictions": _counter("evictions", "Requests taken off a GPU that ran out of KvCache pages."),
+    "evictions": _counter("evictions", "Preemptions of requests on GPUs that ran out of KvCache pages."),
     "migrations": _counter("migrations", "Requests moved to another GPU."),
-    "consolidations": _counter("consolidations", "Lightly loaded GPUs that were emptied."),
+    "consolidations": _counter("consolidations", "Consolidations: lightly loaded GPUs that were emptied."),
     "gpus_lost": _counter(
-        "gpus_lost", "GPUs lost with their workers or runners; not those that a runner leaves empty."
+        "gpus_lost", "GPUs lost with their workers or runners, except those that were empty when their runner stopped."
     ),
 }
 
@@ -165,16 +175,16 @@ GPU = (
     _gpu("free_kv_pages", "Free pages of the KvCache."),
     _gpu("kv_pages", "Pages of the KvCache."),
     _gpu("adapters", "Different adapters in the newest step."),
-    _gpu("draining", "1 while nothing new is placed on the GPU and what runs there moves."),
+    _gpu("draining", "1 while the GPU drains: nothing new is placed there, and its requests move."),
     _gpu("steps_total", "Model invocations."),
     _gpu("tokens_total", "Tokens generated."),
 )
 
-#: All, as they are documented.
+#: All metrics, in the order of docs/metrics.md.
 OWN = (
     *(RUNNING, WAITING, SUCCESS, PROMPT_TOKENS, GENERATION_TOKENS, PREEMPTIONS, FIRST_TOKEN, INTER_TOKEN, E2E),
     *(QUEUE_TIME, REQUEST_PROMPT, REQUEST_GENERATION, LORA_INFO, LORA_LOADED),
-    *(FAILED, CUT, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT),
+    *(FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT),
 )
 CLUSTER = (
     *(KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS, MORE_GPUS, RELEASABLE),

@@ -1,4 +1,4 @@
-"""What the scheduler knows. Every frontend tells the same of it."""
+"""The scheduler's metrics. Every frontend reports the same."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from punica_serve.protocol import ClusterSnapshot, GpuSnapshot
 
 
 def cluster_lines(cluster: ClusterSnapshot, model: str) -> Iterator[str]:
-    """``model`` is what the API calls the base model."""
+    """``model`` is the API's name for the base model."""
     advice = cluster.advice
     for metric, value in (
         (catalogue.QUEUE_LENGTH, cluster.queue_length),
@@ -28,13 +28,13 @@ def cluster_lines(cluster: ClusterSnapshot, model: str) -> Iterator[str]:
 
 
 def _engines(gpus: tuple[GpuSnapshot, ...], model: str) -> Iterator[str]:
-    """By vLLM's names: an engine of its is a GPU."""
+    """Metrics under vLLM's names: each GPU counts as an engine."""
     labels = [labelled(model_name=model, engine=gpu.gpu.uuid) for gpu in gpus]
     usage = [1 - gpu.free_kv_pages / gpu.gpu.num_kv_pages for gpu in gpus]
     yield from family(catalogue.KV_USAGE, zip(labels, usage, strict=True))
     on_gpu = (len(gpu.resident_adapters) for gpu in gpus)
     yield from family(catalogue.GPU_LORAS, zip(labels, on_gpu, strict=True))
-    on_host = (gpu.num_cached_adapters for gpu in gpus)
+    on_host = (gpu.num_cached_adapters or 0 for gpu in gpus)
     yield from family(catalogue.CPU_LORAS, zip(labels, on_host, strict=True))
 
 

@@ -1,18 +1,18 @@
-"""How often values fell where."""
+"""Histograms."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 
 class Distribution:
-    """How often values fell into which bucket."""
+    """Counts values by bucket."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """``bounds`` ascend; a value belongs to the first bucket whose bound it does not exceed."""
+        """``bounds`` ascend. A value belongs to the first bucket whose bound is not below it."""
         self.bounds = tuple(bounds)
-        #: One more than bounds: the last bucket has none.
+        #: One more than bounds: the last bucket is unbounded.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 

@@ -1,56 +1,62 @@
-"""What a frontend knows by itself."""
+"""The frontend's own metrics."""
 
 from collections.abc import Iterator
 
 from punica_frontend.metrics import catalogue
-from punica_frontend.metrics.busiest import Busiest
-from punica_frontend.metrics.figures import Figures, Use
+from punica_frontend.metrics.bounded_labels import BoundedLabels
+from punica_frontend.metrics.metrics import Metrics, UsageStats
 from punica_frontend.metrics.text import NO_LABELS, Labels, Metric, family, joined, labelled
 from punica_serve.protocol import FinishReason
 
-#: A finish reason -> vLLM's word for it. What else a request may end with is the code of an error.
+#: vLLM's words for finish reasons. Other outcomes are error codes.
 _FINISHED: dict[FinishReason, str] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
-def own_lines(figures: Figures, model: str, *, is_connected: bool, is_draining: bool) -> Iterator[str]:
-    """``model`` is what the API calls the base model."""
+def own_lines(metrics: Metrics, model: str, *, is_connected: bool, is_draining: bool) -> Iterator[str]:
+    """``model`` is the API's name for the base model."""
     of_model = labelled(model_name=model)
-    yield from _requests(figures, of_model)
-    failed = [(code, count) for code, count in sorted(figures.num_ended.items()) if code not in _FINISHED]
+    yield from _requests(metrics, of_model)
+    failed = [(code, count) for code, count in sorted(metrics.num_ended.items()) if code not in _FINISHED]
     yield from family(catalogue.FAILED, [(labelled(code=code), count) for code, count in failed])
-    cut = sorted(figures.num_cut.items())
+    cut = sorted(metrics.num_cut.items())
     yield from family(catalogue.CUT, [(labelled(reason=reason), count) for reason, count in cut])
+    unknown = [
+        (labelled(field=name, outcome=outcome), count)
+        for name, counts in metrics.unknown_fields.items()
+        for outcome, count in sorted(counts.items())
+    ]
+    yield from family(catalogue.UNKNOWN_FIELDS, unknown)
     for metric, value in (
-        (catalogue.WEBSOCKETS, figures.num_websockets),
+        (catalogue.WEBSOCKETS, metrics.num_websockets),
         (catalogue.CONNECTED, is_connected),
         (catalogue.DRAINING, is_draining),
     ):
         yield from family(metric, [(NO_LABELS, value)])
-    yield from _uses(catalogue.ADAPTER, figures.adapters)
-    yield from _uses(catalogue.TENANT, figures.tenants)
+    yield from _uses(catalogue.ADAPTER, metrics.adapters)
+    yield from _uses(catalogue.TENANT, metrics.tenants)
 
 
-def _requests(figures: Figures, of_model: Labels) -> Iterator[str]:
+def _requests(metrics: Metrics, of_model: Labels) -> Iterator[str]:
     for metric, value in (
-        (catalogue.RUNNING, figures.num_running),
-        (catalogue.WAITING, figures.num_waiting),
-        (catalogue.PROMPT_TOKENS, figures.num_prompt_tokens),
-        (catalogue.GENERATION_TOKENS, figures.num_generated_tokens),
-        (catalogue.PREEMPTIONS, figures.num_evictions),
-        (catalogue.FIRST_TOKEN, figures.first_token_s),
-        (catalogue.INTER_TOKEN, figures.inter_token_s),
-        (catalogue.E2E, figures.request_s),
-        (catalogue.QUEUE_TIME, figures.queue_s),
-        (catalogue.REQUEST_PROMPT, figures.prompt_tokens),
-        (catalogue.REQUEST_GENERATION, figures.generated_tokens),
+        (catalogue.RUNNING, metrics.num_running),
+        (catalogue.WAITING, metrics.num_waiting),
+        (catalogue.PROMPT_TOKENS, metrics.num_prompt_tokens),
+        (catalogue.GENERATION_TOKENS, metrics.num_generated_tokens),
+        (catalogue.PREEMPTIONS, metrics.num_evictions),
+        (catalogue.FIRST_TOKEN, metrics.first_token_s),
+        (catalogue.INTER_TOKEN, metrics.inter_token_s),
+        (catalogue.E2E, metrics.request_s),
+        (catalogue.QUEUE_TIME, metrics.queue_s),
+        (catalogue.REQUEST_PROMPT, metrics.prompt_tokens),
+        (catalogue.REQUEST_GENERATION, metrics.generated_tokens),
     ):
         yield from family(metric, [(of_model, value)])
-    ended = [(reason, figures.num_ended[outcome]) for outcome, reason in _FINISHED.items()]
+    ended = [(reason, metrics.num_ended[outcome]) for outcome, reason in _FINISHED.items()]
     samples = [(joined(of_model, labelled(finished_reason=reason)), count) for reason, count in ended]
     yield from family(catalogue.SUCCESS, samples)
 
 
-def _uses(metrics: tuple[Metric, ...], busiest: Busiest[Use]) -> Iterator[str]:
+def _uses(metrics: tuple[Metric, ...], labels: BoundedLabels[UsageStats]) -> Iterator[str]:
     rows = [
         (
             labelled(**{metrics[0].labels[0]: name}),
@@ -62,7 +68,7 @@ def _uses(metrics: tuple[Metric, ...], busiest: Busiest[Use]) -> Iterator[str]:
                 use.token_s,
             ),
         )
-        for name, use in busiest.items()
+        for name, use in labels.items()
     ]
     for index, metric in enumerate(metrics):
         yield from family(metric, [(labels, values[index]) for labels, values in rows])

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md: `python -m punica_frontend.metrics.table docs/metrics.md` writes them anew."""
+"""The tables of docs/metrics.md: `python -m punica_frontend.metrics.table docs/metrics.md` updates them."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _BEGIN, _END = "<!-- {}: made from the code -->\n", "<!-- end of {} -->\n"
 
 
 def tables(page: str) -> str:
-    """The page, with its tables as they have to be."""
+    """Returns the page with its tables updated."""
     for title, metrics in (("own", catalogue.OWN), ("cluster", catalogue.CLUSTER)):
         before, begin, rest = page.partition(_BEGIN.format(title))
         _, end, after = rest.partition(_END.format(title))

@@ -1,7 +1,7 @@
 """Prometheus' text format, version 0.0.4.
 
-Written here because a line costs a small part of what prometheus_client takes for it, and the page of a thousand GPUs
-has ten thousand; that package's parser reads it in the tests.
+Our own code, because prometheus_client takes many times as long for a line, and the page of a thousand GPUs has ten
+thousand lines. The tests read it with that package's parser.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from punica_frontend.metrics.distribution import Distribution
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-#: `name="value",...` of one sample, escaped.
+#: The labels of one sample, escaped: `name="value",...`.
 Labels = NewType("Labels", str)
 NO_LABELS = Labels("")
 
@@ -22,7 +22,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A name and what it means. ``is_own``: a frontend tells its own part, else all frontends tell the same."""
+    """A metric's name and meaning. ``is_own``: each frontend reports its own value; otherwise all report the same."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -40,7 +40,7 @@ def joined(*labels: Labels) -> Labels:
 
 
 def family(metric: Metric, samples: Iterable[tuple[Labels, float | Distribution]]) -> Iterator[str]:
-    """The lines of a metric, a sample for each of its sets of labels."""
+    """Yields the lines of a metric, a sample for each set of labels."""
     name = metric.name
     yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind}\n"
     for labels, value in samples:

@@ -1,5 +1,5 @@
-"""OpenAI's API, so that its clients find the base model and every adapter under ``model``.
+"""OpenAI's API: clients find the base model and every adapter under ``model``.
 
-Bodies are checked in ``*_body``, turned into plans in ``planning``, and answered in the shapes of ``*_answers``. What
-OpenAI or vLLM know and this cluster does not is refused by name (``unsupported``); other unknown fields are ignored.
+Bodies are checked in ``*_body``, turned into plans by ``request_planner``, and answered in the formats of
+``*_answers``. Unknown fields are refused by name (``fields``).
 """

@@ -4,11 +4,13 @@ from typing import Literal
 
 import msgspec
 
-from punica_frontend.answers import Answer, Frame, Usage
-from punica_frontend.openai.head import ChunkUsage, Head
+from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage
+from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import ChatLogprobs, chat_logprobs
+from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 from punica_serve.protocol import FinishReason
 from punica_serve.text.token_texts import TokenTexts
+from punica_serve.version import __version__
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -31,13 +33,15 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
+    #: The server and its version. TGI's client requires one.
+    system_fingerprint: str = f"punica-serve-{__version__}"
     object: Literal["chat.completion"] = "chat.completion"
 
 
 class Delta(msgspec.Struct, frozen=True):
     content: str
-    #: With the first chunk of a choice.
+    #: Only in the first chunk of a choice.
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -60,36 +64,37 @@ class ChatChunk(msgspec.Struct, frozen=True):
 
 
 class ChatChunks:
-    """Turns the frames of some choices into chunks."""
+    """Turns frames of several choices into chunks."""
 
-    def __init__(self, head: Head, texts: TokenTexts, *, includes_usage: bool) -> None:
+    def __init__(self, head: Head, texts: TokenTexts, usage: StreamUsage) -> None:
         self._head = head
         self._texts = texts
         self._begun: set[int] = set()
-        self._usage: ChunkUsage = None if includes_usage else msgspec.UNSET
+        self._usage = usage
 
     def chunks(self, index: int, frame: Frame) -> list[ChatChunk]:
-        """None of a frame that says nothing yet."""
+        """Returns the frame's chunk, or none if it has nothing to show yet."""
         logprobs = None if isinstance(frame.logprobs, msgspec.UnsetType) else chat_logprobs(frame.logprobs, self._texts)
         if not (frame.text or frame.finish_reason or logprobs):
             return []
         delta = Delta(frame.text) if index in self._begun else Delta(frame.text, "assistant")
         self._begun.add(index)
-        return [self._chunk([ChunkChoice(index, delta, logprobs, frame.finish_reason)], self._usage)]
+        choice = ChunkChoice(index, delta, logprobs, frame.finish_reason)
+        return [self._chunk([choice], self._usage.after(index, frame))]
 
-    def last(self, usage: Usage) -> ChatChunk:
-        """The chunk that tells the usage."""
+    def last(self, usage: TokenUsage) -> ChatChunk:
+        """Returns the chunk with the usage of the whole stream."""
         return self._chunk([], usage)
 
     def _chunk(self, choices: list[ChunkChoice], usage: ChunkUsage) -> ChatChunk:
         return ChatChunk(self._head.id, self._head.created_s, self._head.model, choices, usage)
 
 
-def chat_completion(head: Head, answers: list[Answer], usage: Usage, texts: TokenTexts) -> ChatCompletion:
+def chat_completion(head: Head, answers: list[GenerateAnswer], usage: TokenUsage, texts: TokenTexts) -> ChatCompletion:
     choices = [_choice(index, answer, texts) for index, answer in enumerate(answers)]
     return ChatCompletion(head.id, head.created_s, head.model, choices, usage)
 
 
-def _choice(index: int, answer: Answer, texts: TokenTexts) -> ChatChoice:
+def _choice(index: int, answer: GenerateAnswer, texts: TokenTexts) -> ChatChoice:
     logprobs = None if isinstance(answer.logprobs, msgspec.UnsetType) else chat_logprobs(answer.logprobs, texts)
     return ChatChoice(index, ChatMessage(answer.text), logprobs, answer.finish_reason)

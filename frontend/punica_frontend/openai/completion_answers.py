@@ -5,14 +5,15 @@ from typing import Literal
 
 import msgspec
 
-from punica_frontend.answers import Answer, Frame, Logprob, Usage
-from punica_frontend.live_request import MAX_DELIVERY_BYTES
-from punica_frontend.openai.head import ChunkUsage, Head
+from punica_frontend.generation.answers import Frame, GenerateAnswer, Logprob, TokenUsage
+from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import CompletionLogprobs, completion_logprobs
+from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
+from punica_frontend.scheduler_link.live_request import MAX_DELIVERY_BYTES
 from punica_serve.protocol import FinishReason
 from punica_serve.text.token_texts import TokenTexts
 
-#: In one chunk. A character has at most four bytes, or six in JSON.
+#: The longest echo in one chunk. A character has at most four bytes, or six in JSON.
 MAX_ECHO_CHARS = MAX_DELIVERY_BYTES // 4
 
 
@@ -35,29 +36,31 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionChunks:
-    """Turns the frames of some choices into chunks. Keeps what the next chunk of each depends on."""
+    """Turns frames of several choices into chunks. Keeps each choice's echo and text offset."""
 
-    def __init__(self, head: Head, texts: TokenTexts, echoes: Sequence[str], *, includes_usage: bool) -> None:
-        """``echoes`` are what comes before the answer of each choice; may be empty strings."""
+    def __init__(self, head: Head, texts: TokenTexts, echoes: Sequence[str], usage: StreamUsage) -> None:
+        """``echoes`` are the texts before each choice's answer, which may be empty."""
         self._head = head
         self._texts = texts
         self._echoes = list(echoes)
         self._offsets = [0] * len(echoes)
-        self._usage: ChunkUsage = None if includes_usage else msgspec.UNSET
+        self._usage = usage
 
     def chunks(self, index: int, frame: Frame) -> list[Completion]:
-        """None of a frame that says nothing yet. What is echoed comes before the first, in chunks of its own."""
+        """Returns the frame's chunks, or none if it has nothing to show yet. An echo comes first, in its own chunks."""
         echo, self._echoes[index] = self._echoes[index], ""
-        parts = (echo[start : start + MAX_ECHO_CHARS] for start in range(0, len(echo), MAX_ECHO_CHARS))
-        choices = [CompletionChoice(index, part) for part in parts]
+        pieces = (echo[start : start + MAX_ECHO_CHARS] for start in range(0, len(echo), MAX_ECHO_CHARS))
+        before = self._usage.before(index, frame)
+        chunks = [completion(self._head, [CompletionChoice(index, part)], before) for part in pieces]
         has_logprobs = not isinstance(frame.logprobs, msgspec.UnsetType)
         if frame.text or frame.finish_reason or has_logprobs:
             logprobs = self._logprobs(index, frame.logprobs)
-            choices.append(CompletionChoice(index, frame.text, logprobs, frame.finish_reason))
-        return [completion(self._head, [choice], self._usage) for choice in choices]
+            choice = CompletionChoice(index, frame.text, logprobs, frame.finish_reason)
+            chunks.append(completion(self._head, [choice], self._usage.after(index, frame)))
+        return chunks
 
-    def last(self, usage: Usage) -> Completion:
-        """The chunk that tells the usage."""
+    def last(self, usage: TokenUsage) -> Completion:
+        """Returns the chunk with the usage of the whole stream."""
         return completion(self._head, [], usage)
 
     def _logprobs(self, index: int, logprobs: Sequence[Logprob] | msgspec.UnsetType) -> CompletionLogprobs | None:
@@ -72,8 +75,8 @@ def completion(head: Head, choices: list[CompletionChoice], usage: ChunkUsage) -
     return Completion(head.id, head.created_s, head.model, choices, usage)
 
 
-def completion_choice(index: int, answer: Answer, echo: str, texts: TokenTexts | None) -> CompletionChoice:
-    """One choice of a whole answer; with its logprobs, where ``texts`` are given to name the tokens."""
+def completion_choice(index: int, answer: GenerateAnswer, echo: str, texts: TokenTexts | None) -> CompletionChoice:
+    """Returns one choice of a whole answer, with logprobs if ``texts`` are given to name the tokens."""
     logprobs = None
     if texts and not isinstance(answer.logprobs, msgspec.UnsetType):
         logprobs = completion_logprobs(answer.logprobs, texts, 0)

@@ -1,17 +1,18 @@
 """The body of POST /v1/completions."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from punica_frontend.choices import MAX_CHOICES
+from punica_frontend.api.schemas import MAX_LOGPROBS, whole_characters
+from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
+from punica_frontend.generation.choices import MAX_CHOICES
 from punica_frontend.openai.sampling_body import SamplingBody
-from punica_frontend.schemas import MAX_LOGPROBS, whole_characters
 
 
 def _as_prompts(value: Any) -> Any:
-    """One prompt or several, told apart by hand: a union's errors would name types that no client knows."""
+    """Accepts one prompt or several. Checked by hand, because a union's errors would name internal types."""
     if isinstance(value, str) or _are_ids(value):
         value = [value]
     if not isinstance(value, list) or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in value):
@@ -25,18 +26,24 @@ def _are_ids(value: Any) -> bool:
 
 
 class CompletionBody(SamplingBody):
+    lists: ClassVar[FieldLists] = FieldLists(
+        neutral=NEUTRAL_WITH_SPECIAL_TOKENS, instead={"max_completion_tokens": "give `max_tokens`"}
+    )
+
     prompt: Annotated[
         list[str | list[int]],
         Field(min_length=1, max_length=MAX_CHOICES),
         BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
     ] = Field(description="One prompt or several, as text or as token ids.", examples=["42"])
     best_of: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="Draw so many of each prompt, and answer with the n likeliest."
+        None, ge=1, le=MAX_CHOICES, description="Generate this many answers of each prompt, and return the n likeliest."
     )
     echo: bool | None = Field(None, description="Put the prompt before the answer.")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="So many of the most likely tokens, too.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Return logprobs, and this many of the most likely tokens."
+    )
 
     @property
     def num_drawn(self) -> int:
-        """Choices of each prompt that are generated."""
+        """The number of answers generated for each prompt."""
         return self.best_of or self.num_choices

@@ -1,24 +1,17 @@
-"""What every answer, and every chunk of it, begins with."""
+"""The fields at the beginning of every answer and chunk."""
 
 import time
 import uuid
 from typing import NamedTuple
 
-import msgspec
-
-from punica_frontend.answers import Usage
-
-#: Of a chunk: left out unless the client asked for it, then null in all chunks but the last.
-ChunkUsage = Usage | msgspec.UnsetType | None
-
 
 class Head(NamedTuple):
-    """Of one answer."""
+    """The id, time and model of one answer."""
 
     id: str
     #: Unix time, in whole seconds.
     created_s: int
-    #: As the client called it.
+    #: The client's name for the model.
     model: str
 
 

@@ -1,19 +1,19 @@
-"""Logprobs in OpenAI's two shapes: columns for completions, a list of tokens for chats."""
+"""Logprobs in OpenAI's two formats: columns for completions, a list of tokens for chats."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from punica_frontend.answers import Logprob
+from punica_frontend.generation.answers import Logprob
 from punica_serve.text.token_texts import TokenTexts
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Columns, of one row for each token."""
+    """Columns with an entry for each token."""
 
     tokens: list[str]
     token_logprobs: list[float]
-    #: The drawn token is always among them, unless none were asked for.
+    #: The sampled token is always included, unless no alternatives were requested.
     top_logprobs: list[dict[str, float]] | None
     #: Where each token starts in the text.
     text_offset: list[int]
@@ -22,7 +22,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class ChatTopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    #: None where they can't be told.
+    #: None if the token is not whole bytes of text.
     bytes: list[int] | None
 
 
@@ -39,7 +39,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 def completion_logprobs(logprobs: Sequence[Logprob], texts: TokenTexts, offset: int) -> CompletionLogprobs:
-    """``offset`` is where the first of these tokens starts."""
+    """Returns the columns. ``offset`` is the text offset of the first token."""
     tokens = [texts.text(entry.token_id) for entry in logprobs]
     has_top = any(entry.top for entry in logprobs)
     return CompletionLogprobs(
@@ -55,7 +55,7 @@ def chat_logprobs(logprobs: Sequence[Logprob], texts: TokenTexts) -> ChatLogprob
 
 
 def _top(entry: Logprob, texts: TokenTexts) -> dict[str, float]:
-    """The likeliest first; of tokens with one text, the likeliest counts."""
+    """Returns alternatives, likeliest first. If several tokens have the same text, the likeliest counts."""
     top: dict[str, float] = {}
     for candidate in entry.top:
         top.setdefault(texts.text(candidate.token_id), candidate.logprob)

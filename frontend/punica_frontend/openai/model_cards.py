@@ -1,4 +1,4 @@
-"""What OpenAI's API tells of a model. Pure."""
+"""Models as OpenAI's API describes them. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,24 +7,24 @@ import msgspec
 
 from punica_serve.registry.records import AdapterVersion
 
-#: Who the base model belongs to.
+#: The owner of the base model.
 OWNER = "punica-serve"
 
 
 class ModelCard(msgspec.Struct, frozen=True):
     """The base model, or an adapter."""
 
-    #: The shortest name by which the caller can ask for it.
+    #: The shortest name with which the caller can request it.
     id: str
     #: Unix time.
     created: int
-    #: Whose it is: a tenant.
+    #: The tenant that owns it.
     owned_by: str
-    #: The base model's name. Never where files lie.
+    #: The base model's name, never a path.
     root: str
-    #: What it was trained on; the base model has none.
+    #: The model that it was trained on; the base model has none.
     parent: str | None
-    #: Tokens of prompt and answer.
+    #: The most tokens of prompt plus answer.
     max_model_len: int
     permission: list[Any] = []
     object: Literal["model"] = "model"
@@ -37,17 +37,17 @@ class ModelList(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CardMaker:
-    """Makes cards."""
+    """Creates model cards."""
 
     base_name: str
     max_context: int
-    #: Since when the base model is served.
+    #: When the base model's service began.
     created_s: int
 
     def of_base(self) -> ModelCard:
         return ModelCard(self.base_name, self.created_s, OWNER, self.base_name, None, self.max_context)
 
     def of_adapter(self, adapter: AdapterVersion, name: str) -> ModelCard:
-        """``name`` is the caller's for it."""
+        """``name`` is the caller's name for the adapter."""
         base_name = self.base_name
         return ModelCard(name, int(adapter.created_s), adapter.tenant, base_name, base_name, self.max_context)

@@ -1,15 +1,15 @@
-"""GET /v1/models: the base model and the adapters that the caller may use, as cards. And one of them alone."""
+"""GET /v1/models: the base model and the caller's adapters, all or one."""
 
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import json_of
-from punica_frontend.caller import Caller, caller_of
-from punica_frontend.generation import Generator
+from punica_frontend.api.caller import Caller, caller_of
+from punica_frontend.api.response_docs import Responses, json_answer, refusals
+from punica_frontend.generation.answers import json_of
+from punica_frontend.generation.generator import Generator
 from punica_frontend.openai.model_cards import CardMaker, ModelCard, ModelList
 from punica_frontend.openai.terms import lora_id_of, openai_terms
-from punica_frontend.openapi_page import Responses, json_answer, refusals
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 
@@ -22,18 +22,18 @@ def models_router(generator: Generator, registry: Registry, cards: CardMaker) ->
 
     def cards_of(adapters: Iterable[AdapterVersion], caller: Caller) -> list[ModelCard]:
         snapshot = registry.snapshot
-        return [cards.of_adapter(adapter, snapshot.name_for(caller.tenant, adapter)) for adapter in adapters]
+        return [cards.of_adapter(adapter, snapshot.name_for(caller.tenant_id, adapter)) for adapter in adapters]
 
     @router.get("/v1/models", summary="List the models", response_class=Response, responses=_LIST)
     async def models(request: Request) -> Response:
-        """The base model first, then every adapter that the caller may use, by the name that it has for the caller."""
+        """Lists the base model, then every adapter that the caller may use, under the caller's name for it."""
         caller = caller_of(request)
-        adapters = registry.snapshot.adapters(caller.tenant, is_admin=caller.is_admin)
+        adapters = registry.snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
         return json_of(ModelList([cards.of_base(), *cards_of(adapters, caller)]))
 
     @router.get("/v1/models/{model:path}", summary="One model", response_class=Response, responses=_ONE)
     async def model_of(model: str, request: Request) -> Response:
-        """By any name that the model can be asked for by."""
+        """Returns a model by any name with which the caller can request it."""
         caller = caller_of(request)
         with openai_terms(model, {}):
             adapter = await generator.adapter(lora_id_of(model, cards.base_name), caller)

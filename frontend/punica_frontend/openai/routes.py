@@ -7,24 +7,26 @@ from typing import Any, Protocol
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import Frame, Usage, json_of
-from punica_frontend.caller import caller_of
-from punica_frontend.choices import Choices, stream_all, whole_answers
-from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
-from punica_frontend.errors import error_object, error_of_body
-from punica_frontend.event_stream import EventStream
-from punica_frontend.generation import Generator
+from punica_frontend.api.caller import caller_of
+from punica_frontend.api.counted_route import counted_route
+from punica_frontend.api.errors import error_object, error_of_body
+from punica_frontend.api.response_docs import answer_or_events, refusals
+from punica_frontend.fields.policy import with_ignored
+from punica_frontend.generation.answers import Frame, TokenUsage, json_of
+from punica_frontend.generation.choices import Choices, stream_all, whole_answers
+from punica_frontend.generation.event_stream import EventStream
+from punica_frontend.generation.generator import Generator
+from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 from punica_frontend.openai.best_of import best_of_each
 from punica_frontend.openai.chat_answers import ChatChunk, ChatChunks, ChatCompletion, chat_completion
 from punica_frontend.openai.chat_body import ChatBody
 from punica_frontend.openai.completion_answers import Completion, CompletionChunks, completion, completion_choice
 from punica_frontend.openai.completion_body import CompletionBody
-from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.head import Head, new_head
-from punica_frontend.openai.planning import Planner, echoes_of
+from punica_frontend.openai.model_names import name_in_answer
+from punica_frontend.openai.request_planner import RequestPlanner, echoes_of
+from punica_frontend.openai.stream_usage import StreamUsage
 from punica_frontend.openai.terms import openai_terms
-from punica_frontend.openapi_page import answer_or_events, refusals
-from punica_frontend.routes.counted import counted_route
 from punica_serve.text.token_texts import TokenTexts
 from punica_serve.text.tokenizer import Tokenizer
 
@@ -38,36 +40,33 @@ class Chunks(Protocol):
 
     def chunks(self, index: int, frame: Frame) -> Sequence[msgspec.Struct]: ...
 
-    def last(self, usage: Usage) -> msgspec.Struct: ...
+    def last(self, usage: TokenUsage) -> msgspec.Struct: ...
 
 
-def openai_router(
-    generator: Generator, tokenizer: Tokenizer, conversations: Conversations, *, base_name: str
-) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"], route_class=counted_route(generator.figures, error_of_body))
-    planner = Planner(generator, conversations, base_name=base_name)
+def openai_router(generator: Generator, planner: RequestPlanner, tokenizer: Tokenizer, *, base_name: str) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"], route_class=counted_route(generator.metrics, error_of_body))
     texts = TokenTexts(tokenizer)
 
     @router.post("/v1/completions", summary="Complete prompts", response_class=Response, responses=_COMPLETION)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continues prompts with the base model or with an adapter, as OpenAI's API does."""
         choices = await planner.completion(body, caller_of(request))
-        head = new_head("cmpl", body.model or base_name)
+        head = new_head("cmpl", name_in_answer(body.model, choices, base_name=base_name))
         echoes = echoes_of(body, tokenizer)
         if body.stream:
-            chunks = CompletionChunks(head, texts, echoes, includes_usage=body.includes_usage)
+            chunks = CompletionChunks(head, texts, echoes, StreamUsage.of(body, choices))
             return _stream(generator, choices, chunks, includes_usage=body.includes_usage, model=body.model)
-        return await _whole(request, _completion(generator, choices, head, body, echoes, texts))
+        return await _whole(request, _completion(generator, choices, head, body, echoes, texts), choices)
 
     @router.post("/v1/chat/completions", summary="Answer a conversation", response_class=Response, responses=_CHAT)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers a conversation through the model's chat template, as OpenAI's API does."""
         choices = await planner.chat(body, caller_of(request))
-        head = new_head("chatcmpl", body.model or base_name)
+        head = new_head("chatcmpl", name_in_answer(body.model, choices, base_name=base_name))
         if body.stream:
-            chunks = ChatChunks(head, texts, includes_usage=body.includes_usage)
+            chunks = ChatChunks(head, texts, StreamUsage.of(body, choices))
             return _stream(generator, choices, chunks, includes_usage=body.includes_usage, model=body.model)
-        return await _whole(request, _chat(generator, choices, head, body, texts))
+        return await _whole(request, _chat(generator, choices, head, body, texts), choices)
 
     return router
 
@@ -93,11 +92,11 @@ async def _chat(
     return chat_completion(head, answers, choices.usage(sum(len(answer.token_ids) for answer in answers)), texts)
 
 
-async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
+async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct], choices: Choices) -> Response:
     answer = await run_while_connected(request.receive, work)
     if answer is None:
         return Response(status_code=CLIENT_CLOSED)
-    return json_of(answer)
+    return with_ignored(json_of(answer), choices.ignored_fields)
 
 
 def _stream(
@@ -114,4 +113,5 @@ def _stream(
         if includes_usage:
             yield chunks.last(choices.usage(num_tokens))
 
-    return EventStream(events(), lambda _, error: {"error": error_object(error)})
+    stream = EventStream(events(), lambda _, error: {"error": error_object(error)})
+    return with_ignored(stream, choices.ignored_fields)

@@ -1,33 +1,34 @@
-"""What bodies of completions and of chats have in common."""
+"""Fields that bodies of completions and of chats share."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from punica_frontend.choices import MAX_CHOICES
-from punica_frontend.schemas import MAX_STOP_TOKENS, Body, StopList, Text
-from punica_serve.sampling_ranges import RANGES
+from punica_frontend.api.schemas import MAX_STOP_TOKENS, StopList, Text
+from punica_frontend.fields.lenient_body import LenientBody
+from punica_frontend.fields.lists import STREAM_HINTS, FieldLists
+from punica_frontend.generation.choices import MAX_CHOICES
+from punica_serve.protocol.sampling_ranges import RANGES
 
 _NUM_SEEDS = 1 << 64
 
 
 def in_range(name: str) -> dict[str, Any]:
-    """The range of a sampling parameter, as keywords of a field."""
+    """Returns a sampling parameter's range as keywords of a pydantic field."""
     return RANGES[name].as_constraints()
 
 
-class LenientBody(Body):
-    """Unknown fields are kept: some of them have to be refused."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class StreamOptions(LenientBody):
-    include_usage: bool | None = Field(None, description="A last chunk, without choices, tells the usage.")
+    lists: ClassVar[FieldLists] = FieldLists(STREAM_HINTS)
+
+    include_usage: bool | None = Field(None, description="Add a last chunk, without choices, with the usage.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Add the usage of its choice so far to every chunk, as in vLLM; needs include_usage."
+    )
 
 
 class SamplingBody(LenientBody):
-    """Fields that are null or left out take the model's own defaults."""
+    """Sampling fields. Fields that are null or left out take the model's defaults."""
 
     model: Text | None = Field(
         None, description="The base model, an adapter, tenant/adapter or base:adapter; by default the base model."
@@ -42,7 +43,7 @@ class SamplingBody(LenientBody):
     frequency_penalty: float | None = Field(None, **in_range("frequency_penalty"))
     stream: bool | None = Field(None, description="Answer with server-sent events, then [DONE].")
     stream_options: StreamOptions | None = None
-    min_p: float | None = Field(None, **in_range("min_p"), description="As in vLLM, as are those below.")
+    min_p: float | None = Field(None, **in_range("min_p"), description="As in vLLM.")
     top_k: int | None = Field(None, **in_range("top_k") | {"ge": -1}, description="0 and -1 keep all tokens.")
     repetition_penalty: float | None = Field(None, **in_range("repetition_penalty"))
     min_tokens: int | None = Field(None, **in_range("min_tokens"))
@@ -54,13 +55,18 @@ class SamplingBody(LenientBody):
         return self.n or 1
 
     @property
+    def has_stream_options(self) -> bool:
+        """Whether any stream option asks for something."""
+        return bool(self.stream_options and any(value for value in self.stream_options.__dict__.values()))
+
+    @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def native_fields(self) -> dict[str, Any]:
-        """The fields of GenerateFields that mean the same there."""
+        """Returns the fields that GenerateFields has too, under their names there."""
         return {
-            "min_tokens": self.min_tokens or 0,
+            "min_tokens": self.min_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": None if self.top_k is None else max(0, self.top_k),

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's terms: ``model`` for what the native API calls ``lora_id``, and so on."""
+"""Errors in OpenAI's terms, such as ``model`` for the native API's ``lora_id``."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class ModelNotFound(AdapterNotFound):
 
 
 def lora_id_of(model: str | None, base_name: str) -> str | None:
-    """``base:adapter`` is the adapter; the base model's own name, or none at all, is None."""
+    """Returns the adapter's name: ``base:adapter`` means the adapter; the base model's name, or none, means None."""
     if not model or model == base_name:
         return None
     return model.removeprefix(f"{base_name}:")
@@ -21,18 +21,18 @@ def lora_id_of(model: str | None, base_name: str) -> str | None:
 
 @contextmanager
 def openai_terms(model: str | None, names: Mapping[str, str]) -> Iterator[None]:
-    """Raises errors with their fields in the client's ``names``; of an adapter it only knows as ``model``."""
+    """Raises errors with the client's field ``names``, and AdapterNotFound as ModelNotFound."""
     try:
         yield
     except AdapterNotFound as error:
-        message = f"the model {(model or '')[:200]!r} does not exist; GET /v1/models lists those that do"
+        message = f"the model {(model or '')[:200]!r} does not exist; GET /v1/models lists the models"
         raise ModelNotFound(message, param="model") from error
     except PunicaError as error:
         raise renamed(error, {"lora_id": "model", **names}) from error
 
 
 def renamed(error: PunicaError, names: Mapping[str, str]) -> PunicaError:
-    """The error with the field that it is about renamed, in its message too."""
+    """Returns the error with its field renamed, in the message too."""
     name, dot, rest = (error.param or "").partition(".")
     if name not in names:
         return error

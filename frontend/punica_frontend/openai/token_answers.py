@@ -1,14 +1,14 @@
-"""What /tokenize and /detokenize answer, as vLLM does."""
+"""Answers of /tokenize and /detokenize, as vLLM has them."""
 
 import msgspec
 
 
 class Tokens(msgspec.Struct, frozen=True):
     count: int
-    #: Tokens of prompt and answer that the model can take.
+    #: The most tokens of prompt plus answer.
     max_model_len: int
     tokens: list[int]
-    #: Each by itself, where they were asked for.
+    #: Each token's own text, if requested.
     token_strs: list[str] | None
 
 

@@ -1,1 +1,1 @@
-"""The HTTP and websocket routes. Each module makes one router from what it needs."""
+"""HTTP and websocket routes. Each module creates one router from its dependencies."""

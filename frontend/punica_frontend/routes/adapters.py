@@ -1,4 +1,4 @@
-"""/v1/adapters: what is registered, and where it is."""
+"""GET /v1/adapters: adapters and where they are."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -8,19 +8,21 @@ from fastapi import APIRouter, Query, Request, Response
 from punica_frontend.adapters.addresses import usable
 from punica_frontend.adapters.bodies import AdapterPath
 from punica_frontend.adapters.cards import AdapterDetail, AdapterList, detail_of, placed
-from punica_frontend.adapters.whereabouts import residencies, residency
-from punica_frontend.answers import json_of
-from punica_frontend.caller import caller_of
-from punica_frontend.openapi_page import json_answer, refusals
-from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.adapters.paths import ADAPTER
+from punica_frontend.adapters.residency import residencies, residency
+from punica_frontend.api.caller import caller_of
+from punica_frontend.api.response_docs import json_answer, refusals
+from punica_frontend.generation.answers import json_of
+from punica_frontend.routes.known_query import KNOWN_QUERY
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_serve.errors import InvalidRequest, RegistryUnavailable
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 
 MAX_PAGE = 1000
 
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="At most so many.")]
-After = Annotated[str | None, Query(description="`full_name` of the last one of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The most adapters of the page.")]
+After = Annotated[str | None, Query(description="`full_name` of the last adapter of the page before.")]
 
 
 def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
@@ -29,29 +31,30 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
     @router.get(
         "/v1/adapters",
         summary="List the adapters",
+        dependencies=[KNOWN_QUERY],
         responses={200: json_answer(AdapterList, "A page of them."), **refusals(400, 422)},
     )
     async def list_adapters(request: Request, limit: Limit = MAX_PAGE, after: After = None) -> Response:
-        """Those that you may use, and where each is."""
+        """Lists the adapters that you may use, and where each is."""
         caller = caller_of(request)
-        adapters = registry.snapshot.adapters(caller.tenant, is_admin=caller.is_admin)
+        adapters = registry.snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
         page, has_more = page_of(adapters, limit, after)
         where = await residencies(client, {adapter.ref.digest for adapter in page})
         cards = [placed(adapter, caller, where[adapter.ref.digest]) for adapter in page]
         return json_of(AdapterList(cards, has_more))
 
     @router.get(
-        "/v1/adapters/{name:path}",
+        ADAPTER,
         summary="Show an adapter",
         responses={200: json_answer(AdapterDetail, "The adapter."), **refusals(404)},
     )
     async def show(request: Request, name: AdapterPath) -> Response:
-        """What it is, where it is, and its versions: the one that is served alone while the registry is down."""
+        """Shows an adapter, where it is, and its versions; while the registry is down, only the served version."""
         caller = caller_of(request)
         adapter = await usable(registry, caller, name)
         versions: tuple[AdapterVersion, ...] = ()
-        with suppress(RegistryUnavailable):  # the snapshot knows the one that is served
-            versions = await registry.versions(adapter.tenant, adapter.name)
+        with suppress(RegistryUnavailable):  # the snapshot has the served version
+            versions = await registry.versions(adapter.tenant_id, adapter.name)
         where = await residency(client, adapter.ref.digest)
         return json_of(detail_of(adapter, caller, where, versions or (adapter,)))
 
@@ -61,11 +64,11 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
 def page_of(
     adapters: tuple[AdapterVersion, ...], limit: int, after: str | None
 ) -> tuple[tuple[AdapterVersion, ...], bool]:
-    """The page that begins behind ``after``, and whether there is another. Raises InvalidRequest."""
+    """Returns the page after ``after``, and whether there is another. Raises InvalidRequest."""
     first = 0
     if after is not None:
         names = [adapter.full_name for adapter in adapters]
         if after not in names:
-            raise InvalidRequest("`after` is no adapter's full_name: it was deleted, or never there", param="after")
+            raise InvalidRequest("`after` names no adapter of this list; it may have been deleted", param="after")
         first = names.index(after) + 1
     return adapters[first : first + limit], len(adapters) > first + limit

@@ -1,19 +1,19 @@
-"""/v1/cluster: the scheduler's view, as JSON objects, and what operators may do to it."""
+"""/v1/cluster: the scheduler's view, and what operators may change."""
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import Drain, json_of
-from punica_frontend.caller import admin_of, caller_of
-from punica_frontend.openapi_page import Responses, json_answer, refusal
-from punica_frontend.scheduler_client import SchedulerClient
-from punica_frontend.schemas import DrainBody
+from punica_frontend.api.caller import admin_of, caller_of
+from punica_frontend.api.response_docs import Responses, json_answer, refusal
+from punica_frontend.api.schemas import DrainBody
+from punica_frontend.generation.answers import DrainAnswer, json_of
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_frontend.watch.frames import Frames
 from punica_frontend.watch.view import ClusterView, Viewer
 from punica_serve.registry.registry import Registry
 
 _DRAIN_RESPONSES: Responses = {
-    200: json_answer(Drain, "Told to the scheduler."),
-    **refusal(404, "No such GPU; the message names those there are."),
+    200: json_answer(DrainAnswer, "The scheduler has the order."),
+    **refusal(404, "There is no such GPU; the message names all GPUs."),
 }
 
 
@@ -26,21 +26,22 @@ def cluster_router(client: SchedulerClient, registry: Registry, frames: Frames) 
         responses={200: json_answer(ClusterView, "The cluster as its scheduler sees it.")},
     )
     async def cluster(request: Request) -> Response:
-        """Each GPU's batch size, free KvCache pages and resident adapters, and whether it is being drained; the queue;
-        what happened so far; the rates and latencies of the last half minute; what to mark on a chart; and `advice`:
-        how many GPUs more are wanted, and which runners could be released.
+        """Returns each GPU's batch size, free KvCache pages, resident adapters and drain state; the queue; counters;
 
-        Of the resident adapters, those that the caller may use, by their digests; `adapters` names them. An
-        administrator sees all. `WS /v1/cluster/watch?per_s=1` tells the same again and again.
+        rates and latencies of the last half minute; cluster events (`marks`); and `advice`: how many GPUs to add, and
+        which runners may be released.
+
+        Resident adapters are those that the caller may use, by digest; `adapters` names them. An administrator sees all
+        of them, and how many each host caches. `WS /v1/cluster/watch?per_s=1` sends the same repeatedly.
         """
-        told = await frames.cluster(await client.cluster(), Viewer(caller_of(request), registry))
-        return Response(told.body, media_type="application/json")
+        encoded = await frames.cluster(await client.cluster(), Viewer(caller_of(request), registry))
+        return Response(encoded.body, media_type="application/json")
 
     @router.post("/v1/cluster/drain", summary="Empty a GPU, or use it again", responses=_DRAIN_RESPONSES)
     async def drain(body: DrainBody, request: Request) -> Response:
-        """Nothing new is placed on a GPU that is drained, and what runs there moves to others as they have room."""
+        """Nothing new is placed on a draining GPU, and its requests move to other GPUs as those have room."""
         admin_of(request)
         await client.drain_gpu(body.gpu, drain=body.drain)
-        return json_of(Drain(body.gpu, body.drain))
+        return json_of(DrainAnswer(body.gpu, body.drain))
 
     return router

@@ -4,15 +4,15 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import Answer, Frame, answer, json_of
-from punica_frontend.caller import caller_of
-from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
-from punica_frontend.errors import error_object
-from punica_frontend.event_stream import EventStream
-from punica_frontend.generation import Generator, Plan
-from punica_frontend.openapi_page import answer_or_events, refusals
-from punica_frontend.routes.counted import counted_route
-from punica_frontend.schemas import GenerateBody
+from punica_frontend.api.caller import caller_of
+from punica_frontend.api.counted_route import counted_route
+from punica_frontend.api.errors import error_object
+from punica_frontend.api.response_docs import answer_or_events, refusals
+from punica_frontend.api.schemas import GenerateBody
+from punica_frontend.generation.answers import Frame, GenerateAnswer, answer, json_of
+from punica_frontend.generation.event_stream import EventStream
+from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 
 _EXAMPLE = {
     "request_id": "gen-7e1f0cd3b2a94f5e8a6d1c0b9f8e7d6c",
@@ -23,13 +23,13 @@ _EXAMPLE = {
     "usage": {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9},
 }
 _RESPONSES = {
-    200: answer_or_events(Answer, Frame, example=_EXAMPLE),
+    200: answer_or_events(GenerateAnswer, Frame, example=_EXAMPLE),
     **refusals(403, 404, 429),
 }
 
 
 def generate_router(generator: Generator) -> APIRouter:
-    router = APIRouter(tags=["native"], route_class=counted_route(generator.figures))
+    router = APIRouter(tags=["native"], route_class=counted_route(generator.metrics))
 
     @router.post("/v1/generate", summary="Generate text", response_class=Response, responses=_RESPONSES)
     async def generate(body: GenerateBody, request: Request) -> Response:
@@ -45,12 +45,12 @@ def generate_router(generator: Generator) -> APIRouter:
     return router
 
 
-async def _whole_answer(generator: Generator, plan: Plan) -> Answer:
+async def _whole_answer(generator: Generator, plan: RequestPlan) -> GenerateAnswer:
     async with aclosing(generator.stream(plan)) as frames:
         return answer([frame async for frame in frames], lora_id=plan.lora_id)
 
 
 def _last_frame(last: Frame, error: Exception) -> Frame:
-    """Of a stream that ends with an error."""
+    """Returns the last frame of a stream that failed."""
     num_tokens = last.index + len(last.token_ids)
     return Frame(last.request_id, num_tokens, finish_reason="error", error=error_object(error))

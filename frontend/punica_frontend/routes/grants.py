@@ -1,13 +1,12 @@
-"""/v1/tenants/{tenant}/grants: whose adapters a tenant may use beside its own. For administrators."""
+"""/v1/tenants/{tenant}/grants: other tenants' adapters that a tenant may use. For administrators."""
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import json_of
-from punica_frontend.caller import admin_of
-from punica_frontend.openapi_page import json_answer, refusals
+from punica_frontend.api.caller import admin_of
+from punica_frontend.api.response_docs import json_answer, refusals
+from punica_frontend.generation.answers import json_of
 from punica_frontend.tenancy.answers import GrantCard, GrantList, RevokedGrant
 from punica_serve.registry.names import full_name
-from punica_serve.registry.records import Grant
 from punica_serve.registry.registry import Registry
 
 _PATH = "/v1/tenants/{tenant}/grants/{owner}/{name}"
@@ -22,11 +21,13 @@ def grants_router(registry: Registry) -> APIRouter:
         responses={200: json_answer(GrantList, "All of them."), **refusals(404)},
     )
     async def list_grants(tenant: str, request: Request) -> Response:
-        """With the name by which the tenant gets each."""
+        """Lists grants with the tenant's name for each adapter."""
         admin_of(request)
         snapshot = registry.snapshot
-        snapshot.tenant(tenant)
-        return json_of(GrantList([GrantCard.of(grant, snapshot) for grant in snapshot.grants() if grant.to == tenant]))
+        to_id = snapshot.tenant(tenant).tenant_id
+        mine = (grant for grant in snapshot.grants() if grant.to_id == to_id)
+        cards = [GrantCard.of(grant, snapshot.tenant_of(grant.tenant_id).name, tenant, snapshot) for grant in mine]
+        return json_of(GrantList(cards))
 
     @router.put(
         _PATH,
@@ -34,19 +35,21 @@ def grants_router(registry: Registry) -> APIRouter:
         responses={200: json_answer(GrantCard, "It may use it."), **refusals(400, 404, 409, 422)},
     )
     async def grant(tenant: str, owner: str, name: str, request: Request) -> Response:
-        """Whichever version of it is the newest. A granted name goes before a shared one, and the tenant's own before
-        both: `name` and `shadows` say what is what.
+        """Grants the adapter's newest version, now and later.
+
+        A granted adapter takes precedence over a shared one of the same name, and the tenant's own over both: `name`
+        and `shadows` show the result.
         """
-        await registry.grant(owner, name, tenant, by=admin_of(request).name)
-        return json_of(GrantCard.of(Grant(owner, name, tenant), registry.snapshot))
+        granted = await registry.grant(owner, name, tenant, by=admin_of(request).name)
+        return json_of(GrantCard.of(granted, owner, tenant, registry.snapshot))
 
     @router.delete(
         _PATH,
         summary="Take a grant back",
-        responses={200: json_answer(RevokedGrant, "It may not use it."), **refusals(400, 422)},
+        responses={200: json_answer(RevokedGrant, "It may no longer use it."), **refusals(400, 422)},
     )
     async def revoke(tenant: str, owner: str, name: str, request: Request) -> Response:
-        """Requests that run go on; new ones find no such adapter."""
+        """Running requests finish; new ones no longer find the adapter."""
         await registry.revoke(owner, name, tenant, by=admin_of(request).name)
         return json_of(RevokedGrant(full_name(owner, name), tenant))
 

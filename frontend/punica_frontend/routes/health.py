@@ -1,12 +1,18 @@
-"""GET /health: this process lives. GET /ready: requests can run."""
+"""GET /health and /ping: the process is alive. GET /ready: requests can run. GET /version: the running version."""
+
+from typing import Any
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
-from punica_frontend.admission import Admission
-from punica_frontend.answers import Health, Ready, json_of
-from punica_frontend.openapi_page import json_answer
-from punica_frontend.scheduler_client import SchedulerClient
+from punica_frontend.api.response_docs import json_answer, text_answer
+from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.answers import Health, Ready, VersionAnswer, json_of
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.version import __version__
+
+_PING: dict[str, Any] = {"response_class": PlainTextResponse, "responses": {200: text_answer("Yes; an empty body.")}}
 
 
 def health_router(client: SchedulerClient, admission: Admission) -> APIRouter:
@@ -16,10 +22,22 @@ def health_router(client: SchedulerClient, admission: Admission) -> APIRouter:
     async def health() -> Response:
         return json_of(Health())
 
+    @router.get("/ping", summary="Is the frontend alive? As SageMaker asks", **_PING)
+    @router.post("/ping", summary="The same, as vLLM takes it too", **_PING)
+    async def ping() -> Response:
+        return PlainTextResponse()
+
+    @router.get(
+        "/version", summary="The version, as in vLLM", responses={200: json_answer(VersionAnswer, "The version.")}
+    )
+    async def version() -> Response:
+        return json_of(VersionAnswer(__version__))
+
     @router.get("/ready", summary="Can requests run?", responses={200: json_answer(Ready, "Yes.")})
     async def ready() -> Response:
-        """200 while the scheduler is connected and a GPU is there that is not being drained, else 503; 503 again while
-        the frontend ends.
+        """200 while the scheduler is connected and has a GPU that is not draining, otherwise 503.
+
+        Also 503 while the frontend shuts down.
         """
         if not admission.is_open:
             raise ClusterUnavailable("not ready: the frontend is shutting down")
@@ -29,7 +47,7 @@ def health_router(client: SchedulerClient, admission: Admission) -> APIRouter:
             raise ClusterUnavailable("not ready: no GPU has joined yet")
         num_usable = client.limits.num_gpus - client.limits.num_draining
         if num_usable < 1:
-            raise ClusterUnavailable("not ready: all GPUs are being drained; requests wait for another")
+            raise ClusterUnavailable("not ready: all GPUs are draining; requests wait for another GPU")
         return json_of(Ready(num_usable))
 
     return router

@@ -1,4 +1,4 @@
-"""GET of a page for browsers, and of the files that it is made of; and where a browser begins."""
+"""Browser pages, their files, and the redirect from / to the dashboard."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
@@ -19,14 +19,14 @@ def page_router(page: Page) -> APIRouter:
     async def file(name: str, request: Request) -> Response:
         asset = page.files.get(name)
         if asset is None:
-            raise NotFound(f"no file {name[:64]!r} belongs to {page.path}; open {page.path} itself")
+            raise NotFound(f"{page.path} has no file {name[:64]!r}; open {page.path} itself")
         return _answer(request, asset, page.policy)
 
     return router
 
 
 def start_router(page: Page) -> APIRouter:
-    """Who opens the bare address comes to this page."""
+    """Redirects the root path to this page."""
     router = APIRouter(tags=["cluster"])
 
     @router.get(
@@ -34,17 +34,17 @@ def start_router(page: Page) -> APIRouter:
         summary="To the dashboard",
         status_code=307,
         response_class=Response,
-        responses={307: {"description": f"To `{page.path}`, where a browser logs in if it has to."}},
+        responses={307: {"description": f"To `{page.path}`, where a browser logs in if necessary."}},
     )
     async def start() -> Response:
-        """For people: a browser that opens the address of a frontend."""
+        """For people who open a frontend's address in a browser."""
         return RedirectResponse(page.path)
 
     return router
 
 
 def _answer(request: Request, asset: Asset, policy: str) -> Response:
-    """Browsers ask each time whether they have the newest, and mostly they have."""
+    """Browsers revalidate each time and mostly get 304."""
     headers = {
         "etag": asset.etag,
         "cache-control": "no-cache",

@@ -1,4 +1,4 @@
-"""POST /v1/adapters: register an adapter by its source, or by its bytes."""
+"""POST /v1/adapters: registers an adapter from a source or an upload."""
 
 from functools import partial
 from typing import Annotated
@@ -11,16 +11,16 @@ from starlette.requests import ClientDisconnect
 
 from punica_frontend.adapters.bodies import RegisterBody
 from punica_frontend.adapters.cards import RegisteredAdapter, registered_card
-from punica_frontend.adapters.registration import Registered, Registrar, Wish
-from punica_frontend.answers import json_of
-from punica_frontend.caller import Caller, caller_of
-from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
-from punica_frontend.openapi_page import json_answer, refusal
+from punica_frontend.adapters.registration import Registered, Registrar, RegistrationRequest
+from punica_frontend.api.caller import Caller, caller_of
+from punica_frontend.api.response_docs import json_answer, refusal
+from punica_frontend.generation.answers import json_of
+from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 from punica_serve.errors import InvalidRequest, TooLarge
 from punica_serve.store.sources import Sources
 from punica_serve.store.upload import Uploads
 
-#: Of a body that only names a source.
+#: A body that only names a source.
 _MAX_JSON_BYTES = 64 << 10
 
 _ARCHIVES = ("application/zip", "application/x-tar", "application/gzip")
@@ -45,15 +45,19 @@ _REQUEST_BODY = {
     }
 }
 _RESPONSES = {
-    200: json_answer(RegisteredAdapter, "These bytes were registered under this name before: nothing has changed."),
-    201: json_answer(RegisteredAdapter, "From now on requests for this name get this version."),
-    **refusal(400, "The adapter would not be applied as PEFT does, or can't be read; `param` says where."),
-    **refusal(403, "Another tenant's name, or a source that you may not register from."),
-    **refusal(404, "An administrator named a tenant that there is not."),
-    **refusal(409, "The name is of the config file, and changed there."),
-    **refusal(413, "More bytes than an adapter may have."),
+    200: json_answer(RegisteredAdapter, "These bytes are already registered under this name: nothing has changed."),
+    201: json_answer(RegisteredAdapter, "Requests for this name now get this version."),
+    **refusal(400, "The adapter is invalid, or can't be applied as PEFT does; `param` says where."),
+    **refusal(
+        403,
+        "The name is another tenant's, the source is not allowed, or the tenant's limit is reached.",
+    ),
+    **refusal(404, "There is no such tenant."),
+    **refusal(409, "The config file has this adapter; change it there."),
+    **refusal(408, "The body did not arrive in time, or came more slowly than 64 KiB/s."),
+    **refusal(413, "The adapter has more bytes than allowed."),
     **refusal(422, "A field is unknown, missing, of the wrong type or out of range."),
-    **refusal(429, "The tenant has all that it may have, or too many come at once."),
+    **refusal(429, "Too many adapters are being registered; try again later."),
     **refusal(503, "The registry or the store is down, slow or full; try again later."),
 }
 
@@ -70,34 +74,33 @@ def registrations_router(registrar: Registrar, sources: Sources, uploads: Upload
     )
     async def register(
         request: Request,
-        name: Annotated[str | None, Query(description="Of what is uploaded.")] = None,
+        name: Annotated[str | None, Query(description="The name of an upload.")] = None,
         pinned: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
         prefetch: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
     ) -> Response:
-        """By JSON, which says where the files are; or by the files themselves: an archive as the body, or the two files
-        as a form.
+        """Takes JSON that names a source, or the files themselves: an archive as the body, or the two files as a form.
 
-        The adapter is validated before anything else sees it. A name that is taken gets a new version: requests that
-        run finish on the one they began with. `shadows` tells what else the short name meant, such as a shared adapter.
+        The adapter is validated first. Registering an existing name makes a new version; running requests finish on
+        theirs. `shadows` lists what else the short name meant, such as a shared adapter.
         """
         caller = caller_of(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":
             body = await _json_body(request)
-            wish = Wish(body.name, body.uri, pinned=body.pinned, prefetch=body.prefetch)
-            bring = partial(sources.fetch, body.uri, is_admin=caller.is_admin)
-            registered = await run_while_connected(request.receive, registrar.register(caller, wish, bring))
+            wanted = RegistrationRequest(body.name, body.uri, pinned=body.pinned, prefetch=body.prefetch)
+            fetch = partial(sources.fetch, body.uri, is_admin=caller.is_admin)
+            registered = await run_while_connected(request.receive, registrar.register(caller, wanted, fetch))
             return _answer(registered, caller)
         if kind not in (*_ARCHIVES, "multipart/form-data"):
             kinds = ", ".join(("application/json", "multipart/form-data", *_ARCHIVES))
             raise InvalidRequest(f"Content-Type is {kind[:100]!r}; it must be one of {kinds}", param="Content-Type")
         if name is None:
-            raise InvalidRequest("`name` is missing: an upload is named in the query, as in ?name=roman", param="name")
-        wish = Wish(name, pinned=pinned, prefetch=prefetch)
+            raise InvalidRequest("`name` is missing: give it in the upload's query, as in ?name=roman", param="name")
+        wanted = RegistrationRequest(name, pinned=pinned, prefetch=prefetch)
         body_type = request.headers["content-type"]
         upload = partial(uploads.receive, request.stream(), body_type)
         try:
-            return _answer(await registrar.register(caller, wish, upload), caller)
+            return _answer(await registrar.register(caller, wanted, upload), caller)
         except ClientDisconnect:
             return _answer(None, caller)
 
@@ -105,7 +108,7 @@ def registrations_router(registrar: Registrar, sources: Sources, uploads: Upload
 
 
 async def _json_body(request: Request) -> RegisterBody:
-    """Raises RequestValidationError, as FastAPI does for the bodies that it reads itself."""
+    """Raises RequestValidationError, as FastAPI does for bodies that it reads itself."""
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
@@ -119,7 +122,7 @@ async def _json_body(request: Request) -> RegisterBody:
 
 
 def _answer(registered: Registered | None, caller: Caller) -> Response:
-    """None: the client has left."""
+    """``registered`` is None if the client has left."""
     if registered is None:
         return Response(status_code=CLIENT_CLOSED)
     card = registered_card(registered.adapter, caller, registered.shadows)

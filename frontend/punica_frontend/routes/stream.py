@@ -1,16 +1,16 @@
-"""WS /v1/generate/stream: many requests multiplexed on one socket; and what its frames look like."""
+"""WS /v1/generate/stream: many requests on one socket; and the schema of its frames."""
 
 from fastapi import APIRouter
 from starlette.requests import HTTPConnection
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from punica_frontend.caller import caller_of
-from punica_frontend.generation import Generator
-from punica_frontend.schema_file import add_schema_route
-from punica_frontend.socket import GenerateSocket
-from punica_frontend.socket_shapes import Shapes
-from punica_frontend.stream_schema import stream_schema
+from punica_frontend.api.caller import caller_of
+from punica_frontend.api.schema_file import add_schema_route
+from punica_frontend.generation.generator import Generator
+from punica_frontend.websocket.openai_frames import Shapes
+from punica_frontend.websocket.stream_schema import stream_schema
+from punica_frontend.websocket.websocket_session import WebSocketSession
 
 
 def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int) -> APIRouter:
@@ -23,19 +23,19 @@ def stream_router(generator: Generator, shapes: Shapes, *, max_frame_bytes: int)
         "/v1/generate/stream/schema",
         stream_schema,
         summary="The frames of the websocket",
-        description="JSON Schema of the frames of `WS /v1/generate/stream`: `ClientFrame` is what it takes,"
-        " `ServerFrame` what it sends.",
+        description="JSON Schema of the frames of `WS /v1/generate/stream`: clients send `ClientFrame`,"
+        " the server sends `ServerFrame`.",
     )
     return router
 
 
 class _StreamRoute:
-    """Each frame starts or cancels one request; a frame that is wrong gets an error frame, and the socket goes on.
+    """The websocket's route. An invalid frame gets an error frame, and the socket stays open.
 
-    A frame beyond ``max_frame_bytes`` is wrong too; it is not read, so its error frame has no request_id. One beyond
-    the server's own limit is not even received: it closes the socket with code 1009.
+    A frame over ``max_frame_bytes`` is not parsed, so its error frame has no request_id. One over the server's own
+    limit is not received: it closes the socket with code 1009.
 
-    An ASGI application of its own: what frameworks put round a handler costs memory for as long as the socket is open.
+    This is a plain ASGI application, because a framework's wrappers would use memory for as long as the socket is open.
     """
 
     def __init__(self, generator: Generator, shapes: Shapes, max_frame_bytes: int) -> None:
@@ -46,12 +46,12 @@ class _StreamRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # "websocket.connect"
         await send({"type": "websocket.accept"})
-        figures, caller = self._generator.figures, caller_of(HTTPConnection(scope))
-        socket = GenerateSocket(
+        metrics, caller = self._generator.metrics, caller_of(HTTPConnection(scope))
+        socket = WebSocketSession(
             receive, send, caller, self._generator, self._shapes, max_frame_bytes=self._max_frame_bytes
         )
-        figures.num_websockets += 1
+        metrics.num_websockets += 1
         try:
             await socket.run()
         finally:
-            figures.num_websockets -= 1
+            metrics.num_websockets -= 1

@@ -1,12 +1,13 @@
-"""/v1/tenants: who there is, and what each may use. For administrators."""
+"""/v1/tenants: tenants and their limits. For administrators."""
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.answers import json_of
-from punica_frontend.caller import admin_of
-from punica_frontend.openapi_page import Responses, json_answer, refusals
+from punica_frontend.api.caller import admin_of
+from punica_frontend.api.response_docs import Responses, json_answer, refusals
+from punica_frontend.generation.answers import json_of
+from punica_frontend.routes.known_query import KNOWN_QUERY
 from punica_frontend.tenancy.answers import DeletedTenant, TenantCard, TenantList
-from punica_frontend.tenancy.schemas import TenantBody, TenantPatch
+from punica_frontend.tenancy.schemas import Force, TenantBody, TenantPatch
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
 
@@ -16,15 +17,20 @@ _TENANT: Responses = {200: json_answer(TenantCard, "The tenant as it is now."), 
 def tenants_router(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["tenants"])
 
-    @router.get("/v1/tenants", summary="List the tenants", responses={200: json_answer(TenantList, "All of them.")})
+    @router.get(
+        "/v1/tenants",
+        summary="List the tenants",
+        dependencies=[KNOWN_QUERY],
+        responses={200: json_answer(TenantList, "All of them."), **refusals(400)},
+    )
     async def list_tenants(request: Request) -> Response:
-        """With what each may use."""
+        """Lists tenants with their limits."""
         admin_of(request)
         return json_of(TenantList([TenantCard.of(tenant) for tenant in registry.snapshot.tenants()]))
 
-    @router.put("/v1/tenants/{tenant}", summary="Make a tenant, or set all that it may use", responses=_TENANT)
+    @router.put("/v1/tenants/{tenant}", summary="Create a tenant, or set all its limits", responses=_TENANT)
     async def put_tenant(tenant: str, body: TenantBody, request: Request) -> Response:
-        """The body says all: what it does not name has no limit. It holds from the next request on."""
+        """Limits that the body does not name are removed. Takes effect with the next request."""
         admin = admin_of(request)
         made = await registry.put_tenant(
             tenant,
@@ -36,11 +42,9 @@ def tenants_router(registry: Registry) -> APIRouter:
         )
         return json_of(TenantCard.of(made))
 
-    @router.patch(
-        "/v1/tenants/{tenant}", summary="Change some of what a tenant may use", responses=_TENANT | refusals(404)
-    )
+    @router.patch("/v1/tenants/{tenant}", summary="Change some of a tenant's limits", responses=_TENANT | refusals(404))
     async def patch_tenant(tenant: str, body: TenantPatch, request: Request) -> Response:
-        """What the body does not name stays as it is. `{"suspended": true}` stops a tenant, and false lets it go on."""
+        """Limits that the body does not name stay. `{"suspended": true}` suspends a tenant, and false resumes it."""
         admin = admin_of(request)
         changed = await registry.patch_tenant(tenant, body.model_dump(exclude_unset=True), by=admin.name)
         return json_of(TenantCard.of(changed))
@@ -50,9 +54,13 @@ def tenants_router(registry: Registry) -> APIRouter:
         summary="Delete a tenant",
         responses={200: json_answer(DeletedTenant, "It is gone."), **refusals(404, 409)},
     )
-    async def delete_tenant(tenant: str, request: Request) -> Response:
-        """Its keys and grants end with it. One that has adapters stays until they are deleted."""
-        await registry.delete_tenant(tenant, by=admin_of(request).name)
-        return json_of(DeletedTenant(tenant))
+    async def delete_tenant(tenant: str, request: Request, force: Force = False) -> Response:
+        """Deletes the tenant with its keys and grants.
+
+        A tenant with adapters can't be deleted before them, nor one with the last admin key unless `force` is true.
+        Usage and audit log are kept under its `tenant_id`.
+        """
+        gone = await registry.delete_tenant(tenant, force=force, by=admin_of(request).name)
+        return json_of(DeletedTenant(gone.name, gone.tenant_id))
 
     return router

@@ -1,4 +1,4 @@
-"""vLLM's routes for adapters, with its bodies and its answers."""
+"""vLLM's routes for adapters, with its bodies and answers."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -12,20 +12,20 @@ from starlette.exceptions import HTTPException
 
 from punica_frontend.adapters.addresses import changeable
 from punica_frontend.adapters.bodies import LoadBody, UnloadBody
-from punica_frontend.adapters.registration import Registrar, Wish
-from punica_frontend.adapters.vllm_words import VllmErrorBody, name_is_taken, uri_of, vllm_error, vllm_refusal
-from punica_frontend.adapters.warden import Warden
-from punica_frontend.caller import Caller, caller_of
-from punica_frontend.connection import CLIENT_CLOSED, run_while_connected
-from punica_frontend.errors import error_of_body
-from punica_frontend.openapi_page import Responses, refusals, text_answer
-from punica_frontend.unreadable import what_failed
+from punica_frontend.adapters.reconciler import AdapterReconciler
+from punica_frontend.adapters.registration import Registrar, RegistrationRequest
+from punica_frontend.adapters.vllm_answers import VllmErrorBody, name_is_taken, uri_of, vllm_error, vllm_refusal
+from punica_frontend.api.caller import Caller, caller_of
+from punica_frontend.api.errors import error_of_body
+from punica_frontend.api.response_docs import Responses, refusals, text_answer
+from punica_frontend.api.unreadable_body import what_failed
+from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 from punica_serve.errors import AdapterNotFound, AdapterRejected, Conflict, PunicaError
 from punica_serve.registry.names import MAX_SHOWN_CHARS
 from punica_serve.registry.registry import Registry
 from punica_serve.store.sources import Sources
 
-#: vLLM answers once the adapter is unloaded; here the rest is done behind the answer if it takes longer.
+#: vLLM answers once the adapter is unloaded. Here a longer deletion continues after the answer.
 UNLOAD_WAIT_S = 5.0
 
 _LOADED: Responses = {
@@ -39,7 +39,7 @@ _UNLOADED: Responses = {
 
 
 class _VllmRoute(APIRoute):
-    """Bodies that are wrong are refused in vLLM's shape, too."""
+    """Refuses invalid bodies in vLLM's format."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -55,7 +55,7 @@ class _VllmRoute(APIRoute):
         return handle_wrong_bodies
 
 
-def vllm_router(registry: Registry, registrar: Registrar, sources: Sources, warden: Warden) -> APIRouter:
+def vllm_router(registry: Registry, registrar: Registrar, sources: Sources, reconciler: AdapterReconciler) -> APIRouter:
     router = APIRouter(tags=["vLLM"], route_class=_VllmRoute)
 
     @router.post(
@@ -72,12 +72,12 @@ def vllm_router(registry: Registry, registrar: Registrar, sources: Sources, ward
         if not body.load_inplace and _is_taken(registry, caller, body.lora_name):
             return name_is_taken(body.lora_name)
         uri = uri_of(body.lora_path)
-        wish = Wish(body.lora_name, uri, must_be_new=not body.load_inplace)
-        bring = partial(sources.fetch, uri, is_admin=caller.is_admin)
+        wanted = RegistrationRequest(body.lora_name, uri, must_be_new=not body.load_inplace)
+        fetch = partial(sources.fetch, uri, is_admin=caller.is_admin)
         try:
-            done = await run_while_connected(request.receive, registrar.register(caller, wish, bring))
+            done = await run_while_connected(request.receive, registrar.register(caller, wanted, fetch))
         except PunicaError as error:
-            return _not_loaded(body.lora_name, body.lora_path, wish, error)
+            return _not_loaded(body.lora_name, body.lora_path, wanted, error)
         if done is None:
             return Response(status_code=CLIENT_CLOSED)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -95,19 +95,19 @@ def vllm_router(registry: Registry, registrar: Registrar, sources: Sources, ward
             return vllm_error(400, "'lora_name' needs to be provided to unload a LoRA adapter.")
         try:
             adapter = await changeable(registry, caller, body.lora_name)
-            deleted = await registry.delete(adapter.tenant, adapter.name, by=caller.name)
+            deleted = await registry.delete(adapter.tenant_id, adapter.name, by=caller.name)
         except PunicaError as error:
             return _not_unloaded(body.lora_name, error)
-        await warden.gone(deleted, UNLOAD_WAIT_S)
+        await reconciler.wait_deleted(deleted, UNLOAD_WAIT_S)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return router
 
 
-def _not_loaded(name: str, path: str, wish: Wish, error: PunicaError) -> Response:
+def _not_loaded(name: str, path: str, wanted: RegistrationRequest, error: PunicaError) -> Response:
     if isinstance(error, AdapterRejected) and error.param == "uri":
         return vllm_error(404, f"Loading lora {name} failed: No adapter found for {path}")
-    if isinstance(error, Conflict) and wish.must_be_new and error.retry_after_s is None:
+    if isinstance(error, Conflict) and wanted.must_be_new and error.retry_after_s is None:
         return name_is_taken(name)
     return vllm_refusal(error)
 
@@ -115,17 +115,17 @@ def _not_loaded(name: str, path: str, wish: Wish, error: PunicaError) -> Respons
 def _not_unloaded(name: str, error: PunicaError) -> Response:
     if isinstance(error, AdapterNotFound):
         return vllm_error(404, f"The lora adapter '{name[:MAX_SHOWN_CHARS]}' cannot be found.")
-    if isinstance(error, Conflict):  # the config file's
+    if isinstance(error, Conflict):  # an adapter of the config file
         return vllm_error(400, error.message)
     return vllm_refusal(error)
 
 
 def _is_taken(registry: Registry, caller: Caller, name: str) -> bool:
-    """By whatever the caller's requests for this name would get."""
+    """Whether the caller's requests for this name would get any adapter."""
     try:
-        registry.snapshot.adapter(caller.tenant, name, is_admin=caller.is_admin)
+        registry.snapshot.adapter(caller.tenant_id, name, is_admin=caller.is_admin)
     except AdapterNotFound:
         return False
-    except PunicaError:  # it is there, and can't be served
+    except PunicaError:  # it exists but can't be served
         return True
     return True

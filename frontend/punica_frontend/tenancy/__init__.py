@@ -1,1 +1,1 @@
-"""Who may come in, as whom, and how much they use."""
+"""Authentication of callers, and what tenants use."""

@@ -13,11 +13,12 @@ from punica_serve.registry.snapshot import RegistrySnapshot
 
 
 class TenantCard(msgspec.Struct, frozen=True):
-    """A tenant and what it may use. Null: as much as it likes; 0: nothing."""
+    """A tenant and its limits. Null means no limit, 0 means nothing."""
 
+    tenant_id: Annotated[str, Meta(description="Never reused: a later tenant of the same name has another.")]
     name: str
     created: int
-    suspended: Annotated[bool, Meta(description="Its users' keys let nobody in.")]
+    suspended: Annotated[bool, Meta(description="Its users' keys are refused.")]
     max_concurrent: int | None
     requests_per_min: int | None
     tokens_per_min: int | None
@@ -27,6 +28,7 @@ class TenantCard(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, tenant: Tenant) -> Self:
         return cls(
+            tenant.tenant_id,
             tenant.name,
             int(tenant.created_s),
             tenant.suspended,
@@ -43,28 +45,30 @@ class TenantList(msgspec.Struct, frozen=True):
 
 class DeletedTenant(msgspec.Struct, frozen=True):
     name: str
+    tenant_id: Annotated[str, Meta(description="Identifies its usage and audit log, which are kept.")]
     deleted: Literal[True] = True
 
 
 class GrantCard(msgspec.Struct, frozen=True):
-    """A tenant may use another's adapter."""
+    """A tenant's right to use another tenant's adapter."""
 
-    adapter: Annotated[str, Meta(description="In full.")]
-    tenant: Annotated[str, Meta(description="Who may use it.")]
-    name: Annotated[str, Meta(description="By which it gets it: in full where the short name means another adapter.")]
+    adapter: Annotated[str, Meta(description="The adapter's full name.")]
+    tenant: Annotated[str, Meta(description="The tenant that may use it.")]
+    name: Annotated[str, Meta(description="The tenant's name for it: in full if the short name means another adapter.")]
     shadows: Annotated[
-        tuple[str, ...], Meta(description="What the short name would mean to it without the grant, in full.")
+        tuple[str, ...], Meta(description="Full names that the short name would mean without the grant.")
     ] = ()
 
     @classmethod
-    def of(cls, grant: Grant, snapshot: RegistrySnapshot) -> Self:
-        """A snapshot that has not heard of it says of its short name nothing."""
-        name = full_name(grant.tenant, grant.name)
+    def of(cls, grant: Grant, owner: str, receiver: str, snapshot: RegistrySnapshot) -> Self:
+        """A snapshot that is older than the grant says nothing about its short name."""
+        name = full_name(owner, grant.name)
         try:
-            adapter = snapshot.adapter(grant.to, name)
+            adapter = snapshot.adapter(grant.to_id, name)
         except AdapterNotFound:
-            return cls(name, grant.to, name)
-        return cls(name, grant.to, snapshot.name_for(grant.to, adapter), snapshot.shadowed_by(grant.to, adapter))
+            return cls(name, receiver, name)
+        shadows = snapshot.shadowed_by(grant.to_id, adapter)
+        return cls(name, receiver, snapshot.name_for(grant.to_id, adapter), shadows)
 
 
 class GrantList(msgspec.Struct, frozen=True):
@@ -73,7 +77,7 @@ class GrantList(msgspec.Struct, frozen=True):
 
 
 class RevokedGrant(msgspec.Struct, frozen=True):
-    """A tenant may use another's adapter no longer."""
+    """A grant that has ended."""
 
     adapter: str
     tenant: str
@@ -81,7 +85,7 @@ class RevokedGrant(msgspec.Struct, frozen=True):
 
 
 class KeyCard(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of a key but its secret."""
+    """A key without its secret."""
 
     key_id: str
     tenant: str
@@ -92,7 +96,7 @@ class KeyCard(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, key: ApiKey, /, **secret: str) -> Self:
-        """``secret`` is the field of a MadeKey."""
+        """``secret`` is MadeKey's additional field."""
         return cls(
             key_id=key.key_id,
             tenant=key.tenant,
@@ -105,9 +109,9 @@ class KeyCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeKey(KeyCard, frozen=True, kw_only=True):
-    """A key, and its secret."""
+    """A key with its secret."""
 
-    key: Annotated[str, Meta(description="What requests show. It is not told again.")]
+    key: Annotated[str, Meta(description="The secret that requests send. It is shown only once.")]
 
 
 class KeyList(msgspec.Struct, frozen=True):
@@ -121,11 +125,13 @@ class RevokedKey(msgspec.Struct, frozen=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What a tenant used of one version of an adapter in one hour."""
+    """A tenant's use of one version of an adapter in one hour."""
 
     hour: Annotated[int, Meta(description="When the hour began, in seconds since 1970.")]
+    tenant_id: str
     tenant: str
-    adapter: Annotated[str | None, Meta(description="In full; null is the base model.")]
+    owner_id: Annotated[str | None, Meta(description="The `tenant_id` of the adapter's owner.")]
+    adapter: Annotated[str | None, Meta(description="The adapter's full name; null is the base model.")]
     version: int | None
     requests: int
     prompt_tokens: int
@@ -136,7 +142,9 @@ class UsageRow(msgspec.Struct, frozen=True):
     def of(cls, row: Usage) -> Self:
         return cls(
             row.hour_s,
+            row.tenant_id,
             row.tenant,
+            row.owner_id,
             row.adapter,
             row.version,
             row.num_requests,
@@ -156,26 +164,36 @@ class AuditCard(msgspec.Struct, frozen=True):
 
     entry_id: int
     at_s: Annotated[float, Meta(description="Seconds since 1970.")]
-    by: Annotated[str, Meta(description="Who did it.")]
-    action: Annotated[str, Meta(description="What: `adapter.register`, `key.revoke` and the like.")]
-    tenant: Annotated[str, Meta(description="Whose it is.")]
-    subject: Annotated[str, Meta(description="What was changed: the name of an adapter or tenant, the id of a key.")]
+    by: Annotated[str, Meta(description="The tenant and key that made the change.")]
+    action: Annotated[str, Meta(description="The kind of change, such as `adapter.register` or `key.revoke`.")]
+    tenant_id: Annotated[str, Meta(description="The tenant concerned; a deleted tenant keeps its entries.")]
+    tenant: str
+    subject: Annotated[str, Meta(description="The changed object: an adapter's or tenant's name, or a key's id.")]
     detail: dict[str, Any]
 
     @classmethod
     def of(cls, entry: AuditEntry) -> Self:
-        return cls(entry.entry_id, entry.at_s, entry.by, entry.action, entry.tenant, entry.subject, entry.detail)
+        return cls(
+            entry.entry_id,
+            entry.at_s,
+            entry.by,
+            entry.action,
+            entry.tenant_id,
+            entry.tenant,
+            entry.subject,
+            entry.detail,
+        )
 
 
 class AuditList(msgspec.Struct, frozen=True):
-    """The newest first."""
+    """Entries, newest first."""
 
     data: list[AuditCard]
     object: Literal["list"] = "list"
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Whose session has begun."""
+    """A session that has begun."""
 
     tenant: str
     role: Role
@@ -185,7 +203,7 @@ class LoggedOut(msgspec.Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
-#: For the OpenAPI page.
+#: All structs of this module that the OpenAPI page needs.
 STRUCTS = (
     TenantCard,
     TenantList,

@@ -1,29 +1,29 @@
-"""Whether a frontend may be reached without API keys: only from its own machine, unless its operator insists."""
+"""Whether a frontend may run without API keys: only on loopback, unless the operator insists."""
 
 import ipaddress
 import logging
 import socket
 
-from punica_frontend.tenancy.door import Lock, has_keys
+from punica_frontend.tenancy.authenticator import AuthMode, has_keys
 from punica_serve.errors import ConfigError
 from punica_serve.registry.registry import Registry
 
 log = logging.getLogger(__name__)
 
 
-def lock_for(listener: socket.socket, registry: Registry, *, insecure_no_auth: bool) -> Lock:
-    """How the door has to be locked. Says so visibly where it is not. Raises ConfigError where it would be for all."""
+def auth_mode_for(listener: socket.socket, registry: Registry, *, insecure_no_auth: bool) -> AuthMode:
+    """Returns the authentication mode, and warns if it is off. Raises ConfigError if other hosts could connect then."""
     address = listener.getsockname()[0]
     if insecure_no_auth:
-        log.warning("NO AUTHENTICATION, as told: whoever reaches %s is an administrator", address)
+        log.warning("NO AUTHENTICATION (--insecure-no-auth): everyone who can reach %s is an administrator", address)
         return "open"
     if has_keys(registry):
         return "keys"
     if not ipaddress.ip_address(address).is_loopback:
         raise ConfigError(
-            f"{address} can be reached by others, and there is no API key, so everybody would be an administrator; "
-            "make a key with `punica-serve keys create`, or listen on 127.0.0.1, or insist with --insecure-no-auth",
+            f"{address} can be reached from other hosts without an API key, so everyone would be an administrator; "
+            "create a key with `punica-serve keys create`, listen on 127.0.0.1, or give --insecure-no-auth",
             param="host",
         )
-    log.warning("NO AUTHENTICATION: there is no API key yet, so whoever can use this machine is an administrator")
+    log.warning("NO AUTHENTICATION: there is no API key yet, so everyone on this machine is an administrator")
     return "local"

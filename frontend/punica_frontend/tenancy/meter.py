@@ -1,7 +1,8 @@
-"""Counts what tenants use, from what is delivered to them. Does no input or output.
+"""Meters what tenants use, from what is delivered to them. Does no input or output.
 
-A request counts once its first tokens go to its client, and with it its prompt: one that was refused or never began
-costs nothing. GPU time comes with the request's end, also where the client left before.
+A request and its prompt count once its first tokens go to its client; a request that was refused or never began costs
+nothing. Each choice of a prompt counts as a request, but the prompt counts once, as in the answer's usage. GPU time is
+reported at the request's end, even if the client left before.
 """
 
 import logging
@@ -9,17 +10,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from punica_frontend.api.caller import Caller
 from punica_serve.registry.records import AdapterVersion, Usage
 
 log = logging.getLogger(__name__)
 
 _HOUR_S = 3600
-#: Counts that wait to be written: of as many tenants, adapters and hours. More than that while the registry is down
-#: are lost, and the log says so.
+#: The most (tenant, adapter, hour) counts that wait to be written. If the registry is down longer, further usage is
+#: lost, and the log says so.
 MAX_WAITING = 100_000
 
-#: (hour, tenant, adapter, version)
-_Key = tuple[int, str, str | None, int | None]
+#: (hour, id and name of the tenant, the adapter's owner, its full name and version), as in Usage.
+_Key = tuple[int, str, str, str | None, str | None, int | None]
 
 
 @dataclass(slots=True)
@@ -30,30 +32,43 @@ class _Counts:
     gpu_s: float = 0.0
 
 
+class BilledPrompt:
+    """A prompt that is billed once, however many requests share it."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def take(self) -> int:
+        """Returns its tokens the first time, then 0."""
+        num_tokens, self._num_tokens = self._num_tokens, 0
+        return num_tokens
+
+
 class Meter:
-    """Adds up until ``take`` is called."""
+    """Adds up usage until ``take``."""
 
     def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
         self._clock_s = clock_s
         self._counts: dict[_Key, _Counts] = {}
         self._is_full = False
 
-    def begin(self, tenant: str, adapter: AdapterVersion | None, num_prompt_tokens: int) -> "Charge":
-        """For a request that is about to be added."""
-        return Charge(self, tenant, adapter, num_prompt_tokens)
+    def begin(self, caller: Caller, adapter: AdapterVersion | None, prompt: BilledPrompt) -> "Charge":
+        """Returns the charge of a request that is about to be added."""
+        return Charge(self, caller, adapter, prompt)
 
     def take(self) -> list[Usage]:
-        """What was counted since the last time."""
+        """Returns the usage since the last call."""
         counts, self._counts, self._is_full = self._counts, {}, False
         return [
             Usage(*key, each.num_requests, each.num_prompt_tokens, each.num_generated_tokens, each.gpu_s)
             for key, each in counts.items()
         ]
 
-    def counts(self, tenant: str, adapter: AdapterVersion | None) -> _Counts:
-        """Where to add what is used now."""
+    def counts(self, caller: Caller, adapter: AdapterVersion | None) -> _Counts:
+        """Returns the current counts to add to. The key has the tenant's id, since its name may change owners."""
         hour_s = int(self._clock_s()) // _HOUR_S * _HOUR_S
-        key = (hour_s, tenant, *((adapter.full_name, adapter.version) if adapter else (None, None)))
+        what = (adapter.tenant_id, adapter.full_name, adapter.version) if adapter else (None, None, None)
+        key = (hour_s, caller.tenant_id, caller.tenant, *what)
         counts = self._counts.get(key)
         if counts is None:
             counts = _Counts()
@@ -61,22 +76,22 @@ class Meter:
                 self._counts[key] = counts
             elif not self._is_full:
                 self._is_full = True
-                log.error("usage of more than %d tenants and adapters waits; some is lost", MAX_WAITING)
+                log.error("more than %d usage counts are waiting for the registry; further usage is lost", MAX_WAITING)
         return counts
 
 
 class Charge:
-    """Of one request."""
+    """The charge of one request."""
 
-    def __init__(self, meter: Meter, tenant: str, adapter: AdapterVersion | None, num_prompt_tokens: int) -> None:
+    def __init__(self, meter: Meter, caller: Caller, adapter: AdapterVersion | None, prompt: BilledPrompt) -> None:
         self._meter = meter
-        self._tenant = tenant
+        self._caller = caller
         self._adapter = adapter
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt = prompt
         self._has_begun = False
 
     def add_tokens(self, num_tokens: int) -> None:
-        """So many tokens were delivered."""
+        """Counts delivered tokens."""
         if not num_tokens:
             return
         counts = self._counts()
@@ -84,11 +99,11 @@ class Charge:
         if not self._has_begun:
             self._has_begun = True
             counts.num_requests += 1
-            counts.num_prompt_tokens += self._num_prompt_tokens
+            counts.num_prompt_tokens += self._prompt.take()
 
     def add_gpu_time(self, gpu_s: float) -> None:
         if gpu_s:
             self._counts().gpu_s += gpu_s
 
     def _counts(self) -> _Counts:
-        return self._meter.counts(self._tenant, self._adapter)
+        return self._meter.counts(self._caller, self._adapter)

@@ -1,47 +1,52 @@
-"""Requests that a page of another site makes a browser send."""
+"""Protects against requests that another site's page makes a browser send."""
 
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from punica_serve.errors import Forbidden
 
-#: What a page may have its browser send with a cookie, wherever the page is from: it changes nothing.
+#: Methods that change nothing, so a cookie is accepted from any page.
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_cookie_origin(connection: HTTPConnection) -> None:
-    """A browser sends its cookies with whatever a page asks for. Raises Forbidden unless the page is this frontend's.
+    """Raises Forbidden for a request with a cookie from another site's page.
 
-    A page reads nothing of another site's answers, but it may send, and it may read of a websocket.
+    Browsers add cookies to whatever a page requests. A page can't read another site's answers, but it can send, and it
+    can read a websocket.
     """
     if connection.scope["type"] == "http" and connection.scope["method"] in _SAFE_METHODS:
         return
     if "origin" not in connection.headers:
-        raise Forbidden("a cookie is for browsers, which send an Origin; send an API key as Authorization: Bearer")
+        raise Forbidden("a cookie needs an Origin header, which browsers send; use `Authorization: Bearer KEY`")
     check_origin(connection)
 
 
-def check_origin(connection: HTTPConnection) -> None:
-    """Raises Forbidden for a request that a browser says it sends for a page of another site."""
+def check_origin(connection: HTTPConnection, allowed: Collection[str] = ()) -> None:
+    """Raises Forbidden for a request that a browser marks as another site's page's.
+
+    Pages of ``allowed`` origins may send requests, but never with a cookie, which would act for the logged-in user.
+    """
     origin, host = connection.headers.get("origin"), connection.headers.get("host", "")
-    if origin is not None and _netloc(origin) != host.lower():
-        raise Forbidden(f"a page of {origin[:200]!r} may not use {host[:200]!r}; a proxy between must pass Host on")
+    if origin is not None and origin not in allowed and _netloc(origin) != host.lower():
+        raise Forbidden(f"a page of {origin[:200]!r} may not use {host[:200]!r}; proxies must pass the Host header on")
 
 
 def check_local_host(connection: HTTPConnection) -> None:
-    """Raises Forbidden where the client knows this machine by another name: a page whose name was bound anew to it."""
+    """Raises Forbidden if Host is not this machine: a page may have rebound its own name to this address."""
     host = connection.headers.get("host", "")
     if not _is_local(host):
         raise Forbidden(
-            f"without API keys this frontend is for clients of its own machine, which call it localhost, not "
-            f"{host[:200]!r}; make a key with `punica-serve keys create`"
+            f"without API keys this frontend serves only its own machine, as localhost, not as {host[:200]!r}; "
+            "create a key with `punica-serve keys create`"
         )
 
 
 def _netloc(origin: str) -> str | None:
-    """None for origins that are no sites, such as "null"."""
+    """Returns None for origins without a host, such as "null"."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

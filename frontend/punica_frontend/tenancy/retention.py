@@ -1,28 +1,28 @@
-"""Removes usage and entries of the audit log once they are older than the config keeps them."""
+"""Removes usage and audit entries that are older than the config keeps them."""
 
 import asyncio
 import logging
 import time
 from typing import Never
 
-from punica_serve.counted import counted
+from punica_serve.config.registry_section import RegistryConfig
 from punica_serve.errors import RegistryUnavailable
-from punica_serve.registry.config import RegistryConfig
+from punica_serve.numbers import counted
 from punica_serve.registry.registry import Registry
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
-#: Of one transaction: what a database removes well within its deadline.
+#: Rows of one transaction, well within the database's deadline.
 BATCH_ROWS = 1_000
-#: Between two batches, so that changes of others come in between.
+#: Seconds between two batches, so that other changes can run.
 PAUSE_S = 0.1
 
 _DAY_S = 86_400.0
 
 
 class Retention:
-    """Each frontend has one. However many there are, a row goes once: changes are made one at a time."""
+    """Runs in every frontend. Changes of the registry are serialized, so each row is removed once."""
 
     def __init__(self, registry: Registry, config: RegistryConfig) -> None:
         self._registry = registry
@@ -32,16 +32,16 @@ class Retention:
         )
 
     async def run(self) -> Never:
-        """Until it is cancelled. What can't be removed now is tried again the next time."""
+        """Runs until cancelled. Failures are retried at the next interval."""
         while True:
             try:
                 await self.remove_old()
             except RegistryUnavailable as error:
-                log.warning("old usage and entries of the audit log stay for now: %s", error)
+                log.warning("can't remove old usage and audit entries yet: %s", error)
             await asyncio.sleep(INTERVAL_S)
 
     async def remove_old(self) -> None:
-        """Raises RegistryUnavailable, and then has removed some."""
+        """Raises RegistryUnavailable, possibly after removing some rows."""
         for what, num_days, remove in self._tables:
             if num_days is None:
                 continue

@@ -2,12 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import ConfigDict, Field
 
-from punica_frontend.schemas import Strict, Text
+from punica_frontend.api.schemas import Strict, Text
 
-#: Of a limit, in a database and in JSON.
+#: A limit, as databases and JSON can represent it.
 Limit = Annotated[int, Field(ge=0, le=2**53)]
+
+
+Force = Annotated[bool, Query(description="Do it even if no valid admin key is left.")]
 
 
 class LoginBody(Strict):
@@ -17,9 +21,9 @@ class LoginBody(Strict):
 
 
 class TenantBody(Strict):
-    """Body of PUT /v1/tenants/{tenant}: all that it may use. Null is no limit, 0 is nothing at all."""
+    """Body of PUT /v1/tenants/{tenant}: all its limits. Null is no limit, 0 is nothing at all."""
 
-    suspended: bool = Field(False, description="Its users' keys are refused with 403; all else stays as it is.")
+    suspended: bool = Field(False, description="Its users' keys are refused with 403; everything else stays.")
     max_concurrent: Limit | None = Field(None, description="Requests that run or wait at once.")
     requests_per_min: Limit | None = Field(None, description="Requests in any minute.")
     tokens_per_min: Limit | None = Field(None, description="Tokens of prompts and answers in any minute.")
@@ -33,7 +37,7 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 
 
 class TenantPatch(TenantBody):
-    """Body of PATCH /v1/tenants/{tenant}: of all that it may use, what is to change."""
+    """Body of PATCH /v1/tenants/{tenant}: the limits to change."""
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
@@ -41,9 +45,9 @@ class TenantPatch(TenantBody):
 class KeyBody(Strict):
     """Body of POST /v1/keys."""
 
-    tenant: Text = Field(description="Whose key it is.", examples=["acme"])
+    tenant: Text = Field(description="The key's tenant.", examples=["acme"])
     role: Literal["admin", "user"] = Field(
         "user", description="An admin may change tenants, keys and all adapters, and drain GPUs."
     )
-    name: Text = Field("", max_length=100, description="What its owner calls it.", examples=["batch jobs"])
+    name: Text = Field("", max_length=100, description="A label for its owner.", examples=["batch jobs"])
     expires_in_s: Annotated[float, Field(gt=0, le=1e10)] | None = Field(None, description="Null: it never expires.")

@@ -1,4 +1,4 @@
-"""Writes what the meter counted to the registry, so that a frontend that dies loses a second of it at most."""
+"""Writes metered usage to the registry, so that a frontend that dies loses at most a second of it."""
 
 import asyncio
 import logging
@@ -13,27 +13,27 @@ from punica_serve.registry.registry import Registry
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-#: What the registry takes well within its deadline.
+#: Rows that the registry writes well within its deadline.
 MAX_BATCH_ROWS = 500
 
 
 class UsageWriter:
-    """Writes one batch at a time. A batch counts once, however often it is written: each has its own number.
+    """Writes one batch at a time. Each batch has its own number and counts once, however often it is written.
 
-    A registry that was lost may have taken a batch all the same, so it gets the very same again before any other.
-    While it is down the meter goes on adding up, within its own bounds.
+    After a failure the registry may still have written the batch, so the same batch is sent again before any other.
+    While the registry is down the meter continues within its bounds.
     """
 
     def __init__(self, meter: Meter, registry: Registry) -> None:
         self._meter = meter
         self._registry = registry
         self._source = f"frontend-{uuid.uuid4().hex}"
-        #: Of the batch at hand: the first of the rows, at most MAX_BATCH_ROWS.
+        #: The number of the current batch, which is the first MAX_BATCH_ROWS rows.
         self._number = 1
         self._rows: list[Usage] = []
 
     async def run(self) -> Never:
-        """Until it is cancelled; ``flush`` then writes what is left."""
+        """Runs until cancelled; ``flush`` then writes the rest."""
         is_down = False
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -41,13 +41,13 @@ class UsageWriter:
                 await self.flush()
             except RegistryUnavailable as error:
                 if not is_down:
-                    log.warning("usage waits to be written: %s", error)
+                    log.warning("can't write usage yet: %s", error)
                 is_down = True
             else:
                 is_down = False
 
     async def flush(self) -> None:
-        """Writes all that was counted. Raises RegistryUnavailable, and then keeps what is not written."""
+        """Writes all usage. Raises RegistryUnavailable, and keeps what is not written."""
         await self._write()
         self._rows = self._meter.take()
         await self._write()

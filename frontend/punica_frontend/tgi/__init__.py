@@ -1,4 +1,4 @@
-"""The API of LoRAX and TGI: POST /generate, /generate_stream and / with ``parameters.adapter_id``, and GET /info.
+"""LoRAX's and TGI's API: POST /generate, /generate_stream and / with ``parameters.adapter_id``, and GET /info.
 
-Their shapes and status codes are kept, their errors' too. What they know and this cluster does not is refused by name.
+Formats, status codes and errors are theirs. Unsupported fields are refused by name.
 """

@@ -1,17 +1,17 @@
-"""What the routes answer, in LoRAX's and TGI's shapes: JSON of these structs."""
+"""Answers in LoRAX's and TGI's formats: structs that are sent as JSON."""
 
 from typing import Literal
 
 import msgspec
 
-#: eos_token: the model ended it; stop_sequence: one of the strings in ``stop``.
+#: eos_token: the model ended the answer; stop_sequence: one of ``stop`` did.
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 class PrefillToken(msgspec.Struct, frozen=True):
     id: int
     text: str
-    #: Of a prompt they are not computed.
+    #: Not computed for prompts.
     logprob: None = None
 
 
@@ -21,34 +21,44 @@ class AlternativeToken(msgspec.Struct, frozen=True):
     logprob: float
 
 
+class TopToken(msgspec.Struct, frozen=True):
+    """An alternative in TGI's format. LoRAX's has no ``special``."""
+
+    id: int
+    text: str
+    logprob: float
+    #: Whether its text would be left out of the answer.
+    special: bool
+
+
 class Token(msgspec.Struct, frozen=True):
     id: int
     text: str
     logprob: float
-    #: Its text is not part of the answer's.
+    #: Whether its text is left out of the answer.
     special: bool
     alternative_tokens: list[AlternativeToken] | msgspec.UnsetType = msgspec.UNSET
-    #: LoRAX's, of tokens that speculation made.
+    #: LoRAX's mark of tokens from speculative decoding.
     skipped: bool = False
 
 
 class BestOfSequence(msgspec.Struct, frozen=True):
-    """An answer that was not the best."""
+    """An answer of ``best_of`` other than the best."""
 
     generated_text: str
     finish_reason: FinishReason
     generated_tokens: int
-    #: None where nothing was drawn by chance.
+    #: None without sampling.
     seed: int | None
-    #: Empty unless they were asked for.
+    #: Empty unless requested.
     prefill: list[PrefillToken]
     tokens: list[Token]
-    #: Of each token, where they were asked for.
-    top_tokens: list[list[AlternativeToken]] | msgspec.UnsetType = msgspec.UNSET
+    #: Alternatives for each token, if requested.
+    top_tokens: list[list[TopToken]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Details(msgspec.Struct, frozen=True):
-    """Of the answer that is given."""
+    """Details of the returned answer."""
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -56,7 +66,7 @@ class Details(msgspec.Struct, frozen=True):
     seed: int | None
     prefill: list[PrefillToken]
     tokens: list[Token]
-    top_tokens: list[list[AlternativeToken]] | msgspec.UnsetType = msgspec.UNSET
+    top_tokens: list[list[TopToken]] | msgspec.UnsetType = msgspec.UNSET
     best_of_sequences: list[BestOfSequence] | msgspec.UnsetType = msgspec.UNSET
     skipped_tokens: int = 0
 
@@ -73,15 +83,15 @@ class StreamDetails(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generated_tokens: int
     seed: int | None
-    #: TGI's name of prompt_tokens.
+    #: TGI's name for prompt_tokens.
     input_length: int
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """A token of POST /generate_stream; the last one has the whole text, and the details."""
+    """One token of POST /generate_stream. The last event has the whole text and the details."""
 
     index: int
     token: Token
     generated_text: str | None = None
     details: StreamDetails | None = None
-    top_tokens: list[AlternativeToken] | msgspec.UnsetType = msgspec.UNSET
+    top_tokens: list[TopToken] | msgspec.UnsetType = msgspec.UNSET

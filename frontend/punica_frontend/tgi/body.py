@@ -1,39 +1,37 @@
 """The body of POST /generate and /generate_stream."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from punica_frontend.choices import MAX_CHOICES
-from punica_frontend.schemas import MAX_LOGPROBS, Body, GenerateFields, StopList, Text
+from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields, StopList, Text
+from punica_frontend.fields.lenient_body import LenientBody
+from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
+from punica_frontend.generation.choices import MAX_CHOICES
 from punica_serve.errors import InvalidRequest
-from punica_serve.sampling_ranges import RANGES
+from punica_serve.protocol.sampling_ranges import RANGES
 
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-
-#: A parameter -> values of it that ask for nothing.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "lora_id": _NOTHING,
-    **dict.fromkeys(("merged_adapters", "watermark", "grammar", "response_format", "apply_chat_template"), _NOTHING),
-    "typical_p": (None, 1),
-}
-
-
-#: Not this API's names or places of the adapter. Ignored, the base model would answer.
-_NAMES_OF_ADAPTERS = ("lora_id", "adapter_id")
-_ADAPTER_AS_PARAMETER = "is not supported here; give the adapter's name as `parameters.adapter_id`"
+#: TGI's clients send `stream` to all of its routes.
+_LISTS = FieldLists(
+    neutral=NEUTRAL_WITH_SPECIAL_TOKENS,
+    instead={
+        "stop_sequences": "give `parameters.stop`",
+        "max_tokens": "give `parameters.max_new_tokens`",
+        "stream": "POST it to /generate_stream",
+    },
+    adapter_field="parameters.adapter_id",
+)
 
 
 def _range(name: str) -> dict[str, Any]:
     return RANGES[name].as_constraints()
 
 
-class _Lenient(Body):
-    model_config = ConfigDict(extra="allow")
+class Parameters(LenientBody):
+    """Without do_sample, temperature, top_k and top_p the answer is the most likely one."""
 
-
-class Parameters(_Lenient):
-    """Without any of do_sample, temperature, top_k and top_p the answer is the most likely one."""
+    lists: ClassVar[FieldLists] = _LISTS
 
     adapter_id: Text | None = Field(None, description="An adapter that is served; by default the base model.")
     do_sample: bool | None = None
@@ -44,16 +42,16 @@ class Parameters(_Lenient):
     frequency_penalty: float | None = Field(None, **_range("frequency_penalty"))
     seed: int | None = Field(None, **_range("seed"))
     max_new_tokens: int | None = Field(
-        None, **_range("max_tokens"), description="Default: as many as the context has room for."
+        None, **_range("max_tokens"), description="Default: the model's own limit, or the rest of the context."
     )
-    stop: StopList | None = Field(None, description="The text ends with the first of these strings.")
+    stop: StopList | None = Field(None, description="The first of these strings ends the answer, and is part of it.")
     ignore_eos_token: bool | None = None
-    truncate: int | None = Field(None, ge=1, description="Take only so many tokens of the input, the last ones.")
+    truncate: int | None = Field(None, ge=1, description="Use only this many tokens of the input, the last ones.")
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     return_full_text: bool | None = Field(None, description="Put the input before the answer.")
     details: bool | None = None
-    decoder_input_details: bool | None = Field(None, description="Tell the input's tokens; their logprobs are null.")
-    return_k_alternatives: int | None = Field(None, ge=1, le=MAX_LOGPROBS, description="LoRAX's top_n_tokens.")
+    decoder_input_details: bool | None = Field(None, description="Return the input's tokens; their logprobs are null.")
+    return_k_alternatives: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="LoRAX's top_n_tokens.")
     top_n_tokens: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @property
@@ -75,7 +73,20 @@ class Parameters(_Lenient):
         return max(self.return_k_alternatives or 0, self.top_n_tokens or 0)
 
 
-class LoraxBody(_Lenient):
+#: OpenAI's API has beside the prompt what this one has in `parameters`.
+_LISTS_OF_BODIES = replace(
+    _LISTS, instead={**{name: f"give `parameters.{name}`" for name in Parameters.model_fields}, **_LISTS.instead}
+)
+_LISTS_OF_STREAMS = replace(
+    _LISTS_OF_BODIES,
+    neutral={**NEUTRAL_WITH_SPECIAL_TOKENS, "stream": (True,)},
+    instead={**_LISTS_OF_BODIES.instead, "stream": "POST it to /generate"},
+)
+
+
+class LoraxBody(LenientBody):
+    lists: ClassVar[FieldLists] = _LISTS_OF_BODIES
+
     inputs: Text = Field(min_length=1, examples=["42"])
     parameters: Parameters | None = Field(None, examples=[{"adapter_id": "roman", "details": True}])
 
@@ -84,14 +95,15 @@ class LoraxBody(_Lenient):
         return self.parameters or Parameters()
 
     def native(self, lora_id: str | None, input_ids: list[int] | None, *, needs_logprobs: bool) -> GenerateFields:
-        """The same request in the native API's words. ``input_ids`` stand for the inputs, where they are given."""
+        """Returns the same request for the native API. ``input_ids`` replace the inputs, if given."""
         given = self.given
         return GenerateFields(
             prompt=self.inputs if input_ids is None else None,
             input_ids=input_ids,
             lora_id=lora_id,
             max_tokens=given.max_new_tokens,
-            # The model's own defaults are none of this API's.
+            min_tokens=0,
+            # This API has its own defaults, in place of the model's.
             temperature=(given.temperature or 1.0) if given.samples else 0.0,
             top_p=given.top_p or 1.0,
             top_k=given.top_k or 0,
@@ -99,32 +111,30 @@ class LoraxBody(_Lenient):
             repetition_penalty=given.repetition_penalty or 1.0,
             frequency_penalty=given.frequency_penalty or 0.0,
             seed=given.seed,
-            stop=given.stop,
+            stop=given.stop or [],
             ignore_eos=bool(given.ignore_eos_token),
             logprobs=given.num_top if needs_logprobs else None,
         )
 
 
+class StreamBody(LoraxBody):
+    """The body of the route that always streams."""
+
+    lists: ClassVar[FieldLists] = _LISTS_OF_STREAMS
+
+
 class EitherBody(LoraxBody):
-    """Of TGI's route at /, which streams where it is asked to."""
+    """The body of TGI's route /, which streams on request."""
 
     stream: bool | None = None
 
 
-def refuse_unsupported(body: LoraxBody, *, stream: bool) -> None:
-    """Raises InvalidRequest for the first parameter that asks for what there is not."""
-    for name in _NAMES_OF_ADAPTERS:
-        if (body.model_extra or {}).get(name) not in _NOTHING:
-            raise InvalidRequest(f"`{name}` {_ADAPTER_AS_PARAMETER}")
-    given = body.given
-    for name, value in (given.model_extra or {}).items():
-        if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
-            why = _ADAPTER_AS_PARAMETER if name in _NAMES_OF_ADAPTERS else "is not supported here; leave it out"
-            raise _refusal(name, why)
+def check_parameters(given: Parameters, *, stream: bool) -> None:
+    """Raises InvalidRequest for parameters that exclude each other, or that a stream can't have."""
     if given.num_drawn > 1 and stream:
-        raise _refusal("best_of", "can't be streamed: the best is known at the end only")
+        raise _refusal("best_of", "can't be streamed: the best answer is known only at the end")
     if given.num_drawn > 1 and not given.samples:
-        raise _refusal("best_of", "needs sampling: set do_sample, or all answers are the same")
+        raise _refusal("best_of", "needs sampling, or all answers would be the same: set do_sample")
     if given.decoder_input_details and stream:
         raise _refusal("decoder_input_details", "is not part of a stream; use /generate")
     if given.return_full_text and stream:

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from punica_frontend.errors import answer_of, error_object, status_of
+from punica_frontend.api.errors import answer_of, error_object, status_of
 from punica_frontend.openai.terms import renamed
 from punica_serve.errors import (
     AdapterNotFound,
@@ -20,7 +20,7 @@ from punica_serve.errors import (
     RequestFailed,
 )
 
-#: Their status and type of each kind of error; of others, their nearest base's. Not found is 404 here, unlike there.
+#: Status and type of each kind of error; other kinds take their nearest base's. Unlike in LoRAX, not found is 404.
 _KINDS: dict[type[PunicaError], tuple[int, str]] = {
     InvalidRequest: (422, "validation"),
     AdapterNotFound: (404, "not_found"),
@@ -30,7 +30,7 @@ _KINDS: dict[type[PunicaError], tuple[int, str]] = {
     ClusterUnavailable: (503, "unavailable"),
 }
 
-#: Their words for what the native API calls otherwise.
+#: LoRAX's and TGI's names for fields of the native API.
 _NAMES = {
     "lora_id": "parameters.adapter_id",
     "prompt": "inputs",
@@ -41,14 +41,14 @@ _NAMES = {
 
 
 class TgiErrorBody(TypedDict):
-    """What went wrong, in LoRAX's and TGI's shape."""
+    """An error in LoRAX's and TGI's format."""
 
     error: str
     error_type: str
 
 
 class TgiError(PunicaError):
-    """What a client of LoRAX or TGI is told of ``cause``."""
+    """``cause`` in the terms of LoRAX and TGI."""
 
     def __init__(self, cause: PunicaError) -> None:
         cause = renamed(cause, _NAMES)
@@ -69,8 +69,8 @@ def tgi_terms() -> Iterator[None]:
         raise TgiError(error) from error
 
 
-def last_words(_: object, error: Exception) -> TgiErrorBody:
-    """The event that ends a stream with an error."""
+def error_event(_: object, error: Exception) -> TgiErrorBody:
+    """Returns the event that ends a failed stream."""
     if isinstance(error, TgiError):
         return _body(error)
     return {"error": error_object(error)["message"], "error_type": "generation"}

@@ -1,22 +1,22 @@
-"""GET /info: what is served, and its limits."""
+"""GET /info: the served model and its limits."""
 
 import msgspec
 
-from punica_frontend.choices import MAX_CHOICES
-from punica_frontend.schemas import MAX_STOPS
-from punica_serve.config import EngineConfig
-from punica_serve.model_config import ModelConfig
+from punica_frontend.api.schemas import MAX_STOPS
+from punica_frontend.generation.choices import MAX_CHOICES
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.version import __version__
 
 
 class Info(msgspec.Struct, frozen=True):
-    """In LoRAX's and TGI's words."""
+    """The served model in LoRAX's and TGI's format."""
 
     #: The base model's name.
     model_id: str
     model_dtype: str
     max_input_length: int
-    #: Of input and answer.
+    #: The most tokens of input plus answer.
     max_total_tokens: int
     max_best_of: int = MAX_CHOICES
     max_stop_sequences: int = MAX_STOPS

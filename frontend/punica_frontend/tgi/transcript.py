@@ -1,10 +1,10 @@
-"""One answer token by token, as LoRAX and TGI tell it. Pure."""
+"""An answer token by token, in LoRAX's and TGI's format. Pure."""
 
 import msgspec
 
-from punica_frontend.answers import Frame, Logprob
-from punica_frontend.generation import Plan
-from punica_frontend.tgi.answers import AlternativeToken, FinishReason, StreamDetails, StreamEvent, Token
+from punica_frontend.generation.answers import Frame, Logprob
+from punica_frontend.generation.generator import RequestPlan
+from punica_frontend.tgi.answers import AlternativeToken, FinishReason, StreamDetails, StreamEvent, Token, TopToken
 from punica_frontend.tgi.body import Parameters
 from punica_serve import protocol
 from punica_serve.text.detokenizer import IncrementalDetokenizer
@@ -13,12 +13,12 @@ from punica_serve.text.tokenizer import Tokenizer
 
 
 class Transcript:
-    """The text of an answer, with what each token adds to it.
+    """The text of an answer, with the text that each token adds.
 
-    Unlike elsewhere, a stop string is part of the text: LoRAX and TGI end an answer with it.
+    Unlike in the other APIs a stop string is part of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: TokenTexts, plan: Plan, given: Parameters) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: TokenTexts, plan: RequestPlan, given: Parameters) -> None:
         self._texts = texts
         self._special_ids = tokenizer.special_ids | plan.end_ids
         self._plan = plan
@@ -29,7 +29,7 @@ class Transcript:
         self.num_tokens = 0
 
     def add(self, token_id: int) -> str:
-        """Takes the next token; returns what it adds to the text."""
+        """Takes the next token; returns the text that it adds."""
         text = "" if token_id in self._special_ids else self._detokenizer.add([token_id])
         self._pieces.append(text)
         self._last_id = token_id
@@ -37,34 +37,39 @@ class Transcript:
         return text
 
     def token(self, entry: Logprob) -> Token:
-        """Takes the next token; a special one shows its name, which is not part of the text."""
+        """Takes the next token. A special one shows its name, which is not part of the text."""
         text = self.add(entry.token_id)
         special = entry.token_id in self._special_ids
-        alternatives = self._top(entry) if self._given.return_k_alternatives else msgspec.UNSET
+        alternatives = self._alternatives(entry) if self._given.return_k_alternatives else msgspec.UNSET
         shown = self._texts.text(entry.token_id) if special else text
         return Token(entry.token_id, shown, entry.logprob, special, alternatives)
 
-    def top_tokens(self, entry: Logprob) -> list[AlternativeToken] | msgspec.UnsetType:
-        return self._top(entry) if self._given.top_n_tokens else msgspec.UNSET
+    def top_tokens(self, entry: Logprob) -> list[TopToken] | msgspec.UnsetType:
+        if not self._given.top_n_tokens:
+            return msgspec.UNSET
+        return [
+            TopToken(top.token_id, self._texts.text(top.token_id), top.logprob, top.token_id in self._special_ids)
+            for top in entry.top
+        ]
 
     def whole_text(self) -> str:
-        """Of an answer that has ended: what was held back is final then."""
+        """Returns the text of an answer that has ended, including its incomplete last characters."""
         self._pieces.append(self._detokenizer.finish())
         return "".join(self._pieces)
 
     def finish_reason(self, reason: protocol.FinishReason) -> FinishReason:
-        """Why it ended with its last token."""
+        """Returns why the answer ended with its last token."""
         if reason == "length":
             return "length"
         return "eos_token" if self._last_id in self._plan.end_ids else "stop_sequence"
 
     @property
     def seed(self) -> int | None:
-        """Of an answer that was drawn."""
+        """The seed of a sampled answer; None without sampling."""
         return self._plan.request.sampling.seed if self._given.samples else None
 
     def events(self, frame: Frame) -> list[StreamEvent]:
-        """One for each token; the last of the answer has its end."""
+        """Returns an event for each token; the answer's last has the details."""
         assert not isinstance(frame.logprobs, msgspec.UnsetType)
         events = [
             StreamEvent(self.num_tokens, token, top_tokens=self.top_tokens(entry))
@@ -73,7 +78,7 @@ class Transcript:
         ]
         if frame.finish_reason is None:
             return events
-        # An end that comes after the last token has an event that adds nothing.
+        # An end without a new token gets an event that adds nothing.
         end = events.pop() if events else StreamEvent(self.num_tokens, Token(self._last_id, "", 0.0, special=True))
         details = self._stream_details(frame.finish_reason)
         return [*events, msgspec.structs.replace(end, generated_text=self.whole_text(), details=details)]
@@ -88,5 +93,5 @@ class Transcript:
             input_length=num_prompt_tokens,
         )
 
-    def _top(self, entry: Logprob) -> list[AlternativeToken]:
+    def _alternatives(self, entry: Logprob) -> list[AlternativeToken]:
         return [AlternativeToken(top.token_id, self._texts.text(top.token_id), top.logprob) for top in entry.top]

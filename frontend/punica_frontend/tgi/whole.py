@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from punica_frontend.answers import Answer
-from punica_frontend.generation import Plan
+from punica_frontend.generation.answers import GenerateAnswer
+from punica_frontend.generation.generator import RequestPlan
 from punica_frontend.openai.best_of import mean_logprob
 from punica_frontend.tgi.answers import BestOfSequence, Details, Generated, PrefillToken
 from punica_frontend.tgi.body import LoraxBody
@@ -16,9 +16,13 @@ from punica_serve.text.tokenizer import Tokenizer
 
 
 def generated(
-    body: LoraxBody, plans: Sequence[Plan], answers: Sequence[Answer], tokenizer: Tokenizer, texts: TokenTexts
+    body: LoraxBody,
+    plans: Sequence[RequestPlan],
+    answers: Sequence[GenerateAnswer],
+    tokenizer: Tokenizer,
+    texts: TokenTexts,
 ) -> Generated:
-    """The best of the answers, and the others in its details."""
+    """Returns the best of the answers, with the others in its details."""
     given = body.given
     drawn = list(zip(plans, answers, strict=True))
     if len(drawn) > 1:
@@ -38,8 +42,10 @@ def generated(
     return Generated(text, Details(**best, prompt_tokens=len(prompt_ids), best_of_sequences=rest))
 
 
-def _sequence(body: LoraxBody, transcript: Transcript, answer: Answer, prefill: list[PrefillToken]) -> dict[str, Any]:
-    """The fields that all sequences have."""
+def _sequence(
+    body: LoraxBody, transcript: Transcript, answer: GenerateAnswer, prefill: list[PrefillToken]
+) -> dict[str, Any]:
+    """Returns the fields that all sequences have."""
     assert not isinstance(answer.logprobs, msgspec.UnsetType)
     tokens = [transcript.token(entry) for entry in answer.logprobs]
     top = [transcript.top_tokens(entry) for entry in answer.logprobs]

@@ -1,1 +1,1 @@
-"""The cluster as callers may see it, once or again and again."""
+"""The cluster as callers may see it, once or as a stream of updates."""

@@ -1,4 +1,4 @@
-"""What callers are told of the cluster, encoded once for all of a frontend who are told the same."""
+"""Views of the cluster, encoded once for all callers of a frontend who may see the same."""
 
 import asyncio
 from typing import NamedTuple
@@ -6,30 +6,30 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from punica_frontend.scheduler_client import SchedulerClient
-from punica_frontend.schemas import ErrorObject
-from punica_frontend.sharing import Kept
+from punica_frontend.api.schemas import ErrorObject
+from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
+from punica_frontend.scheduler_link.single_flight import CachedCall
 from punica_frontend.watch.view import ClusterView, Viewer, encode
 from punica_serve.protocol import ClusterHistory, ClusterSnapshot, Mark
 
-#: The scheduler takes a sample a second: asked sooner, it has nothing to add.
+#: The scheduler samples once a second, so a newer history would be the same.
 _PAST_GOOD_FOR_S = 1.0
 
 
 class HistoryFrame(msgspec.Struct, frozen=True, tag="history"):
-    """The last minutes, in columns. It comes once."""
+    """The last minutes, in columns. Sent once."""
 
     history: ClusterHistory
 
 
 class ClusterFrame(msgspec.Struct, frozen=True, tag="cluster"):
-    """The cluster as it is; of its `marks`, those that are new or have grown."""
+    """The current cluster. Its `marks` are only those that are new or have changed."""
 
     cluster: ClusterView
 
 
 class UnavailableFrame(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The scheduler does not answer, for now."""
+    """The scheduler does not answer at the moment."""
 
     error: ErrorObject
 
@@ -37,46 +37,46 @@ class UnavailableFrame(msgspec.Struct, frozen=True, tag="unavailable"):
 WatchFrame = HistoryFrame | ClusterFrame | UnavailableFrame
 
 
-class Told(NamedTuple):
-    """A cluster as JSON."""
+class EncodedCluster(NamedTuple):
+    """A view of the cluster as JSON."""
 
-    #: By itself.
+    #: The view alone.
     body: bytes
-    #: The same as a watcher's frame.
+    #: The view as a watcher's frame.
     frame: str
 
 
 class Frames:
-    """Of a thousand GPUs a frame is tens of milliseconds of JSON, which a thread can give up in between."""
+    """Encodes views in threads: for a thousand GPUs it takes tens of milliseconds."""
 
     def __init__(self, client: SchedulerClient) -> None:
         self._client = client
-        #: The last minutes. Raises ClusterUnavailable.
-        self.past = Kept(self._encode_past, good_for_s=_PAST_GOOD_FOR_S)
+        #: Returns the encoded history. Raises ClusterUnavailable.
+        self.past = CachedCall(self._encode_past, good_for_s=_PAST_GOOD_FOR_S)
         self._newest: ClusterSnapshot | None = None
-        #: Of the newest snapshot, by the eyes that may see it so and its marks; they may be on their way.
-        self._encoded: dict[tuple[str, bool, tuple[Mark, ...]], asyncio.Task[Told]] = {}
+        #: Encodings of the newest snapshot, finished or running, by what the viewer may see and the marks.
+        self._encoded: dict[tuple[str, bool, tuple[Mark, ...]], asyncio.Task[EncodedCluster]] = {}
 
-    async def cluster(self, cluster: ClusterSnapshot, viewer: Viewer, since_ns: int = 0) -> Told:
-        """What the viewer may see of it, and its marks since then."""
+    async def cluster(self, cluster: ClusterSnapshot, viewer: Viewer, since_ns: int = 0) -> EncodedCluster:
+        """Returns the viewer's view, with the marks since then."""
         if cluster is not self._newest:
             self._newest, self._encoded = cluster, {}
         marks = tuple(mark for mark in cluster.marks if mark.at_ns >= since_ns)
-        key = (viewer.caller.tenant, viewer.caller.is_admin, marks)
+        key = (viewer.caller.tenant_id, viewer.caller.is_admin, marks)
         if key not in self._encoded:
-            encoding = asyncio.to_thread(_told, replace(cluster, marks=marks), viewer)
+            encoding = asyncio.to_thread(_encode, replace(cluster, marks=marks), viewer)
             self._encoded[key] = asyncio.create_task(encoding)
-        return await asyncio.shield(self._encoded[key])  # whoever leaves takes it from nobody
+        return await asyncio.shield(self._encoded[key])  # others may wait for it after one has left
 
     async def _encode_past(self) -> str:
         return await asyncio.to_thread(frame_of, HistoryFrame(await self._client.history()))
 
 
 def frame_of(frame: WatchFrame) -> str:
-    """As it is sent."""
+    """Returns the frame as it is sent."""
     return encode(frame).decode()
 
 
-def _told(cluster: ClusterSnapshot, viewer: Viewer) -> Told:
+def _encode(cluster: ClusterSnapshot, viewer: Viewer) -> EncodedCluster:
     body = encode(viewer.view(cluster))
-    return Told(body, f'{{"type":"{ClusterFrame.__struct_config__.tag}","cluster":{body.decode()}}}')
+    return EncodedCluster(body, f'{{"type":"{ClusterFrame.__struct_config__.tag}","cluster":{body.decode()}}}')

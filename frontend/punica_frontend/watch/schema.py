@@ -1,12 +1,12 @@
-"""The JSON Schema of the frames of WS /v1/cluster/watch, made from the types that they are written from.
+"""The JSON Schema of WS /v1/cluster/watch's frames, derived from their types.
 
 `python -m punica_frontend.watch.schema FILE` writes it.
 """
 
 from typing import Any, get_args
 
-from punica_frontend.openapi_page import struct_schemas
-from punica_frontend.schema_file import DIALECT, write_to_argument
+from punica_frontend.api.response_docs import struct_schemas
+from punica_frontend.api.schema_file import DIALECT, write_to_argument
 from punica_frontend.watch.frames import WatchFrame
 from punica_frontend.watch.view import CLUSTER_STRUCTS
 from punica_serve.protocol import ClusterHistory, GpuHistory
@@ -15,7 +15,7 @@ _REF = "#/$defs/"
 
 
 def watch_schema() -> dict[str, Any]:
-    """A document that holds for any frame."""
+    """Returns a schema of all frames."""
     frames = get_args(WatchFrame)
     definitions = struct_schemas((*frames, *CLUSTER_STRUCTS, ClusterHistory, GpuHistory), _REF)
     return {

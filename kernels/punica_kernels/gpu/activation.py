@@ -1,20 +1,19 @@
-"""SwiGLU in Triton. Arguments are checked by `punica_kernels.activation`, which has the shapes."""
+"""SwiGLU in Triton. `punica_kernels.activation` checks the arguments and documents the shapes."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import can_overlap, launch_options
+from punica_kernels.gpu.launch import pdl_options
 
 _BLOCK = 1024
 
 
-def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, chained: bool = False) -> None:
-    """out = silu(gate) * up, where [gate, up] = gate_up + delta, one launch."""
+def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, pdl: bool = False) -> None:
+    """out = silu(gate) * up, where [gate, up] = gate_up + delta, in one launch."""
     num_rows, width = out.shape
     if num_rows == 0:
         return
-    overlap = can_overlap(out.device)
     block = min(_BLOCK, triton.next_power_of_2(width))
     _silu_and_mul[(num_rows, triton.cdiv(width, block))](
         out,
@@ -25,9 +24,8 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, c
         delta.stride(0) if delta is not None else 0,
         WIDTH=width,
         BLOCK=block,
-        PDL=overlap,
-        CHAINED=overlap and chained,
-        **launch_options(4, overlap=overlap and chained),
+        num_warps=4,
+        **pdl_options(out.device, wait=pdl),
     )
 
 
@@ -41,13 +39,13 @@ def _silu_and_mul(
     delta_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
     """One program per row and block of columns."""
-    if CHAINED:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    if PDL:
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

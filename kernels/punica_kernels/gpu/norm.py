@@ -1,15 +1,15 @@
-"""Root mean square layer normalisation in Triton. `punica_kernels.norm` checks the arguments and has the shapes."""
+"""RMSNorm in Triton. `punica_kernels.norm` checks the arguments and documents the shapes."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import can_overlap, launch_options
+from punica_kernels.gpu.launch import pdl_options
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, chained: bool = False) -> None:
-    """out = rms_norm(x), one launch."""
-    _launch(out, x, None, None, weight, eps, chained)
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> None:
+    """out = rms_norm(x), in one launch."""
+    _launch(out, x, None, None, weight, eps, pdl)
 
 
 def add_rms_norm(
@@ -20,19 +20,18 @@ def add_rms_norm(
     eps: float,
     delta: Tensor | None = None,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """residual += x + delta, then out = rms_norm(residual), one launch. x may have parts that are added too."""
-    _launch(out, x, residual, delta, weight, eps, chained)
+    """residual += x + delta, then out = rms_norm(residual), in one launch. x may be split-K partial sums."""
+    _launch(out, x, residual, delta, weight, eps, pdl)
 
 
 def _launch(
-    out: Tensor, x: Tensor, residual: Tensor | None, delta: Tensor | None, weight: Tensor, eps: float, chained: bool
+    out: Tensor, x: Tensor, residual: Tensor | None, delta: Tensor | None, weight: Tensor, eps: float, pdl: bool
 ) -> None:
     num_rows, width = out.shape
     if num_rows == 0:
         return
-    overlap = can_overlap(x.device)
     block = triton.next_power_of_2(width)
     _rms_norm[(num_rows,)](
         out,
@@ -48,10 +47,9 @@ def _launch(
         delta.stride(0) if delta is not None else 0,
         WIDTH=width,
         BLOCK=block,
-        PARTS=x.shape[0] if x.dim() == 3 else 1,
-        PDL=overlap,
-        CHAINED=overlap and chained,
-        **launch_options(min(16, max(4, block // 512)), overlap=overlap and chained),
+        SPLIT_K=x.shape[0] if x.dim() == 3 else 1,
+        num_warps=min(16, max(4, block // 512)),
+        **pdl_options(x.device, wait=pdl),
     )
 
 
@@ -65,29 +63,29 @@ def _rms_norm(
     eps,
     out_stride,
     x_stride,
-    part_stride,
+    split_stride,
     residual_stride,
     delta_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
     """One program per row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
     gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    if CHAINED:
-        # No kernel writes a norm's weight, so it is on its way already.
+    if PDL_WAIT:
+        # No kernel writes a norm's weight, so it is loaded before the wait.
         tl.extra.cuda.gdc_wait()
-    if PDL:
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
     x += row * x_stride + columns
     values = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        values += tl.load(x + part * part_stride, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLIT_K):
+        values += tl.load(x + split * split_stride, mask=mask, other=0.0)
     if residual is not None:
         if delta is not None:
             values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)

@@ -1,8 +1,8 @@
-"""Paged attention in Triton, with the running softmax of FlashAttention (Dao et al., 2022).
+"""Paged attention in Triton, with the online softmax of FlashAttention (Dao et al., 2022).
 
-One program takes one span: a block of query rows, for all query heads that share one kv head, and a part of its
-context. Whichever program of a divided block ends last merges the parts, always in their order.
-Arguments are checked by `punica_kernels.paged_attention`, which has the shapes.
+One program takes one work tile: BLOCK_M rows (query rows times the query heads that share one kv head) and one split of
+their context. The program of a split context that ends last merges the splits, always in the same order.
+`punica_kernels.paged_attention` checks the arguments and documents the shapes.
 """
 
 import math
@@ -11,19 +11,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.attention_spans import SPAN_WORDS, AttentionShape
-from punica_kernels.gpu.launch import can_overlap, launch_options
-from punica_kernels.paged_attention import AttentionWorkspace
+from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace, TileField
+from punica_kernels.gpu.launch import pdl_options
 
-#: The least that a side of a tensor core's tile has.
-_TILE = 16
-#: Of keys in a block of tokens.
-_BLOCK_BYTES, _MAX_BLOCK_TOKENS = 16384, 64
-#: Most parts that are merged at a time, and most of their lanes: their loads wait for memory together.
-_MERGED_PARTS, _MERGED_LANES = 8, 64
+#: The smallest side of a tensor-core tile.
+_MIN_BLOCK = 16
+#: Bytes of keys in a block of tokens, and most tokens in it.
+_BLOCK_BYTES, _MAX_BLOCK_N = 16384, 64
+#: Most splits that are merged at a time, and most of their rows: their loads wait for memory together.
+_MAX_MERGED_SPLITS, _MAX_MERGED_ROWS = 8, 64
 _NUM_WARPS = 4
-#: Below every score. Finite: a row that sees nothing of a part has weights of zero there, and no NaN.
-_LOWEST = tl.constexpr(-3e38)
+#: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
+_MIN_SCORE = tl.constexpr(-3e38)
+
+_FIRST_ROW = tl.constexpr(TileField.FIRST_ROW)
+_NUM_ROWS = tl.constexpr(TileField.NUM_ROWS)
+_FIRST_PAGE = tl.constexpr(TileField.FIRST_PAGE)
+_NUM_TOKENS = tl.constexpr(TileField.NUM_TOKENS)
+_LAST_VISIBLE = tl.constexpr(TileField.LAST_VISIBLE)
+_SPLIT = tl.constexpr(TileField.SPLIT)
+_FIRST_SPLIT = tl.constexpr(TileField.FIRST_SPLIT)
+_NUM_SPLITS = tl.constexpr(TileField.NUM_SPLITS)
 
 
 def paged_attention(
@@ -32,48 +40,46 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     pages: Tensor,
-    spans: Tensor,
+    tiles: Tensor,
     shape: AttentionShape,
     workspace: AttentionWorkspace,
     scale: float,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """out = softmax(q k^T * scale) v over each row's own request, one launch."""
+    """out = softmax(q k^T * scale) v over each row's own request, in one launch."""
     head_dim, page_size = q.shape[2], keys.shape[1]
-    block_dim = max(_TILE, triton.next_power_of_2(head_dim))
-    overlap = can_overlap(q.device)
-    _paged_attention[(shape.kv_heads, shape.max_spans)](
+    block_d = max(_MIN_BLOCK, triton.next_power_of_2(head_dim))
+    _paged_attention[(shape.kv_heads, shape.max_tiles)](
         out,
         q,
         keys,
         values,
         pages,
-        spans,
-        workspace.values,
-        *workspace.sums,
+        tiles,
+        workspace.acc,
+        *workspace.m_and_l,
         workspace.counts,
         scale * math.log2(math.e),
         *out.stride()[:2],
         *q.stride()[:2],
         *keys.stride()[:3],
         *values.stride()[:3],
-        WORDS=SPAN_WORDS,
+        TILE_WORDS=TILE_WORDS,
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
         KV_HEADS=shape.kv_heads,
         GROUP=shape.heads // shape.kv_heads,
         BLOCK_GROUP=shape.block_group,
-        LANES=shape.lanes,
-        BLOCK_TOKENS=max(_TILE, min(_MAX_BLOCK_TOKENS, _BLOCK_BYTES // (block_dim * q.element_size()))),
-        BLOCK_DIM=block_dim,
-        # Of few lanes, which wait for memory, a multiprocessor runs the more programs, the less of it each takes.
-        STAGES=2 if shape.lanes == _TILE else 3,
-        LIVE_LANES=shape.live_lanes,
-        MERGED=max(1, min(_MERGED_PARTS, 4 * shape.live_lanes, _MERGED_LANES // shape.live_lanes)),
-        PDL=overlap,
-        CHAINED=overlap and chained,
-        **launch_options(_NUM_WARPS, overlap=overlap and chained),
+        BLOCK_M=shape.block_m,
+        BLOCK_N=max(_MIN_BLOCK, min(_MAX_BLOCK_N, _BLOCK_BYTES // (block_d * q.element_size()))),
+        BLOCK_D=block_d,
+        # Programs of few rows wait for memory: a multiprocessor runs more of them if each takes less of it.
+        STAGES=2 if shape.block_m == _MIN_BLOCK else 3,
+        LIVE_M=shape.live_m,
+        MERGED_SPLITS=max(1, min(_MAX_MERGED_SPLITS, 4 * shape.live_m, _MAX_MERGED_ROWS // shape.live_m)),
+        num_warps=_NUM_WARPS,
+        **pdl_options(q.device, wait=pdl),
     )
 
 
@@ -84,10 +90,10 @@ def _paged_attention(
     keys,
     values,
     pages,
-    spans,
-    part_values,
-    part_highest,
-    part_totals,
+    tiles,
+    split_acc,
+    split_m,
+    split_l,
     counts,
     log2_scale,
     out_row_stride,
@@ -100,155 +106,155 @@ def _paged_attention(
     value_page_stride,
     value_slot_stride,
     value_head_stride,
-    WORDS: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
-    LIVE_LANES: tl.constexpr,
-    MERGED: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    LIVE_M: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
-    """One program per kv head and span."""
+    """One program per kv head and work tile."""
     kv_head = tl.program_id(0)
-    spans += tl.program_id(1) * WORDS
-    first_row = tl.load(spans)
+    tiles += tl.program_id(1) * TILE_WORDS
+    first_row = tl.load(tiles + _FIRST_ROW)
     if first_row < 0:
-        if CHAINED:
-            # Whoever waits for this launch waits for the one before it.
+        if PDL_WAIT:
+            # A PDL dependent of this kernel also relies on its predecessor.
             tl.extra.cuda.gdc_wait()
         return
-    num_rows = tl.load(spans + 1)
-    pages += tl.load(spans + 2)
-    num_tokens = tl.load(spans + 3)
-    first_seen = tl.load(spans + 4)
-    part = tl.load(spans + 5)
-    first_part = tl.load(spans + 6)
-    num_parts = tl.load(spans + 7)
+    num_rows = tl.load(tiles + _NUM_ROWS)
+    pages += tl.load(tiles + _FIRST_PAGE)
+    num_tokens = tl.load(tiles + _NUM_TOKENS)
+    first_row_last_visible = tl.load(tiles + _LAST_VISIBLE)
+    split = tl.load(tiles + _SPLIT)
+    first_split = tl.load(tiles + _FIRST_SPLIT)
+    num_splits = tl.load(tiles + _NUM_SPLITS)
 
-    tokens = tl.arange(0, BLOCK_TOKENS)
-    dims = tl.arange(0, BLOCK_DIM)[None, :]
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
-    if CHAINED:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    if PDL:
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
 
-    lanes = tl.arange(0, LANES)
-    query = lanes // BLOCK_GROUP
-    member = lanes % BLOCK_GROUP
-    is_lane = (query < num_rows) & (member < GROUP)
-    is_query = is_lane[:, None] & (dims < HEAD_DIM)
+    offs_m = tl.arange(0, BLOCK_M)
+    query = offs_m // BLOCK_GROUP
+    member = offs_m % BLOCK_GROUP
+    is_row = (query < num_rows) & (member < GROUP)
+    q_mask = is_row[:, None] & (offs_d < HEAD_DIM)
     row = (first_row + query).to(tl.int64)[:, None]
     head = (kv_head * GROUP + member)[:, None]
-    queries = tl.load(q + row * q_row_stride + head * q_head_stride + dims, mask=is_query, other=0.0)
-    last_seen = (first_seen + query)[:, None]
-    highest = tl.full((LANES,), _LOWEST, dtype=tl.float32)
-    total = tl.zeros((LANES,), dtype=tl.float32)
-    weighted = tl.zeros((LANES, BLOCK_DIM), dtype=tl.float32)
-    for start in tl.range(0, num_tokens, BLOCK_TOKENS, num_stages=STAGES):
-        token = start + tokens
+    queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
+    last_visible = (first_row_last_visible + query)[:, None]
+    m_i = tl.full((BLOCK_M,), _MIN_SCORE, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for start in tl.range(0, num_tokens, BLOCK_N, num_stages=STAGES):
+        token = start + offs_n
         is_token = token < num_tokens
         page = tl.load(pages + token // PAGE_SIZE, mask=is_token, other=0).to(tl.int64)[:, None]
         slot = (token % PAGE_SIZE)[:, None]
-        # Beyond the context lies anything, even NaN, which a probability of zero would not silence.
-        is_there = is_token[:, None] & (dims < HEAD_DIM)
-        k = tl.load(keys + page * key_page_stride + slot * key_slot_stride + dims, mask=is_there, other=0.0)
-        v = tl.load(values + page * value_page_stride + slot * value_slot_stride + dims, mask=is_there, other=0.0)
+        # Past the context the cache holds anything, even NaN, which a probability of zero would not silence.
+        kv_mask = is_token[:, None] & (offs_d < HEAD_DIM)
+        k = tl.load(keys + page * key_page_stride + slot * key_slot_stride + offs_d, mask=kv_mask, other=0.0)
+        v = tl.load(values + page * value_page_stride + slot * value_slot_stride + offs_d, mask=kv_mask, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * log2_scale
-        scores = tl.where(is_token[None, :] & (token[None, :] <= last_seen), scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        faded = tl.exp2(highest - new_highest)
-        probs = tl.exp2(scores - new_highest[:, None])
-        total = total * faded + tl.sum(probs, axis=1)
-        weighted = weighted * faded[:, None] + tl.dot(probs.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
+        scores = tl.where(is_token[None, :] & (token[None, :] <= last_visible), scores, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
+        alpha = tl.exp2(m_i - m_new)
+        p = tl.exp2(scores - m_new[:, None])
+        l_i = l_i * alpha + tl.sum(p, axis=1)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m_i = m_new
 
-    if num_parts == 1:
-        result = (weighted / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * out_row_stride + head * out_head_stride + dims, result, mask=is_query)
+    if num_splits == 1:
+        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row * out_row_stride + head * out_head_stride + offs_d, result, mask=q_mask)
     else:
-        place = (part * KV_HEADS + kv_head) * LANES + lanes
-        tl.store(part_values + place[:, None] * HEAD_DIM + dims, weighted, mask=is_query)
-        tl.store(part_highest + place, highest, mask=is_lane)
-        tl.store(part_totals + place, total, mask=is_lane)
-        # All threads' parts are written before the count says so.
+        place = (split * KV_HEADS + kv_head) * BLOCK_M + offs_m
+        tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
+        tl.store(split_m + place, m_i, mask=is_row)
+        tl.store(split_l + place, l_i, mask=is_row)
+        # All threads must have written before the count says so.
         tl.debug_barrier()
-        count = counts + first_part * KV_HEADS + kv_head
-        if tl.atomic_add(count, 1, sem="acq_rel") == num_parts - 1:
+        count = counts + first_split * KV_HEADS + kv_head
+        if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
             tl.store(count, 0)
-            _merge(
+            _merge_splits(
                 out + first_row.to(tl.int64) * out_row_stride + kv_head * GROUP * out_head_stride,
-                part_values,
-                part_highest,
-                part_totals,
-                (first_part * KV_HEADS + kv_head) * LANES,
-                num_parts,
+                split_acc,
+                split_m,
+                split_l,
+                (first_split * KV_HEADS + kv_head) * BLOCK_M,
+                num_splits,
                 num_rows,
                 out_row_stride,
                 out_head_stride,
-                KV_HEADS * LANES,
+                KV_HEADS * BLOCK_M,
                 HEAD_DIM,
                 GROUP,
                 BLOCK_GROUP,
-                LIVE_LANES,
-                BLOCK_DIM,
-                MERGED,
+                LIVE_M,
+                BLOCK_D,
+                MERGED_SPLITS,
             )
 
 
 @triton.jit
-def _merge(
+def _merge_splits(
     out,
-    part_values,
-    part_highest,
-    part_totals,
+    split_acc,
+    split_m,
+    split_l,
     first_place,
-    num_parts,
+    num_splits,
     num_rows,
     out_row_stride,
     out_head_stride,
-    PART_STRIDE: tl.constexpr,
+    SPLIT_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
-    LIVE_LANES: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    MERGED: tl.constexpr,
+    LIVE_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
 ):
-    """A block's rows of out from its parts, MERGED of them at a time."""
-    lanes = tl.arange(0, LIVE_LANES)
-    dims = tl.arange(0, BLOCK_DIM)[None, :]
-    query = lanes // BLOCK_GROUP
-    member = lanes % BLOCK_GROUP
-    is_lane = (query < num_rows) & (member < GROUP)
-    is_cell = is_lane[:, None] & (dims < HEAD_DIM)
-    highest = tl.full((LIVE_LANES,), _LOWEST, dtype=tl.float32)
-    total = tl.where(is_lane, 0.0, 1.0)
-    weighted = tl.zeros((LIVE_LANES, BLOCK_DIM), dtype=tl.float32)
-    for some in range(0, num_parts, MERGED):
-        for number in tl.static_range(MERGED):
-            part = some + number
-            is_part = part < num_parts
-            place = first_place + part * PART_STRIDE + lanes
+    """The rows of `out` from their splits, MERGED_SPLITS at a time."""
+    offs_m = tl.arange(0, LIVE_M)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    query = offs_m // BLOCK_GROUP
+    member = offs_m % BLOCK_GROUP
+    is_row = (query < num_rows) & (member < GROUP)
+    mask = is_row[:, None] & (offs_d < HEAD_DIM)
+    m_i = tl.full((LIVE_M,), _MIN_SCORE, dtype=tl.float32)
+    l_i = tl.where(is_row, 0.0, 1.0)
+    acc = tl.zeros((LIVE_M, BLOCK_D), dtype=tl.float32)
+    for start in range(0, num_splits, MERGED_SPLITS):
+        for number in tl.static_range(MERGED_SPLITS):
+            split = start + number
+            is_split = split < num_splits
+            place = first_place + split * SPLIT_STRIDE + offs_m
             # From the L2 cache, where other multiprocessors have written them.
-            its_highest = tl.load(part_highest + place, mask=is_lane & is_part, other=_LOWEST, cache_modifier=".cg")
-            its_total = tl.load(part_totals + place, mask=is_lane & is_part, other=0.0, cache_modifier=".cg")
-            cells = part_values + place[:, None] * HEAD_DIM + dims
-            its_weighted = tl.load(cells, mask=is_cell & is_part, other=0.0, cache_modifier=".cg")
-            new_highest = tl.maximum(highest, its_highest)
-            faded = tl.exp2(highest - new_highest)
-            weight = tl.exp2(its_highest - new_highest)
-            total = total * faded + its_total * weight
-            weighted = weighted * faded[:, None] + its_weighted * weight[:, None]
-            highest = new_highest
-    result = (weighted / total[:, None]).to(out.dtype.element_ty)
+            m_split = tl.load(split_m + place, mask=is_row & is_split, other=_MIN_SCORE, cache_modifier=".cg")
+            l_split = tl.load(split_l + place, mask=is_row & is_split, other=0.0, cache_modifier=".cg")
+            cells = split_acc + place[:, None] * HEAD_DIM + offs_d
+            acc_split = tl.load(cells, mask=mask & is_split, other=0.0, cache_modifier=".cg")
+            m_new = tl.maximum(m_i, m_split)
+            alpha = tl.exp2(m_i - m_new)
+            beta = tl.exp2(m_split - m_new)
+            l_i = l_i * alpha + l_split * beta
+            acc = acc * alpha[:, None] + acc_split * beta[:, None]
+            m_i = m_new
+    result = (acc / l_i[:, None]).to(out.dtype.element_ty)
     rows = out + query * out_row_stride + member * out_head_stride
-    tl.store(rows[:, None] + dims, result, mask=is_cell)
+    tl.store(rows[:, None] + offs_d, result, mask=mask)

@@ -1,12 +1,12 @@
-"""Rotary embedding and append to the paged cache in Triton. Arguments are checked by `punica_kernels.rotary`."""
+"""Rotary embedding and append to the paged cache in Triton. `punica_kernels.rotary` checks the arguments."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import can_overlap, launch_options
+from punica_kernels.gpu.launch import pdl_options
 
-#: Pairs of elements that one program turns.
+#: Pairs of elements that one program rotates.
 _PROGRAM_PAIRS = 1024
 
 
@@ -18,17 +18,16 @@ def rotary_append(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
     delta: Tensor | None = None,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """Rotates queries and keys, and stores keys and values in the cache, one launch."""
+    """Rotates queries and keys, and stores keys and values in the cache, in one launch."""
     num_rows, (_, heads, head_dim) = len(qkv), q_out.shape
     if num_rows == 0:
         return
     _, page_size, kv_heads, _ = keys.shape
-    overlap = can_overlap(qkv.device)
     block_pairs = triton.next_power_of_2(head_dim // 2)
     block_heads = max(1, min(_PROGRAM_PAIRS // block_pairs, triton.next_power_of_2(heads + 2 * kv_heads)))
     _rotary_append[(num_rows, triton.cdiv(heads + 2 * kv_heads, block_heads))](
@@ -40,7 +39,7 @@ def rotary_append(
         sin,
         keys,
         values,
-        slots,
+        slot_mapping,
         *q_out.stride()[:2],
         qkv.stride(0),
         delta.stride(0) if delta is not None else 0,
@@ -54,9 +53,8 @@ def rotary_append(
         PAGE_SIZE=page_size,
         BLOCK_HEADS=block_heads,
         BLOCK_PAIRS=block_pairs,
-        PDL=overlap,
-        CHAINED=overlap and chained,
-        **launch_options(4, overlap=overlap and chained),
+        num_warps=4,
+        **pdl_options(qkv.device, wait=pdl),
     )
 
 
@@ -70,7 +68,7 @@ def _rotary_append(
     sin,
     keys,
     values,
-    slots,
+    slot_mapping,
     q_row_stride,
     q_head_stride,
     qkv_stride,
@@ -89,13 +87,13 @@ def _rotary_append(
     PAGE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
     """One program per row and block of heads; a row's heads are its queries, then its keys, then its values."""
-    if CHAINED:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    if PDL:
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
@@ -113,17 +111,17 @@ def _rotary_append(
     position = tl.load(positions + row).to(tl.int64)
     row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < PAIRS, other=0.0)
     row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < PAIRS, other=0.0)
-    turned_first = first * row_cos - second * row_sin
-    turned_second = second * row_cos + first * row_sin
+    rotated_first = first * row_cos - second * row_sin
+    rotated_second = second * row_cos + first * row_sin
 
     is_q = mask & (head < HEADS)
-    _store_pairs(q_out + row * q_row_stride + head * q_head_stride + pair, turned_first, turned_second, PAIRS, is_q)
-    slot = tl.load(slots + row).to(tl.int64)
+    _store_pairs(q_out + row * q_row_stride + head * q_head_stride + pair, rotated_first, rotated_second, PAIRS, is_q)
+    slot = tl.load(slot_mapping + row).to(tl.int64)
     page = slot // PAGE_SIZE
     offset = slot % PAGE_SIZE
     is_k = mask & (head >= HEADS) & (head < HEADS + KV_HEADS) & (slot >= 0)
     keys += page * key_page_stride + offset * key_slot_stride + (head - HEADS) * key_head_stride + pair
-    _store_pairs(keys, turned_first, turned_second, PAIRS, is_k)
+    _store_pairs(keys, rotated_first, rotated_second, PAIRS, is_k)
     is_v = mask & (head >= HEADS + KV_HEADS) & (slot >= 0)
     values += (
         page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride + pair

@@ -1,7 +1,7 @@
-"""Sampling in Triton: `punica_kernels.sampling` without its loops, its copies of the logits or a wait for the device.
+"""Sampling in Triton: `punica_kernels.sampling` without loops, copies of the logits or waits for the device.
 
 Two launches. The first scores one block of tokens of one row per program and keeps the block's best token; the second
-picks the best block of each row. The noise is made where it is needed, in registers.
+picks the best block of each row. The noise is generated in registers.
 """
 
 import torch
@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.filters import keep_top
-from punica_kernels.gpu.launch import launch_options
-from punica_kernels.sampling import SamplingRows, scale_logits
+from punica_kernels.gpu.filters import apply_top_k_top_p_min_p
+from punica_kernels.sampling_rows import SamplingRows, scale_logits
 
 _BLOCK = 2048
 #: A block's highest logit, the logit of its best token and that token's noise.
@@ -20,20 +19,20 @@ _WORDS = tl.constexpr(3)
 
 def sample(tokens: Tensor, logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> None:
     """tokens = the next token of each row, int64 [R]; see `punica_kernels.sampling.sample`."""
-    draw(tokens, logits, rows.temperatures, rows.seeds, rows.positions, masked=masked)
-    chosen = rows.filters
-    if chosen is not None:
-        temperatures = rows.temperatures.index_select(0, chosen.rows)
-        scores = scale_logits(logits.index_select(0, chosen.rows), temperatures)
-        keep_top(scores, chosen.top_k, chosen.top_p, chosen.min_p)
-        filtered = torch.empty_like(chosen.rows)
-        seeds, positions = rows.seeds.index_select(0, chosen.rows), rows.positions.index_select(0, chosen.rows)
-        draw(filtered, scores, torch.ones_like(temperatures), seeds, positions, masked=True)
-        is_valid = tokens.index_select(0, chosen.rows) >= 0
-        tokens.index_copy_(0, chosen.rows, filtered.where(is_valid, -1))
+    _sample_unfiltered(tokens, logits, rows.temperatures, rows.seeds, rows.positions, masked=masked)
+    filters = rows.filters
+    if filters is not None:
+        temperatures = rows.temperatures.index_select(0, filters.rows)
+        scores = scale_logits(logits.index_select(0, filters.rows), temperatures)
+        apply_top_k_top_p_min_p(scores, filters.top_k, filters.top_p, filters.min_p)
+        filtered = torch.empty_like(filters.rows)
+        seeds, positions = rows.seeds.index_select(0, filters.rows), rows.positions.index_select(0, filters.rows)
+        _sample_unfiltered(filtered, scores, torch.ones_like(temperatures), seeds, positions, masked=True)
+        is_valid = tokens.index_select(0, filters.rows) >= 0
+        tokens.index_copy_(0, filters.rows, filtered.where(is_valid, -1))
 
 
-def draw(
+def _sample_unfiltered(
     tokens: Tensor, logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, masked: bool
 ) -> None:
     """tokens = the next token of each row, without filters."""
@@ -54,7 +53,7 @@ def draw(
         vocab_size,
         BLOCK=_BLOCK,
         MASKED=masked,
-        **launch_options(4),
+        num_warps=4,
     )
     _pick_blocks[(num_rows,)](
         tokens,
@@ -63,7 +62,7 @@ def draw(
         temperatures,
         num_blocks,
         BLOCKS=triton.next_power_of_2(num_blocks),
-        **launch_options(1),
+        num_warps=1,
     )
 
 
@@ -83,9 +82,9 @@ def _sample_blocks(
     """The best token of a block of a row's tokens, or -1 where a logit is not finite."""
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
-    lanes = tl.arange(0, BLOCK)
-    is_token = start + lanes < vocab_size
-    values = tl.load(logits + row * row_stride + start + lanes, mask=is_token, other=float("-inf")).to(tl.float32)
+    offsets = tl.arange(0, BLOCK)
+    is_token = start + offsets < vocab_size
+    values = tl.load(logits + row * row_stride + start + offsets, mask=is_token, other=float("-inf")).to(tl.float32)
     is_bad = (values != values) | (values == float("inf"))
     if not MASKED:
         is_bad |= is_token & (values == float("-inf"))
@@ -96,11 +95,11 @@ def _sample_blocks(
     scores = values
     temperature = tl.load(temperatures + row)
     if temperature > 0:
-        # Compared from the block's highest logit on, where float32 is finest.
+        # Relative to the block's highest logit, where float32 is most precise.
         noise = _gumbel_noise(tl.load(seeds + row), tl.load(positions + row), start // 4, BLOCK)
         scores = tl.div_rn(values - _finite(highest), temperature) + noise
     best = tl.argmax(scores, axis=0, tie_break_left=True)
-    is_best = lanes == best
+    is_best = offsets == best
     block = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_tokens + block, tl.where(any_bad > 0, -1, start + best))
     tl.store(best_scores + block * _WORDS, highest)
@@ -110,11 +109,11 @@ def _sample_blocks(
 
 @triton.jit
 def _pick_blocks(tokens, best_tokens, best_scores, temperatures, num_blocks, BLOCKS: tl.constexpr):
-    """The best block's best token, scored as in `punica_kernels.sampling`: from the row's highest logit on."""
+    """The best block's best token, scored as in `punica_kernels.sampling`, relative to the row's highest logit."""
     row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCKS)
-    is_block = lanes < num_blocks
-    blocks = row * num_blocks + lanes
+    offsets = tl.arange(0, BLOCKS)
+    is_block = offsets < num_blocks
+    blocks = row * num_blocks + offsets
     candidates = tl.load(best_tokens + blocks, mask=is_block, other=0)
     minus_inf = float("-inf")
     highest = tl.max(tl.load(best_scores + blocks * _WORDS, mask=is_block, other=minus_inf), axis=0)
@@ -124,13 +123,13 @@ def _pick_blocks(tokens, best_tokens, best_scores, temperatures, num_blocks, BLO
     scores = tl.div_rn(values - _finite(highest), tl.where(temperature > 0, temperature, 1.0)) + noise
     best = tl.argmax(scores, axis=0, tie_break_left=True)
     is_valid = (tl.min(candidates, axis=0) >= 0) & (highest != minus_inf)
-    token = tl.max(tl.where(lanes == best, candidates, -1), axis=0)
+    token = tl.max(tl.where(offsets == best, candidates, -1), axis=0)
     tl.store(tokens + row, tl.where(is_valid, token, -1).to(tl.int64))
 
 
 @triton.jit
 def _finite(highest):
-    """Where nothing is possible there is no highest logit to count from."""
+    """0 in place of -inf, for a row in which no token is possible."""
     return tl.where(highest == float("-inf"), 0.0, highest)
 
 

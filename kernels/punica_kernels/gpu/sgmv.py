@@ -1,7 +1,7 @@
 """SGMV on a GPU: `punica_kernels.sgmv` has the maths and the other shapes, `LoraTable` says which rows use which pages.
 
-Rows have a stride of 1, pages hold 8 rank rows and lie without gaps in a layer. The workspace v is flat: [rows, slices,
-splits of h_in, ranks] of the group and table at hand, so that groups that take turns share one.
+Rows have a stride of 1; pages hold 8 rank rows and are contiguous within a layer. The workspace v is flat: [rows,
+slices, splits of h_in, ranks] of the group and table at hand, so that groups that run in turns share one.
 
 All raise ValueError, naming the argument, when the shapes do not fit.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
-from punica_kernels.gpu.launch import can_overlap, launch_options
+from punica_kernels.gpu.launch import pdl_options
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
@@ -34,35 +34,33 @@ def shrink(
     a_pages: Tensor,
     table: LoraTable,
     *,
-    chained: bool = False,
+    pdl: bool = False,
     config: ShrinkConfig | None = None,
 ) -> None:
     """v = x A, as one partial sum for each split of h_in.
 
-    `chained` lets it start while the kernel before it on the stream still runs, which then must not write the weights
-    or the table; it waits before it reads x or writes v.
+    With `pdl` it starts while the kernel before it on the stream still runs. That kernel must not write the weights or
+    the table; the shrink waits for it before it reads x or writes v.
     """
     _check_shrink(v, x, a_pages, table)
     _, num_slices, _, h_in = a_pages.shape
     config = config or shrink_config(table.shape, h_in, num_slices)
-    overlap = can_overlap(x.device)
-    sgmv_shrink[(config.splits, config.item_programs, num_slices)](
+    sgmv_shrink[(config.split_k, config.rank_block_programs, num_slices)](
         v,
         x,
         a_pages,
-        table.words[table.shape.items_start :],
-        table.shape.max_items,
+        table.words[table.shape.rank_blocks_start :],
+        table.shape.max_rank_blocks,
         x.stride(0),
         a_pages.stride(0),
         H_IN=h_in,
         MAX_RANKS=table.shape.max_ranks,
-        SPLIT_K=config.split_k,
+        K_PER_SPLIT=config.k_per_split,
         BLOCK_K=config.block_k,
-        PARTS=config.num_warps if config.block_k >= 16 * config.num_warps else 1,
-        EVEN_K=h_in == config.splits * config.split_k,
-        PDL=overlap,
-        CHAINED=overlap and chained,
-        **launch_options(config.num_warps, overlap=overlap and chained),
+        WARP_SLICES=config.num_warps if config.block_k >= 16 * config.num_warps else 1,
+        EVEN_K=h_in == config.split_k * config.k_per_split,
+        num_warps=config.num_warps,
+        **pdl_options(x.device, wait=pdl),
     )
 
 
@@ -74,19 +72,18 @@ def expand(
     table: LoraTable,
     *,
     accumulate: bool,
-    chained: bool = False,
+    pdl: bool = False,
     config: ExpandConfig | None = None,
 ) -> None:
-    """y += v B, or, without `accumulate`, y = v B for all of the table's rows, zeros where a row has no LoRA.
+    """y += v B; without `accumulate` y = v B for all rows of the table, with zeros for rows without LoRA.
 
-    Must follow its shrink on the stream, and waits for it before it writes. `chained` lets the kernel after it start
-    early, as a chained shrink may.
+    It must follow its shrink on the stream, and waits for it before it writes. `pdl` lets the kernel after it
+    start early, such as a shrink with `pdl`.
     """
     _check_expand(y, v, b_pages, out_offsets, table)
     num_slices = len(out_offsets) - 1
     widths = [end - start for start, end in pairwise(out_offsets)]
     config = config or expand_config(table.shape, num_slices, max(widths))
-    overlap = can_overlap(y.device)
     ends = [*out_offsets[1:], out_offsets[-1], out_offsets[-1]]
     sgmv_expand[(sum(-(-width // config.block_n) for width in widths), table.shape.max_tiles)](
         y,
@@ -101,16 +98,15 @@ def expand(
         TILE_WORDS=table.shape.tile_words,
         SLICES=num_slices,
         MAX_RANKS=table.shape.max_ranks,
-        SPLITS=config.splits,
+        SPLIT_K=config.split_k,
         BLOCK_N=config.block_n,
         TILE_N=config.tile_n,
-        ROW_POWERS=config.row_powers,
+        LOG2_BLOCKS=config.log2_blocks,
         EVEN_N=all(width % config.block_n == 0 for width in widths),
         ACCUMULATE=accumulate,
-        PDL=overlap,
-        CHAINED=overlap and chained,
         maxnreg=config.max_registers,
-        **launch_options(config.num_warps, overlap=overlap),
+        num_warps=config.num_warps,
+        **pdl_options(y.device, wait=True, trigger=pdl),
     )
 
 
@@ -123,11 +119,11 @@ def add_lora(
     table: LoraTable,
     v: Tensor,
     *,
-    chained: bool = False,
+    pdl: bool = False,
 ) -> None:
     """y += x A B in place: shrink, then expand."""
-    shrink(v, x, a_pages, table, chained=chained)
-    expand(y, v, b_pages, out_offsets, table, accumulate=True, chained=chained)
+    shrink(v, x, a_pages, table, pdl=pdl)
+    expand(y, v, b_pages, out_offsets, table, accumulate=True, pdl=pdl)
 
 
 def _check_shrink(v: Tensor, x: Tensor, a_pages: Tensor, table: LoraTable) -> None:

@@ -1,19 +1,25 @@
 """SGMV's expand in Triton. `punica_kernels.lora_table` has the layout of its table, `punica_kernels.sgmv` the maths.
 
-It is launched while the shrink runs (programmatic dependent launch), has its weights under way before it waits, and
-then adds up the partial sums. Its programs are one warp each, so that a column's products meet without leaving it.
+It is launched while the shrink runs (programmatic dependent launch), prefetches its weights before it waits, and then
+adds up the partial sums. Each program is one warp, so that the products of a column are summed within it.
 """
 
 import triton
 import triton.language as tl
 
 from punica_kernels import lora_table
+from punica_kernels.lora_table import TileField
 
 TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
 PAGE_RANKS = tl.constexpr(lora_table.PAGE_RANKS)
-ITEM_PAGES = tl.constexpr(lora_table.ITEM_PAGES)
-ITEM_RANKS = tl.constexpr(lora_table.ITEM_RANKS)
+BLOCK_PAGES = tl.constexpr(lora_table.BLOCK_PAGES)
+BLOCK_RANKS = tl.constexpr(lora_table.BLOCK_RANKS)
 HEADER_WORDS = tl.constexpr(lora_table.TILE_HEADER_WORDS)
+_FIRST_ROW = tl.constexpr(TileField.FIRST_ROW)
+_NUM_ROWS = tl.constexpr(TileField.NUM_ROWS)
+_NUM_RANK_BLOCKS = tl.constexpr(TileField.NUM_RANK_BLOCKS)
+_FIRST_COLUMN_BLOCK = tl.constexpr(TileField.FIRST_COLUMN_BLOCK)
+_COLUMN_BLOCK_STEP = tl.constexpr(TileField.COLUMN_BLOCK_STEP)
 
 
 @triton.jit
@@ -30,46 +36,46 @@ def sgmv_expand(
     TILE_WORDS: tl.constexpr,
     SLICES: tl.constexpr,
     MAX_RANKS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE_N: tl.constexpr,
-    ROW_POWERS: tl.constexpr,
+    LOG2_BLOCKS: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
 ):
     """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles."""
-    if CHAINED:
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
-    part, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
+    slice_id, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
     ns = tl.arange(0, BLOCK_N)
     inside = n_start + ns < n_end
     b += n_start
-    V_ROW: tl.constexpr = SLICES * SPLITS * MAX_RANKS
+    V_ROW: tl.constexpr = SLICES * SPLIT_K * MAX_RANKS
     words = tiles + tl.program_id(1) * TILE_WORDS
-    first_row = tl.load(words).to(tl.int64)
-    rows = tl.load(words + 1)
-    num_items = tl.load(words + 2)
-    # All words at once: each wait for one that another's use hangs on would add to every program's time.
-    first_block = tl.load(words + 3)
-    block_step = tl.load(words + 4)
+    first_row = tl.load(words + _FIRST_ROW).to(tl.int64)
+    rows = tl.load(words + _NUM_ROWS)
+    num_rank_blocks = tl.load(words + _NUM_RANK_BLOCKS)
+    # All header words are loaded at once, to avoid dependent loads.
+    first_block = tl.load(words + _FIRST_COLUMN_BLOCK)
+    block_step = tl.load(words + _COLUMN_BLOCK_STEP)
     pages = words + HEADER_WORDS
     page_0 = tl.load(pages)
     page_1 = tl.load(pages + 1)
     y += first_row * y_stride + n_start
-    v += part * (SPLITS * MAX_RANKS) + first_row * V_ROW
-    if num_items == 0:
-        # Also where nothing is written: whoever waits for this launch takes it that those before it have ended.
-        if PDL:
+    v += slice_id * (SPLIT_K * MAX_RANKS) + first_row * V_ROW
+    if num_rank_blocks == 0:
+        # Even if nothing is written: a PDL dependent of this kernel also relies on its predecessors.
+        if PDL_WAIT:
             tl.extra.cuda.gdc_wait()
         if not ACCUMULATE:
             for row in range(rows):
                 tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
     elif rows > 1:
-        # Narrower than a row's block, else a tile would take more registers, and all programs have the most of any.
-        for block in tl.range(first_block, BLOCK_N // TILE_N, block_step, num_stages=1):
-            columns = block * TILE_N + tl.arange(0, TILE_N)
+        # Narrower than a row's block: a wider one would take more registers, and all programs have the most of any.
+        for column_block in tl.range(first_block, BLOCK_N // TILE_N, block_step, num_stages=1):
+            columns = column_block * TILE_N + tl.arange(0, TILE_N)
             _expand_tile(
                 y + columns,
                 v,
@@ -78,22 +84,22 @@ def sgmv_expand(
                 page_1,
                 pages,
                 rows,
-                num_items,
+                num_rank_blocks,
                 n_start + columns < n_end,
                 y_stride,
                 page_stride,
                 END_2,
                 V_ROW,
                 MAX_RANKS,
-                SPLITS,
+                SPLIT_K,
                 EVEN_N,
                 ACCUMULATE,
-                PDL,
+                PDL_WAIT,
             )
-    elif num_items > 0:
-        # As few at a time as there are: each costs instructions, there or not.
-        for power in tl.static_range(ROW_POWERS):
-            if num_items > (1 << power) // 2 and (num_items <= 1 << power or power == ROW_POWERS - 1):
+    elif num_rank_blocks > 0:
+        # The smallest power of two that covers them: a block costs instructions even if it is empty.
+        for power in tl.static_range(LOG2_BLOCKS + 1):
+            if num_rank_blocks > (1 << power) // 2 and (num_rank_blocks <= 1 << power or power == LOG2_BLOCKS):
                 _expand_row(
                     y + ns,
                     v,
@@ -101,16 +107,16 @@ def sgmv_expand(
                     page_0,
                     page_1,
                     pages,
-                    num_items,
+                    num_rank_blocks,
                     inside,
                     page_stride,
                     END_2,
                     MAX_RANKS,
-                    SPLITS,
+                    SPLIT_K,
                     1 << power,
                     EVEN_N,
                     ACCUMULATE,
-                    PDL,
+                    PDL_WAIT,
                 )
 
 
@@ -122,27 +128,27 @@ def _expand_row(
     page_0,
     page_1,
     pages,
-    num_items,
+    num_rank_blocks,
     inside,
     page_stride,
     H_OUT: tl.constexpr,
     MAX_RANKS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ITEMS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BLOCKS: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
-    """A row, ITEMS at a time, to have all their weights under way."""
-    w = _load_b(b, page_0, page_1, pages, num_items, page_stride, H_OUT, inside, ITEMS, EVEN_N)
-    if PDL:
+    """One row, BLOCKS rank blocks at a time, with all their weights in flight."""
+    w = _load_b(b, page_0, page_1, pages, num_rank_blocks, page_stride, H_OUT, inside, BLOCKS, EVEN_N)
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    total = _load_y(y_row, inside, ACCUMULATE)
-    total += _row_product(v_row, w, num_items, MAX_RANKS, SPLITS, ITEMS)
-    for item in tl.range(ITEMS, num_items, ITEMS):
-        w = _load_items(b, pages, item, num_items, page_stride, H_OUT, inside, ITEMS, EVEN_N)
-        total += _row_product(v_row + item * ITEM_RANKS, w, num_items - item, MAX_RANKS, SPLITS, ITEMS)
-    tl.store(y_row, total.to(y_row.dtype.element_ty), mask=inside)
+    acc = _load_y(y_row, inside, ACCUMULATE)
+    acc += _row_product(v_row, w, num_rank_blocks, MAX_RANKS, SPLIT_K, BLOCKS)
+    for block in tl.range(BLOCKS, num_rank_blocks, BLOCKS):
+        w = _load_blocks(b, pages, block, num_rank_blocks, page_stride, H_OUT, inside, BLOCKS, EVEN_N)
+        acc += _row_product(v_row + block * BLOCK_RANKS, w, num_rank_blocks - block, MAX_RANKS, SPLIT_K, BLOCKS)
+    tl.store(y_row, acc.to(y_row.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -154,17 +160,17 @@ def _expand_tile(
     page_1,
     pages,
     rows,
-    num_items,
+    num_rank_blocks,
     inside,
     y_stride,
     page_stride,
     H_OUT: tl.constexpr,
     V_ROW: tl.constexpr,
     MAX_RANKS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
     """A tile of rows, on tensor cores."""
     tile = tl.arange(0, TILE_ROWS)
@@ -173,16 +179,16 @@ def _expand_tile(
     v_rows = v_row + tile * V_ROW
     mask = live[:, None] & inside[None, :]
     w = _load_b(b, page_0, page_1, pages, 1, page_stride, H_OUT, inside, 1, EVEN_N)
-    if PDL:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
     before = _load_y(y_rows, mask, ACCUMULATE)
-    totals = tl.zeros(mask.shape, dtype=tl.float32)
-    totals = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLITS), w, totals)
-    # One stage: the compiler's own pipelining takes more registers than it saves time.
-    for item in tl.range(1, num_items, num_stages=1):
-        w = _load_items(b, pages, item, item + 1, page_stride, H_OUT, inside, 1, EVEN_N)
-        totals = _product(_sum_rows(v_rows + item * ITEM_RANKS, live, MAX_RANKS, SPLITS), w, totals)
-    tl.store(y_rows, (totals + before).to(y_row.dtype.element_ty), mask=mask)
+    acc = tl.zeros(mask.shape, dtype=tl.float32)
+    acc = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLIT_K), w, acc)
+    # One stage: the compiler's pipelining costs more in registers than it saves in time.
+    for block in tl.range(1, num_rank_blocks, num_stages=1):
+        w = _load_blocks(b, pages, block, block + 1, page_stride, H_OUT, inside, 1, EVEN_N)
+        acc = _product(_sum_rows(v_rows + block * BLOCK_RANKS, live, MAX_RANKS, SPLIT_K), w, acc)
+    tl.store(y_rows, (acc + before).to(y_row.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -194,8 +200,8 @@ def _output_block(END_0, END_1, END_2, BLOCK_N: tl.constexpr):
     start = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, END_0, END_1))
     first = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, blocks_0, blocks_1))
     end = tl.where(block < blocks_0, END_0, tl.where(block < blocks_1, END_1, END_2))
-    part = (block >= blocks_0).to(tl.int32) + (block >= blocks_1).to(tl.int32)
-    return part, start + (block - first) * BLOCK_N, end
+    slice_id = (block >= blocks_0).to(tl.int32) + (block >= blocks_1).to(tl.int32)
+    return slice_id, start + (block - first) * BLOCK_N, end
 
 
 @triton.jit
@@ -204,23 +210,23 @@ def _load_b(
     page_0,
     page_1,
     pages,
-    items_left,
+    blocks_left,
     page_stride,
     H_OUT: tl.constexpr,
     inside,
-    ITEMS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):
-    """[ranks, outputs] of ITEMS items, whose pages' numbers are page_0, page_1 and then those at ``pages`` + 2.
+    """[ranks, outputs] of BLOCKS rank blocks, whose page numbers are page_0, page_1 and then those at ``pages`` + 2.
 
-    Zeros, and no bytes read, where there is no page or no item left.
+    Zeros, without reading a byte, past the last page and the last block.
     """
-    ranks = tl.arange(0, ITEMS * ITEM_RANKS)
+    ranks = tl.arange(0, BLOCKS * BLOCK_RANKS)
     page = tl.where(ranks < PAGE_RANKS, page_0, page_1)
-    for number in tl.static_range(ITEM_PAGES, ITEMS * ITEM_PAGES):
-        # Words past a tile's last item are other words of the table: their values do not matter.
+    for number in tl.static_range(BLOCK_PAGES, BLOCKS * BLOCK_PAGES):
+        # Past a tile's last rank block lie other words of the table: their values do not matter.
         page = tl.where(ranks // PAGE_RANKS == number, tl.load(pages + number), page)
-    used = ((page >= 0) & (ranks // ITEM_RANKS < items_left))[:, None]
+    used = ((page >= 0) & (ranks // BLOCK_RANKS < blocks_left))[:, None]
     rows = page.to(tl.int64) * page_stride + (ranks % PAGE_RANKS) * H_OUT
     if EVEN_N:
         return tl.load(b[None, :] + rows[:, None], mask=used, other=0.0)
@@ -228,51 +234,52 @@ def _load_b(
 
 
 @triton.jit
-def _load_items(
+def _load_blocks(
     b,
     pages,
-    item,
-    num_items,
+    block,
+    num_rank_blocks,
     page_stride,
     H_OUT: tl.constexpr,
     inside,
-    ITEMS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):
-    """The same from `item` on."""
-    pages += item * ITEM_PAGES
+    """`_load_b` from rank block `block` on."""
+    pages += block * BLOCK_PAGES
     page_0, page_1 = tl.load(pages), tl.load(pages + 1)
-    return _load_b(b, page_0, page_1, pages, num_items - item, page_stride, H_OUT, inside, ITEMS, EVEN_N)
+    return _load_b(b, page_0, page_1, pages, num_rank_blocks - block, page_stride, H_OUT, inside, BLOCKS, EVEN_N)
 
 
 @triton.jit
-def _row_product(v, w, items_left, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr, ITEMS: tl.constexpr):
-    """[outputs]: a row's sums over the splits times the weights of the items that are left of ITEMS."""
-    splits = tl.arange(0, SPLITS)[:, None]
-    ranks = tl.arange(0, ITEMS * ITEM_RANKS)[None, :]
-    parts = tl.load(v + splits * MAX_RANKS + ranks, mask=(splits >= 0) & (ranks // ITEM_RANKS < items_left), other=0.0)
-    return tl.sum(w.to(tl.float32) * tl.sum(parts, axis=0)[:, None], axis=0)
+def _row_product(v, w, blocks_left, MAX_RANKS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCKS: tl.constexpr):
+    """[outputs]: a row's sums over the splits, times the weights of the blocks that are left of BLOCKS."""
+    splits = tl.arange(0, SPLIT_K)[:, None]
+    ranks = tl.arange(0, BLOCKS * BLOCK_RANKS)[None, :]
+    mask = (splits >= 0) & (ranks // BLOCK_RANKS < blocks_left)
+    partial = tl.load(v + splits * MAX_RANKS + ranks, mask=mask, other=0.0)
+    return tl.sum(w.to(tl.float32) * tl.sum(partial, axis=0)[:, None], axis=0)
 
 
 @triton.jit
-def _sum_rows(v_rows, live, MAX_RANKS: tl.constexpr, SPLITS: tl.constexpr):
-    """[rows, ranks]: the same of a tile of rows."""
-    parts = v_rows[:, None] + tl.arange(0, ITEM_RANKS)[None, :]
-    half = parts + SPLITS // 2 * MAX_RANKS
-    total = tl.load(parts, mask=live[:, None], other=0.0)
+def _sum_rows(v_rows, live, MAX_RANKS: tl.constexpr, SPLIT_K: tl.constexpr):
+    """[rows, ranks]: the sums over the splits for a tile of rows."""
+    partial = v_rows[:, None] + tl.arange(0, BLOCK_RANKS)[None, :]
+    half = partial + SPLIT_K // 2 * MAX_RANKS
+    acc = tl.load(partial, mask=live[:, None], other=0.0)
     other = tl.load(half, mask=live[:, None], other=0.0)
-    for split in tl.static_range(1, SPLITS // 2):
-        total += tl.load(parts + split * MAX_RANKS, mask=live[:, None], other=0.0)
+    for split in tl.static_range(1, SPLIT_K // 2):
+        acc += tl.load(partial + split * MAX_RANKS, mask=live[:, None], other=0.0)
         other += tl.load(half + split * MAX_RANKS, mask=live[:, None], other=0.0)
-    # A reduction, not a sum: the compiler would bring each of a sum's terms into the layout that the product wants.
-    return tl.sum(tl.join(total, other), axis=2)
+    # A reduction instead of a sum: the compiler would convert each term of a sum to the product's layout.
+    return tl.sum(tl.join(acc, other), axis=2)
 
 
 @triton.jit
 def _product(v, b, acc):
-    """acc + v b for float32 v. Where b is of a half type the product is done twice, so that v loses nothing.
+    """acc + v b for float32 v. If b is half precision, the product is done twice, so that v loses no precision.
 
-    Exponents of float16 are too few for v, so there each row is taken from 1 on, in powers of two, and brought back.
+    The range of float16 is too small for v, so each row is scaled by a power of two first, and scaled back afterwards.
     """
     if b.dtype == tl.float32:
         return tl.dot(v, b, acc, input_precision="ieee")

@@ -1,19 +1,24 @@
 """SGMV's shrink in Triton. `punica_kernels.lora_table` has the layout of its table, `punica_kernels.sgmv` the maths.
 
-Decoding is bound by latency, then by the bytes of the adapters. So one-row segments multiply and reduce, without the
-padding of tensor-core tiles; and K is split among programs, which write partial sums that nobody has to zero or add
-atomically, so the result is the same every time.
+Decoding is bound by latency, then by the bytes of the adapters. So one-row segments multiply and reduce without the
+padding of tensor-core tiles, and K is split among programs. They write separate partial sums: nothing needs zeroing or
+atomics, and the result is the same every time.
 """
 
 import triton
 import triton.language as tl
 
 from punica_kernels import lora_table
+from punica_kernels.lora_table import RankBlockField
 
 TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
 PAGE_RANKS = tl.constexpr(lora_table.PAGE_RANKS)
-ITEM_RANKS = tl.constexpr(lora_table.ITEM_RANKS)
-ITEM_WORDS = tl.constexpr(lora_table.ITEM_WORDS)
+BLOCK_RANKS = tl.constexpr(lora_table.BLOCK_RANKS)
+RANK_BLOCK_WORDS = tl.constexpr(lora_table.RANK_BLOCK_WORDS)
+_FIRST_ROW = tl.constexpr(RankBlockField.FIRST_ROW)
+_NUM_ROWS = tl.constexpr(RankBlockField.NUM_ROWS)
+_NUMBER = tl.constexpr(RankBlockField.NUMBER)
+_PAGES = tl.constexpr(RankBlockField.PAGES)
 
 
 @triton.jit(do_not_specialize=["max_items"])
@@ -21,68 +26,69 @@ def sgmv_shrink(
     v,
     x,
     a,
-    items,
-    max_items,
+    rank_blocks,
+    max_rank_blocks,
     x_stride,
     page_stride,
     H_IN: tl.constexpr,
     MAX_RANKS: tl.constexpr,
-    SPLIT_K: tl.constexpr,
+    K_PER_SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
+    WARP_SLICES: tl.constexpr,
     EVEN_K: tl.constexpr,
-    PDL: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
-    """v[split, row, slice, rank] = the split's part of x A, for every item. Grid: splits, item programs, slices."""
-    if PDL:
+    """v[split, row, slice, rank] = partial x A, for every rank block. Grid: splits, rank block programs, slices."""
+    if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
-    k_start = tl.program_id(0) * SPLIT_K
-    ranks = tl.arange(0, ITEM_RANKS)
-    part = tl.program_id(2)
-    a_slice = a + part * (PAGE_RANKS * H_IN) + (ranks % PAGE_RANKS) * H_IN + k_start
+    k_start = tl.program_id(0) * K_PER_SPLIT
+    ranks = tl.arange(0, BLOCK_RANKS)
+    slice_id = tl.program_id(2)
+    a_slice = a + slice_id * (PAGE_RANKS * H_IN) + (ranks % PAGE_RANKS) * H_IN + k_start
     x += k_start
     v_row_stride = tl.num_programs(2) * tl.num_programs(0) * MAX_RANKS
-    v += (part * tl.num_programs(0) + tl.program_id(0)) * MAX_RANKS
-    item = tl.program_id(1)
-    first_row, rows, place, page_0, page_1 = _load_item(items + item * ITEM_WORDS, item < max_items)
+    v += (slice_id * tl.num_programs(0) + tl.program_id(0)) * MAX_RANKS
+    block = tl.program_id(1)
+    words = rank_blocks + block * RANK_BLOCK_WORDS
+    first_row, rows, number, page_0, page_1 = _load_rank_block(words, block < max_rank_blocks)
     while rows > 0:
         page = tl.where(ranks < PAGE_RANKS, page_0, page_1).to(tl.int64)
         a_rows = a_slice + page * page_stride
         row = first_row.to(tl.int64)
-        out = v + place * ITEM_RANKS
-        # Asked for now, to be there when the program would otherwise end.
-        item += tl.num_programs(1)
-        next_item = _load_item(items + item * ITEM_WORDS, item < max_items)
+        out = v + number * BLOCK_RANKS
+        # Loaded early, so that the next iteration does not wait for it.
+        block += tl.num_programs(1)
+        next_block = _load_rank_block(rank_blocks + block * RANK_BLOCK_WORDS, block < max_rank_blocks)
         if rows == 1:
-            total = _shrink_row(
-                x + row * x_stride, a_rows, page >= 0, H_IN - k_start, SPLIT_K, BLOCK_K, EVEN_K, CHAINED
+            acc_row = _shrink_row(
+                x + row * x_stride, a_rows, page >= 0, H_IN - k_start, K_PER_SPLIT, BLOCK_K, EVEN_K, PDL_WAIT
             )
-            tl.store(out + row * v_row_stride + ranks, total)
+            tl.store(out + row * v_row_stride + ranks, acc_row)
         else:
             tile = tl.arange(0, TILE_ROWS)
             live = tile < rows
             x_rows = x + (row + tile) * x_stride
-            totals = _shrink_tile(
-                x_rows, live, a_rows, page >= 0, H_IN - k_start, SPLIT_K, BLOCK_K, PARTS, EVEN_K, CHAINED
+            acc_tile = _shrink_tile(
+                x_rows, live, a_rows, page >= 0, H_IN - k_start, K_PER_SPLIT, BLOCK_K, WARP_SLICES, EVEN_K, PDL_WAIT
             )
             v_rows = out + (row + tile) * v_row_stride
-            tl.store(v_rows[:, None] + ranks[None, :], totals, mask=live[:, None])
-        first_row, rows, place, page_0, page_1 = next_item
-    if CHAINED:
-        # Without items, too: an expand that waits for this launch writes what those before it may still read.
+            tl.store(v_rows[:, None] + ranks[None, :], acc_tile, mask=live[:, None])
+        first_row, rows, number, page_0, page_1 = next_block
+    if PDL_WAIT:
+        # Also without rank blocks: the expand that waits for this launch writes to what earlier kernels may still read.
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def _load_item(words, inside):
-    """(first row, rows, place in the rank order, page, page); no rows past the last item."""
+def _load_rank_block(words, inside):
+    """(first row, rows, number, page, page) of a rank block; no rows past the last one."""
     return (
-        tl.load(words, mask=inside, other=-1),
-        tl.load(words + 1, mask=inside, other=-1),
-        tl.load(words + 2, mask=inside, other=-1),
-        tl.load(words + 3, mask=inside, other=-1),
-        tl.load(words + 4, mask=inside, other=-1),
+        tl.load(words + _FIRST_ROW, mask=inside, other=-1),
+        tl.load(words + _NUM_ROWS, mask=inside, other=-1),
+        tl.load(words + _NUMBER, mask=inside, other=-1),
+        tl.load(words + _PAGES, mask=inside, other=-1),
+        tl.load(words + _PAGES + 1, mask=inside, other=-1),
     )
 
 
@@ -92,22 +98,22 @@ def _shrink_row(
     a_rows,
     used,
     k_left,
-    SPLIT_K: tl.constexpr,
+    K_PER_SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
-    """[ranks]: a row of x times rows of A, of which some are used, in one split."""
+    """[ranks]: one row of x times the rows of A that are `used`, in one split."""
     ks = tl.arange(0, BLOCK_K)
     w = tl.load(a_rows[:, None] + ks[None, :], mask=_inside(used[:, None], ks[None, :], k_left, EVEN_K), other=0.0)
-    if CHAINED:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    total = tl.sum(w.to(tl.float32) * _load_row(x_row, ks, k_left, EVEN_K)[None, :], axis=1)
-    for k in range(BLOCK_K, SPLIT_K, BLOCK_K):
+    acc = tl.sum(w.to(tl.float32) * _load_row(x_row, ks, k_left, EVEN_K)[None, :], axis=1)
+    for k in range(BLOCK_K, K_PER_SPLIT, BLOCK_K):
         mask = _inside(used[:, None], ks[None, :] + k, k_left, EVEN_K)
         w = tl.load(a_rows[:, None] + ks[None, :] + k, mask=mask, other=0.0)
-        total += tl.sum(w.to(tl.float32) * _load_row(x_row, ks + k, k_left, EVEN_K)[None, :], axis=1)
-    return total
+        acc += tl.sum(w.to(tl.float32) * _load_row(x_row, ks + k, k_left, EVEN_K)[None, :], axis=1)
+    return acc
 
 
 @triton.jit
@@ -117,38 +123,38 @@ def _shrink_tile(
     a_rows,
     used,
     k_left,
-    SPLIT_K: tl.constexpr,
+    K_PER_SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
+    WARP_SLICES: tl.constexpr,
     EVEN_K: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
 ):
-    """[rows, ranks]: the same of a tile of rows, on tensor cores. Each warp multiplies its own part of a block."""
-    PART_K: tl.constexpr = BLOCK_K // PARTS
-    # [parts, 1, k] and [parts, k, 1]
-    ks = (tl.arange(0, PARTS) * PART_K)[:, None, None] + tl.arange(0, PART_K)[None, None, :]
-    ks_down = (tl.arange(0, PARTS) * PART_K)[:, None, None] + tl.arange(0, PART_K)[None, :, None]
+    """[rows, ranks]: the same for a tile of rows, on tensor cores. Each warp multiplies its own slice of a block."""
+    K_PER_WARP: tl.constexpr = BLOCK_K // WARP_SLICES
+    # [warp slices, 1, k] and [warp slices, k, 1]
+    ks = (tl.arange(0, WARP_SLICES) * K_PER_WARP)[:, None, None] + tl.arange(0, K_PER_WARP)[None, None, :]
+    ks_down = (tl.arange(0, WARP_SLICES) * K_PER_WARP)[:, None, None] + tl.arange(0, K_PER_WARP)[None, :, None]
     x_tile = x_rows[None, :, None] + ks
     a_tile = a_rows[None, None, :] + ks_down
     live = live[None, :, None]
     used = used[None, None, :]
     w = tl.load(a_tile, mask=_inside(used, ks_down, k_left, EVEN_K), other=0.0)
-    if CHAINED:
+    if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_tile, mask=_inside(live, ks, k_left, EVEN_K), other=0.0)
-    totals = tl.dot(x, w, input_precision="ieee")
-    for k in range(BLOCK_K, SPLIT_K, BLOCK_K):
+    acc = tl.dot(x, w, input_precision="ieee")
+    for k in range(BLOCK_K, K_PER_SPLIT, BLOCK_K):
         w = tl.load(a_tile + k, mask=_inside(used, ks_down + k, k_left, EVEN_K), other=0.0)
         x = tl.load(x_tile + k, mask=_inside(live, ks + k, k_left, EVEN_K), other=0.0)
-        totals = tl.dot(x, w, totals, input_precision="ieee")
-    return tl.sum(totals, axis=0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    return tl.sum(acc, axis=0)
 
 
 @triton.jit
 def _inside(used, ks, k_left, EVEN_K: tl.constexpr):
     if EVEN_K:
         return used
-    else:  # Triton wants one branch alone: their shapes differ.
+    else:  # Triton compiles one branch only: their shapes differ.
         return used & (ks < k_left)
 
 

@@ -1,13 +1,17 @@
-"""LoRA adapters in PEFT's format: reading, checking and naming them, without torch.
+"""LoRA adapters in PEFT's format: reading and checking them, without torch.
 
-    peft_config.py      adapter_config.json -> PeftConfig; what PEFT can express and we can't is refused
-    regex_cost.py       how long a regular expression of a configuration may take
-    targets.py          PeftConfig x ModelConfig -> the modules that PEFT would adapt, with rank and scaling
+    peft_config.py      adapter_config.json -> PeftConfig; refuses what PEFT supports and we don't
+    matching.py         PEFT's matching: PeftConfig x layers -> modules with rank and alpha
+    pattern_process.py  the same in pattern_worker.py, a process that can be killed; pattern_job.py has their messages
+    targets.py          PeftConfig x ModelConfig -> the modules that PEFT would adapt, by one of these two
+    layout.py           a file's tensors and the modules' scalings -> their places
     safetensors_file.py a file's bytes -> named tensors, zero-copy
+    other_weights.py    formats of weights that are never read, and advice for their owners
+    weights_scan.py     a weights file -> its hash; refuses values that can't be served; reads piece by piece
     adapter.py          the result: Adapter, LoraPair, HostTensor
-    folder.py           a PEFT folder -> Adapter and its digest
+    folder.py           a PEFT folder -> its AdapterRef at registration, the Adapter in a worker
     random_adapter.py   PEFT folders of random weights, for tests and benchmarks
 
-Knows nothing of the GPU, of pages or of requests. An adapter is applied exactly as PEFT would, or refused with an
-AdapterRejected that names the field or tensor.
+This package knows nothing of the GPU, of pages or of requests. An adapter is applied exactly as PEFT would apply it, or
+refused with an AdapterRejected that names the field or tensor.
 """

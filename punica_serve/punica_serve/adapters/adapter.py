@@ -10,7 +10,7 @@ from punica_serve.protocol import AdapterRef
 
 TensorDtype = Literal["F32", "F16", "BF16"]
 
-#: How the elements of each dtype lie in memory. Numpy has no bfloat16: its bits are held as integers.
+#: Numpy's type for the elements of each dtype. Numpy has no bfloat16, so its bits are held as integers.
 STORAGE_DTYPES: dict[TensorDtype, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -22,10 +22,10 @@ _BF16_EXPONENT = np.uint16(0x7F80)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostTensor:
-    """A tensor in host memory, most often a view of the file's bytes. The array is contiguous and aligned."""
+    """A tensor in host memory, usually a view of the file's bytes. The array is contiguous and aligned."""
 
     dtype: TensorDtype
-    #: Of STORAGE_DTYPES[dtype].
+    #: Has the type STORAGE_DTYPES[dtype].
     array: npt.NDArray[Any]
 
     @property
@@ -33,13 +33,13 @@ class HostTensor:
         return self.array.shape
 
     def float32(self) -> npt.NDArray[np.float32]:
-        """The values, which float32 represents exactly. A copy, unless they are float32 already."""
+        """The values as float32, which represents them exactly. A copy, unless they already are float32."""
         if self.dtype == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         return self.array.astype(np.float32, copy=False)
 
     def is_finite(self) -> bool:
-        """No NaN and no infinity."""
+        """Whether there is no NaN and no infinity."""
         if self.dtype == "BF16":
             return not bool(((self.array & _BF16_EXPONENT) == _BF16_EXPONENT).any())
         return bool(np.isfinite(self.array).all())
@@ -47,7 +47,7 @@ class HostTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies in a file: bytes [begin, end)."""
+    """A tensor's position in a file: bytes [begin, end)."""
 
     dtype: TensorDtype
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class TensorPlace:
     end: int
 
     def of(self, file: npt.NDArray[np.uint8]) -> HostTensor:
-        """The tensor in the bytes of a whole file: a view of them if they are aligned."""
+        """The tensor in the bytes of a whole file: a view if they are aligned."""
         view: npt.NDArray[Any] = file[self.begin : self.end].view(STORAGE_DTYPES[self.dtype]).reshape(self.shape)
         return HostTensor(self.dtype, np.require(view, requirements="A"))
 
@@ -78,7 +78,7 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class PairPlace:
-    """Where a LoraPair lies in a file."""
+    """A LoraPair's position in a file."""
 
     a: TensorPlace
     b: TensorPlace
@@ -90,27 +90,29 @@ class PairPlace:
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """Consecutive layers whose pairs of one module are of one form and lie at equal distances in the file."""
+    """Consecutive layers whose pairs of one module have the same shape and are equally spaced in the file."""
 
     module: str
     first_layer: int
     num_layers: int
-    #: Of the first layer.
+    #: The first layer's pair.
     first: PairPlace
-    #: From one layer's tensor to the next one's.
+    #: Distance from one layer's A to the next one's.
     a_stride_bytes: int
     b_stride_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """What lies where in an adapter's file: equal for all adapters of one configuration, and so found once for all."""
+    """Positions of all tensors in an adapter's file. Equal for all adapters of one configuration, so it is computed
+    once.
+    """
 
-    #: Keyed by (layer, module), as in (0, "q_proj"); in the order in which a model runs them.
+    #: Keyed by (layer, module), such as (0, "q_proj"), in the order in which a model runs them.
     places: dict[tuple[int, str], PairPlace]
-    #: The same places, for whoever copies many layers at once.
+    #: The same places, grouped for copying many layers at once.
     runs: tuple[LayerRun, ...]
-    #: The highest of each module.
+    #: The highest rank of each module.
     ranks: dict[str, int]
 
     @classmethod
@@ -130,21 +132,21 @@ class AdapterLayout:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """All the updates of one adapter. Layers and modules that it does not touch are absent."""
+    """All the updates of one adapter. Layers and modules without an update are absent."""
 
     ref: AdapterRef
     layout: AdapterLayout
-    #: The bytes of the weights file. Memory that is reused holds them until the next adapter is read.
+    #: The bytes of the weights file. In a reused buffer they are valid until the next adapter is read.
     file: npt.NDArray[np.uint8]
 
     @property
     def pairs(self) -> dict[tuple[int, str], LoraPair]:
-        """By (layer, module), in the order in which a model runs them. Made anew each time."""
+        """By (layer, module), in the order in which a model runs them. Built anew by each call."""
         return {key: place.of(self.file) for key, place in self.layout.places.items()}
 
 
 def _continued(run: LayerRun, layer: int, place: PairPlace) -> LayerRun | None:
-    """The run with one more layer; None if that does not continue it."""
+    """The run extended by one layer; None if the layer does not continue it."""
     first, count = run.first, run.num_layers
     form = (place.a.dtype, place.a.shape, place.b.dtype, place.b.shape, place.scaling)
     if form != (first.a.dtype, first.a.shape, first.b.dtype, first.b.shape, first.scaling):

@@ -1,57 +1,50 @@
-"""A PEFT folder, read once: digest, configuration, tensors.
+"""A PEFT folder: digest, configuration, tensors. Registration scans it; a worker reads it into memory.
 
-The configuration says which tensors there must be, and of which shape; the file must hold exactly those.
+The configuration determines the tensors and their shapes; the file must hold exactly those. Registration checks that
+once, and workers rely on the AdapterRef and the file.
 """
 
 import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import Adapter, AdapterLayout, HostTensor, PairPlace, TensorPlace
+from punica_serve.adapters.adapter import Adapter, AdapterLayout
+from punica_serve.adapters.layout import layout_of, modules_of_file, present_targets, scalings_of, weight_name
+from punica_serve.adapters.matching import LoraTarget, Matches
+from punica_serve.adapters.other_weights import refuse_other_weights
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
-from punica_serve.adapters.safetensors_file import list_tensors, split_header
-from punica_serve.adapters.targets import LoraTarget, lora_targets
-from punica_serve.counted import counted
+from punica_serve.adapters.safetensors_file import list_tensors, read_header, split_header
+from punica_serve.adapters.targets import lora_targets
+from punica_serve.adapters.weights_scan import ScannedTensor, scan_weights
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
-from punica_serve.model_config import ModelConfig
-from punica_serve.plain_files import open_plain
+from punica_serve.errors.plain_files import open_plain
 from punica_serve.protocol import AdapterRef
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
-_PICKLE_NAME = "adapter_model.bin"
 
-#: A larger file is rare, and its memory goes back after it.
+#: Larger files are rare, and their memory is freed after use.
 _MAX_REUSED_BYTES = 256 << 20
-#: Kinds of adapters whose layouts are remembered: those of one cluster mostly come from one training program.
+#: Number of cached layouts, one per kind of adapter: a cluster's adapters mostly come from one training program.
 _MAX_LAYOUTS = 32
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Both files' bytes, and what they amount to."""
-
-    config: bytes
-    weights: npt.NDArray[np.uint8]
-    digest: str
-
-
 class ReadBuffer:
-    """Memory that one file after another is read into, each over the one before. Not for two threads at once.
+    """Memory that is reused for one file after the other. Not thread-safe.
 
-    Fresh memory costs as much as the reading: the kernel clears every page of it.
+    Fresh memory costs as much as the reading itself, since the kernel clears every page.
     """
 
     def __init__(self) -> None:
@@ -65,62 +58,72 @@ class ReadBuffer:
         return self._bytes[:num_bytes]
 
 
-def read_adapter(folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None) -> Adapter:
-    """Reads and checks a PEFT folder that has not been seen before. Raises AdapterRejected, which names the file.
+def read_adapter(
+    folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None
+) -> AdapterRef:
+    """Reads and checks an unknown PEFT folder, without holding its weights in memory.
 
-    Its message leaves out the folder, of which clients know nothing; as a string it has it.
+    Raises AdapterRejected, which names the file. Its message omits the folder, which clients know nothing of; its
+    string form has it.
 
-    An adapter trained on a base model of another name is served with a warning, or refused when ``strict_base``. In
-    the warning it is ``called`` so; by default, as its folder.
+    An adapter trained on a base model of another name is served with a warning, or refused if ``strict_base``. So is
+    one whose configuration names modules or layers that the base model lacks. Warnings name it ``called``, by default
+    its folder.
     """
+    called = called or str(folder)
     try:
-        files = _read_files(folder, ReadBuffer())
+        config_bytes = _read_config(folder)
         with _naming(folder / CONFIG_NAME):
-            config = parse_peft_config(files.config)
-            _check_base_name(config, model, called=called or str(folder), strict=strict_base)
-        adapter = _build(folder, files, model)
-        with _naming(folder / WEIGHTS_NAME):
-            _check_finite(adapter, _targets(files.config, model))
-        return adapter
+            config = parse_peft_config(config_bytes)
+            _check_base_name(config, model, called=called, strict=strict_base)
+            matches = _matches(config_bytes, model)
+        for warning in matches.warnings:
+            logger.warning("adapter %s: %s: %s", called, CONFIG_NAME, warning)
+        if not os.path.exists(folder / WEIGHTS_NAME):
+            refuse_other_weights(os.listdir(folder), where=f"{folder}/")
+        with _naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            header = read_header(file, num_bytes)
+            tensors = list_tensors(header, num_bytes)
+            targets = present_targets(matches.targets, tensors, model, may_lack=config.may_lack_modules)
+            layout = layout_of(targets, tensors, model)
+            weights_hash = scan_weights(file, header, _scanned(layout, targets))
     except OSError as error:
         raise unreadable(error) from error
     except MemoryError as error:
         raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
+    digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
+    uri, scalings = str(folder.resolve()), scalings_of(targets)
+    return AdapterRef(digest=digest, uri=uri, num_bytes=num_bytes, ranks=layout.ranks, scalings=scalings)
 
 
 def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None = None) -> Adapter:
-    """Reads a registered adapter again, into ``buffer`` if there is one: whose next use ends this adapter's.
+    """Reads a registered adapter again, into ``buffer`` if given, whose next use overwrites it.
 
-    Its digest says that these are the bytes whose values were checked when it was registered.
+    The digest shows that these are the bytes checked at registration, so the configuration is not parsed again: ``ref``
+    has what it means.
 
-    Raises AdapterRejected when its files are no longer the registered ones. OSError and MemoryError, which name the
-    file, say nothing of the adapter: another try, or another host, may read it.
+    Raises AdapterRejected if the files are no longer the registered ones. OSError and MemoryError, which name the file,
+    don't condemn the adapter: another attempt, or another host, may read it.
     """
     folder = Path(ref.uri)
-    files = _read_files(folder, buffer or ReadBuffer())
-    if files.digest != ref.digest:
-        raise AdapterRejected(
-            "its files changed on disk since it was registered; restart or register it again",
-            param="digest",
-            where=f"{folder}: ",
-        )
-    return _build(folder, files, model)
+    weights = _read_registered(folder, ref.digest, buffer or ReadBuffer())
+    with _naming(folder / WEIGHTS_NAME):
+        layout = _registered_layout(split_header(weights), len(weights), ref.scalings, model)
+    if layout.ranks != ref.ranks:
+        raise _changed("the ranks of its tensors differ from those it was registered with; register it again", folder)
+    return Adapter(ref, layout, weights)
 
 
 def unreadable(error: OSError) -> AdapterRejected:
-    """For an ``error`` that names the file of an adapter that can't be read."""
+    """The AdapterRejected for an ``error`` that names an adapter's unreadable file."""
     path = PurePath(error.filename)
     return AdapterRejected(f"{path.name}: can't be read: {error.strerror}", param=path.name, where=f"{path.parent}/")
 
 
-def weight_name(path: str, side: Literal["A", "B"]) -> str:
-    """The name that PEFT saves half of a module's update under."""
-    return f"base_model.model.{path}.lora_{side}.weight"
-
-
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Puts the file in front of whatever is wrong with it, or with reading it."""
+    """Prefixes errors in a file, or in reading it, with the file's name."""
     try:
         yield
     except AdapterRejected as error:
@@ -132,122 +135,72 @@ def _naming(path: Path) -> Iterator[None]:
         raise MemoryError(f"{path.name}: {error}") from error
 
 
-def _read_files(folder: Path, buffer: ReadBuffer) -> _Files:
-    if not os.path.isdir(folder):  # where Path's own raises on a path it may not look at, this says no
+def _read_registered(folder: Path, digest: str, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
+    """The weights file, if both files still have the digest."""
+    config = _read_config(folder)
+    with _naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
+        weights = _read_bytes(file, buffer)
+    if _digest(hashlib.sha256(config).digest(), hashlib.sha256(weights.data).digest()) != digest:
+        raise _changed("its files changed on disk since it was registered; restart or register it again", folder)
+    return weights
+
+
+def _changed(message: str, folder: Path) -> AdapterRejected:
+    return AdapterRejected(message, param="digest", where=f"{folder}: ")
+
+
+def _digest(config_hash: bytes, weights_hash: bytes) -> str:
+    return hashlib.sha256(config_hash + weights_hash).hexdigest()
+
+
+def _read_config(folder: Path) -> bytes:
+    if not os.path.isdir(folder):  # unlike Path.is_dir, this returns False for a path that it may not access
         raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder / CONFIG_NAME))
-    config = _read_bytes(folder / CONFIG_NAME, ReadBuffer()).tobytes()
-    if not os.path.exists(folder / WEIGHTS_NAME) and os.path.exists(folder / _PICKLE_NAME):
-        raise AdapterRejected(
-            f"{_PICKLE_NAME}: pickles are never read; convert it with PEFT: PeftModel.from_pretrained(base,"
-            f" folder).save_pretrained(folder) writes {WEIGHTS_NAME}",
-            param=_PICKLE_NAME,
-            where=f"{folder}/",
-        )
-    weights = _read_bytes(folder / WEIGHTS_NAME, buffer)
-    digests = hashlib.sha256(config).digest() + hashlib.sha256(weights.data).digest()
-    return _Files(config, weights, hashlib.sha256(digests).hexdigest())
+    with _naming(folder / CONFIG_NAME), open_plain(folder / CONFIG_NAME) as file:
+        return _read_bytes(file, ReadBuffer()).tobytes()
 
 
-def _read_bytes(path: Path, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
-    """The file in an aligned, writable array, which torch can take as it is: it warns of memory that is not writable.
+def _read_bytes(file: BufferedReader, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
+    """The file in an aligned, writable array, as torch wants it: it warns of read-only memory.
 
     numpy's own reader takes a failing disk for the end of the file.
     """
-    with _naming(path), open_plain(path) as file:
-        content = buffer.take(os.fstat(file.fileno()).st_size)
-        return content[: file.readinto(content.data)]
+    content = buffer.take(os.fstat(file.fileno()).st_size)
+    return content[: file.readinto(content.data)]
 
 
 def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, strict: bool) -> None:
-    """Shapes decide whether an adapter fits; its base's name, a path or a Hub id, only hints. The last parts count."""
+    """Compares base model names by their last parts. Only shapes decide whether an adapter fits; the name, a path or
+    Hub id, is a hint.
+    """
     trained_on = config.base_model_name_or_path
     if PurePath(trained_on or "").name == PurePath(model.name).name:
         return
     if strict:
         raise AdapterRejected(
-            f"`base_model_name_or_path` is {trained_on!r}, the base model is {model.name!r}; unset `strict_base` to"
-            " serve the adapter all the same",
+            f"`base_model_name_or_path` is {trained_on!r}, but the base model is {model.name!r}; unset `strict_base` to"
+            " serve the adapter anyway",
             param="base_model_name_or_path",
         )
     if trained_on:
         logger.warning("adapter %s was trained on %r and is served on %r", called, trained_on, model.name)
 
 
-def _build(folder: Path, files: _Files, model: ModelConfig) -> Adapter:
-    with _naming(folder / CONFIG_NAME):
-        _targets(files.config, model)
-    with _naming(folder / WEIGHTS_NAME):
-        layout = _layout(files.config, split_header(files.weights), len(files.weights), model)
-    uri, num_bytes = str(folder.resolve()), len(files.weights)
-    ref = AdapterRef(digest=files.digest, uri=uri, num_bytes=num_bytes, ranks=layout.ranks)
-    return Adapter(ref, layout, files.weights)
-
-
 @lru_cache(_MAX_LAYOUTS)
-def _targets(config: bytes, model: ModelConfig) -> list[LoraTarget]:
+def _matches(config: bytes, model: ModelConfig) -> Matches:
     return lora_targets(parse_peft_config(config), model)
 
 
 @lru_cache(_MAX_LAYOUTS)
-def _layout(config: bytes, header: bytes, num_file_bytes: int, model: ModelConfig) -> AdapterLayout:
-    targets = _targets(config, model)
+def _registered_layout(
+    header: bytes, num_file_bytes: int, scalings: tuple[float, ...], model: ModelConfig
+) -> AdapterLayout:
     tensors = list_tensors(header, num_file_bytes)
-    _check_names(tensors, targets, model)
-    return AdapterLayout.of({(target.layer, target.module): _pair(target, tensors, model) for target in targets})
+    return layout_of(modules_of_file(tensors, scalings, model), tensors, model)
 
 
-def _check_names(tensors: Mapping[str, TensorPlace], targets: list[LoraTarget], model: ModelConfig) -> None:
-    """The file holds both halves of every target, and nothing else."""
-    expected = [weight_name(target.path, side) for target in targets for side in ("A", "B")]
-    unexpected = sorted(tensors.keys() - set(expected))
-    for name in expected:
-        if name not in tensors:
-            instead = f"; instead there is `{unexpected[0][:200]}`" if unexpected else ""
-            raise AdapterRejected(
-                f"tensor `{name}` is missing, though {CONFIG_NAME} targets its module{instead}", param=name
-            )
-    if unexpected:
-        raise AdapterRejected(
-            f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that {CONFIG_NAME} targets in"
-            f" the base model's {counted(model.num_hidden_layers, 'layer')}",
-            param=unexpected[0],
-        )
-
-
-def _pair(target: LoraTarget, tensors: Mapping[str, TensorPlace], model: ModelConfig) -> PairPlace:
-    num_out, num_in = model.linear_shapes[target.module]
-    a = _checked(weight_name(target.path, "A"), tensors, (target.rank, num_in))
-    b = _checked(weight_name(target.path, "B"), tensors, (num_out, target.rank))
-    return PairPlace(a, b, target.scaling)
-
-
-def _checked(name: str, tensors: Mapping[str, TensorPlace], shape: tuple[int, int]) -> TensorPlace:
-    tensor = tensors[name]
-    if tensor.shape != shape:
-        raise AdapterRejected(
-            f"tensor `{name}` has shape {list(tensor.shape)}; the configuration's rank and the base model's"
-            f" projection need {list(shape)}",
-            param=name,
-        )
-    return tensor
-
-
-def _check_finite(adapter: Adapter, targets: list[LoraTarget]) -> None:
+def _scanned(layout: AdapterLayout, targets: Iterable[LoraTarget]) -> Iterator[ScannedTensor]:
     for target in targets:
-        pair = adapter.layout.places[target.layer, target.module]
-        for name, place in ((weight_name(target.path, "A"), pair.a), (weight_name(target.path, "B"), pair.b)):
-            if not place.of(adapter.file).is_finite():
-                raise AdapterRejected(f"tensor `{name}` holds NaN or infinity", param=name)
-        _check_scaled(pair.b.of(adapter.file), target)
-
-
-def _check_scaled(b: HostTensor, target: LoraTarget) -> None:
-    """The engine folds the scaling into B. A scaling that is no float32 itself can't even scale zero."""
-    if abs(target.scaling) > 1.0:
-        largest = max(float(np.abs(b.float32()).max(initial=0.0)), 1.0)
-        if abs(target.scaling) * largest > float(np.finfo(np.float32).max):
-            raise AdapterRejected(
-                f"tensor `{weight_name(target.path, 'B')}` times its scaling of {target.scaling:g}, of an alpha of"
-                f" {target.alpha:g}, is too large for any number format",
-                param="lora_alpha",
-            )
+        pair = layout.places[target.layer, target.module]
+        yield ScannedTensor(weight_name(target.path, "A"), pair.a, 1.0, target.alpha)
+        yield ScannedTensor(weight_name(target.path, "B"), pair.b, target.scaling, target.alpha)

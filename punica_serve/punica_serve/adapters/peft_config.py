@@ -1,104 +1,147 @@
-"""adapter_config.json, checked.
+"""Reads and checks adapter_config.json.
 
-``parse_peft_config`` sorts the fields of PEFT's LoraConfig into three kinds, and refuses by name what is in none:
+``parse_peft_config`` sorts the fields of PEFT's LoraConfig into three kinds, and refuses all others by name:
 
-- applied: the fields of ``PeftConfig``, and peft_type, task_type and init_lora_weights, of which few values are right;
-- without effect on a saved adapter, ``_NO_EFFECT``: accepted whatever they say;
-- everything else, known to PEFT or not: accepted only when empty (null, false, "", [], {}, 0), `bias` also when "none".
+- applied: the fields of ``PeftConfig``, and peft_type and task_type, which allow few values;
+- without effect on a saved adapter, ``_NO_EFFECT``: accepted with any value;
+- everything else, known to PEFT or not: accepted only when empty (null, false, "", [], {}, 0).
+
+Regular expressions are only measured here. ``matching`` compiles them, in a process that can be killed.
 """
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from punica_serve.adapters.regex_cost import MAX_WAYS, num_ways
 from punica_serve.errors import AdapterRejected
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 LayerIndex = Annotated[int, msgspec.Meta(ge=0)]
 
-#: The target_modules that stands for every linear module but the output layer.
+#: Fields that may hold many names or numbers.
+_FIELDS_OF_NAMES = (
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+)
+
+#: The value of target_modules that means every linear module except the output layer.
 ALL_LINEAR = "all-linear"
 
-#: Fields that matter to training, to the saving program, or only beside fields that are refused.
+#: Fields that matter only to training, to the program that saved them, or together with fields that are refused.
 _NO_EFFECT = frozenset(
     {
         "auto_mapping",
-        "corda_config",  # of init_lora_weights, which is checked itself; so are eva, lora_ga and loftq
+        "bias",  # trains the targeted modules' biases; Llama has none, so PEFT saves none and the file may hold none
+        "corda_config",  # belongs to init_lora_weights, which is checked itself; so do eva, lora_ga and loftq
         "ensure_weight_tying",  # acts on embeddings, which are refused as targets
         "eva_config",
+        "fan_in_fan_out",  # PEFT turns it off for Llama's linear modules
         "inference_mode",
         "loftq_config",
         "lora_dropout",
         "lora_ga_config",
-        "megatron_core",  # of megatron_config
+        "megatron_core",  # belongs to megatron_config
         "peft_version",
-        "qalora_group_size",  # of use_qalora
+        "qalora_group_size",  # belongs to use_qalora
         "revision",
         "runtime_config",  # PEFT drops it on loading
     }
 )
 
-#: PEFT turns an empty object here into a default configuration, and so the feature on: only null leaves it off.
+#: PEFT turns an empty object here into a default configuration, which enables the feature: only null disables it.
 _OFF_ONLY_WHEN_NULL = frozenset({"arrow_config", "kasa_config", "monteclora_config", "use_bdlora", "velora_config"})
 
-#: Initialisations that leave the base model as it is. The others (pissa, olora, corda, loftq, lora_ga) subtract from it
-#: what they put into the adapter, so that the saved adapter is wrong on the base model itself.
+#: Initialisations that leave the base model unchanged. The others (pissa, olora, corda, loftq, lora_ga) subtract from
+#: it what they put into the adapter, so the saved adapter is wrong on the original base model.
 _PLAIN_INITIALISATIONS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+#: PEFT knows the other names in small letters only.
+_IN_ANY_CASE = ("gaussian", "mica")
 
+_CONVERSION_ADVICE = (
+    "convert the adapter with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+)
+#: PEFT can't convert these: LoftQ rounds the base's weights, which no adapter can undo.
+_LOFTQ_ADVICE = (
+    "it fits only the weights that LoftQ left in the base: save those with the base's own save_pretrained, serve them"
+    " as the base model, and set `init_lora_weights` to true here"
+)
 
-#: Regular expressions of one adapter: a rank and an alpha for every linear module of a model of 126 layers. Each is
-#: compiled, and tried on each module, which for more of them takes minutes.
-MAX_PATTERNS = 2_000
+#: Names in a list, or keys of rank_pattern or alpha_pattern. A 126-layer model has 882 linear modules.
+MAX_NAMES = 2_000
+
+#: Characters of one regular expression: room for the full paths of 200 modules. A list may hold more.
+MAX_PATTERN_CHARS = 10_000
 
 
 class PeftConfig(msgspec.Struct, frozen=True):
-    """What of an adapter_config.json decides how the adapter is applied. Names and defaults are PEFT's."""
+    """The fields of adapter_config.json that decide how the adapter is applied, with PEFT's names and defaults."""
 
     r: PositiveInt = 8
     lora_alpha: float = 8.0
     #: Scale by alpha / sqrt(r), not alpha / r (Kalajdzievski, 2023).
-    use_rslora: bool = False
-    #: Regular expression over the end of a module's path -> its rank. The first that matches counts.
+    use_rslora: bool | None = False
+    #: Regular expression for the end of a module's path -> its rank. The first match counts.
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, float] | None = None
-    #: Ends of module paths, or one regular expression over the whole path, or ALL_LINEAR.
+    #: Ends of module paths, one regular expression for the whole path, or ALL_LINEAR.
     target_modules: str | tuple[str, ...] | None = None
     exclude_modules: str | tuple[str, ...] | None = None
-    #: None or empty: all.
+    #: None or empty means all.
     layers_to_transform: LayerIndex | tuple[LayerIndex, ...] | None = None
-    #: Regular expressions for what stands before the layer's index; any by default.
+    #: Regular expressions for the path before the layer's index; any by default.
     layers_pattern: str | tuple[str, ...] | None = None
     base_model_name_or_path: str | None = None
+    #: How the adapter was initialised. Values that can't be served were refused before.
+    init_lora_weights: bool | str = True
+
+    @property
+    def may_lack_modules(self) -> bool:
+        """Whether targeted modules may be missing: EVA removes all ranks from some modules but may still target them;
+        PEFT gives them an update of zero.
+        """
+        return self.init_lora_weights == "eva"
 
     @property
     def targets_all_linear(self) -> bool:
         return isinstance(self.target_modules, str) and self.target_modules.lower() == ALL_LINEAR
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """``layers_to_transform``; empty means all."""
+        layers = self.layers_to_transform
+        return (layers,) if isinstance(layers, int) else layers or ()
+
+    @property
+    def has_expressions(self) -> bool:
+        """Whether matching compiles a regular expression. Lists of names are compared directly."""
+        is_expression = isinstance(self.target_modules, str) and not self.targets_all_linear
+        return bool(
+            is_expression
+            or (self.exclude_modules and isinstance(self.exclude_modules, str))
+            or self.rank_pattern
+            or self.alpha_pattern
+            or (self.layers and self.layers_pattern)
+        )
+
 
 def parse_peft_config(text: bytes) -> PeftConfig:
-    """Checks the text of an adapter_config.json. Raises AdapterRejected, whose ``param`` is the field."""
+    """Parses and checks an adapter_config.json. Raises AdapterRejected, whose ``param`` is the field."""
     raw = _read_object(text)
     _check_kind(raw)
     _refuse_unapplied(raw)
     config = _convert(raw)
     _check_selection(config)
-    _check_patterns(config)
+    _check_lengths(config)
     return config
-
-
-def pattern_regex(pattern: str) -> str:
-    """The regular expression that PEFT makes of a key of rank_pattern or alpha_pattern."""
-    return rf"(.*\.)?({pattern})$"
-
-
-def layers_regex(pattern: str) -> str:
-    """The regular expression that PEFT makes of a layers_pattern."""
-    return rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\."
 
 
 def _refuse(name: str, reason: str) -> AdapterRejected:
@@ -108,22 +151,45 @@ def _refuse(name: str, reason: str) -> AdapterRejected:
 def _read_object(text: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(text)
-        # The first is the stricter one, and keeps the last of two fields in silence.
-        json.loads(text, object_pairs_hook=_unique)
+        # Python's parser comes first: msgspec, which is stricter, silently keeps the last of two equal fields.
+        twice = json.loads(text, object_pairs_hook=_find_twice)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise AdapterRejected(f"it is not JSON: {error}") from error
+        raise AdapterRejected(f"it is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise AdapterRejected("it must hold a JSON object")
+    if isinstance(twice, _Twice):
+        raise twice.refusal()
     return document
 
 
-def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The last of two would count, with PEFT too; which of them the adapter was trained with, its owner alone knows."""
-    by_name = dict(fields)
-    if len(by_name) < len(fields):
+@dataclass(frozen=True, slots=True)
+class _Twice:
+    """A key that an object holds twice, with the names that lead to it, outermost first.
+
+    The last one would count, with PEFT too; only the adapter's owner knows which one it was trained with.
+    """
+
+    path: tuple[str, ...]
+
+    def refusal(self) -> AdapterRejected:
+        *outer, name = (_shown(part, quote=False) for part in self.path)
+        found = f"`{'.'.join(outer)}` has `{name}` twice" if outer else f"`{name}` is there twice"
+        return AdapterRejected(f"{found}; keep the one that the adapter was trained with", param=self.path[0][:200])
+
+
+def _find_twice(fields: list[tuple[str, Any]]) -> _Twice | None:
+    """Replaces an object that json has read: only a duplicate key in it, or in one below it, is kept."""
+    if len(dict(fields)) < len(fields):
         name, _ = Counter(name for name, _ in fields).most_common(1)[0]
-        raise _refuse(_shown(name, quote=False), "is there twice; leave the one that the adapter was trained with")
-    return by_name
+        return _Twice((name,))
+    inner = ((name, _twice_in(value)) for name, value in fields)
+    return next((_Twice((name, *twice.path)) for name, twice in inner if twice), None)
+
+
+def _twice_in(value: object) -> _Twice | None:
+    if isinstance(value, list):
+        return next(filter(None, map(_twice_in, value)), None)
+    return value if isinstance(value, _Twice) else None
 
 
 def _check_kind(raw: dict[str, Any]) -> None:
@@ -134,24 +200,23 @@ def _check_kind(raw: dict[str, Any]) -> None:
     init = raw.get("init_lora_weights", True)
     plain = init.lower() if isinstance(init, str) else init
     if not isinstance(plain, bool | str) or plain not in _PLAIN_INITIALISATIONS:
-        raise _refuse(
-            "init_lora_weights",
-            f"is {_shown(init)}, which also changes the base model's weights; convert the adapter by PEFT's"
-            " save_pretrained(..., path_initial_model_for_weight_conversion=...)",
-        )
+        advice = _LOFTQ_ADVICE if plain == "loftq" else _CONVERSION_ADVICE
+        raise _refuse("init_lora_weights", f"is {_shown(init)}, which also changes the base model's weights; {advice}")
+    if plain != init and plain not in _IN_ANY_CASE:
+        raise _refuse("init_lora_weights", f"is {_shown(init)}, which PEFT does not know; write {_shown(plain)}")
 
 
 def _refuse_unapplied(raw: dict[str, Any]) -> None:
-    applied = {*PeftConfig.__struct_fields__, "peft_type", "task_type", "init_lora_weights"}
+    applied = {*PeftConfig.__struct_fields__, "peft_type", "task_type"}
     for name, value in raw.items():
-        if name in applied or name in _NO_EFFECT or (name == "bias" and value == "none"):
+        if name in applied or name in _NO_EFFECT:
             continue
         if value is not None if name in _OFF_ONLY_WHEN_NULL else value:
-            raise _refuse(_shown(name, quote=False), f"is {_shown(value)}, which would not be applied as PEFT does")
+            raise _refuse(_shown(name, quote=False), f"is {_shown(value)}, which can't be applied as PEFT does")
 
 
 def _shown(value: object, *, quote: bool = True) -> str:
-    """A value of the file in a message, however long it is."""
+    """A value from the file, shortened for a message."""
     text = repr(value) if quote else str(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -167,7 +232,7 @@ def _convert(raw: dict[str, Any]) -> PeftConfig:
 
 
 def _check_selection(config: PeftConfig) -> None:
-    """PEFT's own rules on which fields go together."""
+    """Checks PEFT's own rules on which fields go together."""
     if isinstance(config.target_modules, str):
         for name in ("layers_to_transform", "layers_pattern"):
             if getattr(config, name) is not None:
@@ -176,32 +241,32 @@ def _check_selection(config: PeftConfig) -> None:
         raise _refuse("layers_pattern", "needs `layers_to_transform`")
 
 
-def _check_patterns(config: PeftConfig) -> None:
-    """Every regular expression compiles and is soon matched, so that whoever matches with it later need not care."""
-    ways = 0
-    for number, (name, regex) in enumerate(_regexes(config), 1):
-        if number > MAX_PATTERNS:
-            raise _refuse(name, f"and the like hold more than {MAX_PATTERNS} patterns together; use fewer")
-        try:
-            ways += num_ways(regex)
-            if ways <= MAX_WAYS:
-                re.compile(regex)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise _refuse(name, f"has a broken regular expression {_shown(regex)}: {error}") from error
-        if ways > MAX_WAYS:
-            raise _refuse(name, f"may take too long to match with {_shown(regex)}; name modules or use fewer wildcards")
+def _check_lengths(config: PeftConfig) -> None:
+    """Refuses fields with more names, or longer expressions, than any model needs."""
+    for name in _FIELDS_OF_NAMES:
+        value = getattr(config, name)
+        if isinstance(value, tuple | dict) and len(value) > MAX_NAMES:
+            raise _refuse(
+                name,
+                f"has {len(value)} entries, more than the limit of {MAX_NAMES}; use shorter names that"
+                " match several modules each",
+            )
+    for name, pattern in _expressions(config):
+        if len(pattern) > MAX_PATTERN_CHARS:
+            advice = f"the limit is {MAX_PATTERN_CHARS}, so write a shorter one or a list of names"
+            raise _refuse(name, f"has an expression of {len(pattern)} characters; {advice}")
 
 
-def _regexes(config: PeftConfig) -> Iterator[tuple[str, str]]:
-    """(field, regular expression) of all that will be matched against paths."""
-    yield from (("rank_pattern", pattern_regex(pattern)) for pattern in config.rank_pattern or ())
-    yield from (("alpha_pattern", pattern_regex(pattern)) for pattern in config.alpha_pattern or ())
-    yield from (("layers_pattern", layers_regex(pattern)) for pattern in as_tuple(config.layers_pattern))
+def _expressions(config: PeftConfig) -> Iterator[tuple[str, str]]:
+    """(field, regular expression) pairs."""
     for name in ("target_modules", "exclude_modules"):
         if isinstance(pattern := getattr(config, name), str):
             yield name, pattern
+    for name in ("rank_pattern", "alpha_pattern"):
+        yield from ((name, key) for key in getattr(config, name) or ())
+    yield from (("layers_pattern", pattern) for pattern in as_tuple(config.layers_pattern))
 
 
 def as_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """One string is a list of one; none, or an empty one, is an empty list."""
+    """A string becomes a list of one; None and the empty string become an empty list."""
     return (value,) if isinstance(value, str) and value else tuple(value or ())

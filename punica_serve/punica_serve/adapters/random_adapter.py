@@ -1,4 +1,4 @@
-"""PEFT folders of random weights, for tests and benchmarks."""
+"""Writes PEFT folders of random weights, for tests and benchmarks."""
 
 import json
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from punica_serve.adapters.adapter import STORAGE_DTYPES
-from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, weight_name
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.targets import linear_modules
-from punica_serve.lora_layout import LORA_GROUPS
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.model_config import ModelConfig
 
 ALL_MODULES = tuple(module for modules in LORA_GROUPS.values() for module in modules)
 
@@ -30,7 +31,8 @@ def write_random_adapter(
 ) -> Path:
     """Writes a valid PEFT folder of normally distributed weights, and returns it.
 
-    At the default alpha, which is the rank, an input of unit variance gives an update of standard deviation ``scale``.
+    At the default alpha, which equals the rank, an input of unit variance gives an update of standard deviation
+    ``scale``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {

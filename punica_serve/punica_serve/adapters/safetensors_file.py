@@ -1,22 +1,23 @@
 """The safetensors format, read in place: 8 bytes of header length, a JSON header, and the tensors' bytes end to end.
 
-The safetensors package copies every tensor out of the bytes it is given, or reads the file a second time; here one read
-serves digest and tensors. What its parser checks is checked here too: the tensors tile the data without gap or overlap.
+The safetensors package copies every tensor out of the bytes it is given, or reads the file a second time. Here one read
+serves both digest and tensors. The same things are checked as in its parser: the tensors tile the data without gap or
+overlap.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from punica_serve.adapters.adapter import STORAGE_DTYPES, TensorPlace
-from punica_serve.counted import counted
 from punica_serve.errors import AdapterRejected
+from punica_serve.numbers import counted
 
-#: The header of an adapter for a model of 126 layers is 0.3 MB. No adapter is worth parsing a hundred times that.
-MAX_HEADER_BYTES = 16 << 20
+#: A header for a 126-layer model is 0.3 MB. Parsing one takes ten times its size in memory.
+MAX_HEADER_BYTES = 2 << 20
 
 _LENGTH_BYTES = 8
 
@@ -32,24 +33,79 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def split_header(file: npt.NDArray[np.uint8]) -> bytes:
-    """The header of a whole file. Raises AdapterRejected."""
-    if len(file) < _LENGTH_BYTES:
-        raise AdapterRejected(f"it is truncated: {counted(len(file), 'byte')}")
-    num_header_bytes = int.from_bytes(file[:_LENGTH_BYTES].tobytes(), "little")
-    if num_header_bytes > MAX_HEADER_BYTES:
-        raise AdapterRejected(f"its header claims {num_header_bytes} bytes; it is no safetensors file")
-    end = _LENGTH_BYTES + num_header_bytes
-    if len(file) < end:
-        raise AdapterRejected(f"it is truncated: {len(file)} bytes, the header alone takes {end}")
+    """The header of a complete file. Raises AdapterRejected."""
+    end = _header_end(file[:_LENGTH_BYTES].tobytes(), len(file))
     return file[_LENGTH_BYTES:end].tobytes()
 
 
+def read_header(file: BinaryIO, num_file_bytes: int) -> bytes:
+    """Reads only the header of a file of that size. Raises AdapterRejected."""
+    end = _header_end(file.read(_LENGTH_BYTES), num_file_bytes)
+    return file.read(end - _LENGTH_BYTES)
+
+
+def _header_end(start: bytes, num_file_bytes: int) -> int:
+    if len(start) < _LENGTH_BYTES:
+        raise AdapterRejected(f"it is truncated to {counted(len(start), 'byte')}")
+    end = _LENGTH_BYTES + header_length(start)
+    if num_file_bytes < end:
+        raise AdapterRejected(f"it is truncated: it has {num_file_bytes} bytes, and the header alone takes {end}")
+    return end
+
+
+def header_length(start: bytes) -> int:
+    """The header's length, from the first 8 bytes. Raises AdapterRejected."""
+    num_header_bytes = int.from_bytes(start, "little")
+    if num_header_bytes > MAX_HEADER_BYTES:
+        raise AdapterRejected(f"its header claims {num_header_bytes} bytes; it is not a safetensors file")
+    return num_header_bytes
+
+
 def list_tensors(header: bytes, num_file_bytes: int) -> dict[str, TensorPlace]:
-    """Where the tensors lie in a file of that size. Raises AdapterRejected, whose ``param`` is the tensor, if any."""
+    """The tensors' positions in a file of that size. Raises AdapterRejected, whose ``param`` is the tensor, if any."""
     start = _LENGTH_BYTES + len(header)
     entries = _parse_header(header)
-    _check_tiling(entries, num_file_bytes - start)
+    num_expected = _num_tiled(entries)
+    if num_file_bytes - start != num_expected:
+        raise AdapterRejected(
+            f"it is truncated or has a tail: {counted(num_file_bytes - start, 'byte')} of tensors, expected"
+            f" {num_expected}"
+        )
     return {name: _place(name, entry, start) for name, entry in entries.items()}
+
+
+class HeaderCheck:
+    """Checks a file that arrives in pieces: its header once complete, then that the file is no longer than the header
+    says.
+    """
+
+    def __init__(self) -> None:
+        #: The data so far, until the header is complete.
+        self._start = bytearray()
+        #: The size stated by the header; None until the header is complete.
+        self._num_file_bytes: int | None = None
+        self._num_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises AdapterRejected."""
+        self._num_bytes += len(data)
+        if self._num_file_bytes is None:
+            self._start += data
+            self._find_header()
+        if self._num_file_bytes is not None and self._num_bytes > self._num_file_bytes:
+            raise AdapterRejected(
+                f"it has extra data at the end: its header describes a file of {self._num_file_bytes} bytes"
+            )
+
+    def _find_header(self) -> None:
+        if len(self._start) < _LENGTH_BYTES:
+            return
+        end = _LENGTH_BYTES + header_length(bytes(self._start[:_LENGTH_BYTES]))
+        if len(self._start) < end:
+            return
+        entries = _parse_header(bytes(self._start[_LENGTH_BYTES:end]))
+        self._start.clear()
+        self._num_file_bytes = end + _num_tiled(entries)
 
 
 def _parse_header(header: bytes) -> dict[str, _Entry]:
@@ -60,22 +116,20 @@ def _parse_header(header: bytes) -> dict[str, _Entry]:
         raise AdapterRejected(f"its header is not a safetensors header: {error}") from error
 
 
-def _check_tiling(entries: dict[str, _Entry], num_data_bytes: int) -> None:
+def _num_tiled(entries: dict[str, _Entry]) -> int:
+    """Total bytes of the tensors, after checking that they lie end to end."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
         if begin != position or end < begin:
             raise AdapterRejected(f"tensor `{name}` is at bytes {begin} to {end}, expected from {position}", param=name)
         position = end
-    if position != num_data_bytes:
-        raise AdapterRejected(
-            f"it is truncated or has a tail: {counted(num_data_bytes, 'byte')} of tensors, expected {position}"
-        )
+    return position
 
 
 def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
     if entry.dtype not in STORAGE_DTYPES:
-        raise AdapterRejected(f"tensor `{name}` is of {entry.dtype}; only F32, F16 and BF16 are served", param=name)
+        raise AdapterRejected(f"tensor `{name}` has dtype {entry.dtype}; only F32, F16 and BF16 are served", param=name)
     begin, end = entry.data_offsets
     if end - begin != math.prod(entry.shape) * STORAGE_DTYPES[entry.dtype].itemsize:
         raise AdapterRejected(

@@ -1,1 +1,1 @@
-"""Benchmarks that anyone can run: each prints a table and writes JSON and a picture."""
+"""The benchmarks: each prints a table, and writes JSON and a picture."""

@@ -1,7 +1,7 @@
-"""What a bigger batch costs and brings: prefill and decode latency against batch size (Punica, figure 1).
+"""The cost and benefit of larger batches: prefill and decode latency against batch size (Punica, figure 1).
 
-Prefill: many prompts wait, and the time at which the n-th has its first token is the latency of n prompts. Decode: each
-batch is filled anew, with prompts so long that its timed steps have the context that is asked for on average.
+Prefill: many prompts wait; the latency of n prompts is the time to the n-th first token. Decode: each batch is filled
+anew, with prompts sized so that its timed steps have the requested context on average.
 """
 
 import statistics
@@ -21,33 +21,33 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import Population
 
 _PROMPT_SEED = 1
-#: Of each batch size: not timed, timed.
+#: Decode steps per batch size: untimed, timed.
 _SETTLING_STEPS, _TIMED_STEPS = 4, 16
-#: Steps from the last prefill to the middle of the timed ones: prompts are shorter than the context by so much.
+#: Steps from the last prefill to the middle of the timed ones; prompts are this much shorter than the context.
 _LEAD_STEPS = _SETTLING_STEPS + _TIMED_STEPS // 2
-#: The first prefills of a length make what is made once.
+#: The first prefills of a length include one-time work.
 _PREFILL_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the benchmark."""
+    """The benchmark's options."""
 
-    #: Tokens of the prompts whose prefill is timed.
+    #: Lengths in tokens of the prompts whose prefill is timed.
     prompts: tuple[int, ...] = (128, 512, 2048)
-    #: Prompts that are prefilled together.
+    #: Numbers of prompts that are prefilled together.
     prefill_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    #: Tokens that each request of a decode batch has in the KvCache.
+    #: KvCache tokens per request of a decode batch.
     contexts: tuple[int, ...] = (128, 512, 2048)
     decode_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-    #: Measured beside the base model alone, at the first of ``contexts``.
+    #: Measured besides the base model alone, at the first of ``contexts``.
     populations: tuple[Population, ...] = (Population.IDENTICAL, Population.DISTINCT)
     rank: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """``num_prompts`` prompts of one length, prefilled one after the other."""
+    """The time to prefill ``num_prompts`` prompts of one length, one after the other."""
 
     num_prompt_tokens: int
     num_prompts: int
@@ -56,20 +56,20 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """Decode steps of one batch."""
+    """The decode steps of one batch."""
 
     #: "none", or the population of its adapters.
     adapters: str
     num_context_tokens: int
     batch_size: int
     step_s: float
-    #: What each of its requests had in the KvCache, on average over requests and timed steps.
+    #: KvCache tokens per request, averaged over requests and timed steps.
     mean_context_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that fitted the model and its KvCache."""
+    """All cases that fit the model and its KvCache."""
 
     prefills: tuple[PrefillTime, ...]
     decodes: tuple[DecodeTime, ...]
@@ -83,7 +83,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
 
 
 def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) -> tuple[PrefillTime, ...]:
-    """On an engine whose batch is no larger than needed: a prefill's step has rows for as many decodes."""
+    """Uses an engine with no larger batch than needed, since a prefill's step also has a row for each decode."""
     config = subject.sized(batch_size=max(settings.prefill_batches), rank=settings.rank, num_host=0, num_resident=1)
     config = config.model_copy(update={"prefill_budget_tokens": max(settings.prompts)})
     task = progress.add_task("prefill", total=len(settings.prompts))
@@ -117,7 +117,7 @@ def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -
 def _decode_cells(
     bench: "_Bench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress
 ) -> tuple[DecodeTime, ...]:
-    """The base alone at every context, then the populations at the first."""
+    """The base model alone at every context, then the populations at the first."""
     cells: list[tuple[str, int, Sequence[AdapterRef]]] = [("none", context, ()) for context in settings.contexts]
     for population in settings.populations:
         adapters = refs if population is Population.DISTINCT else refs[:1]
@@ -133,7 +133,7 @@ def _decode_cells(
 
 
 class _Bench:
-    """One engine, and requests with names of their own."""
+    """One engine, with unique names for its requests."""
 
     def __init__(self, engine: Engine, page_size: int) -> None:
         self._engine = engine
@@ -142,7 +142,7 @@ class _Bench:
         self._num_requests = 0
 
     def prefill(self, num_tokens: int, batches: Sequence[int]) -> list[PrefillTime]:
-        """None for prompts that are too long for the model."""
+        """Empty if the prompts are too long for the model."""
         if num_tokens >= self._engine.max_context:
             return []
         for _ in range(_PREFILL_ROUNDS):
@@ -152,13 +152,15 @@ class _Bench:
     def decode(
         self, context: int, batches: Sequence[int], adapters: Sequence[AdapterRef]
     ) -> list[tuple[int, float, float]]:
-        """(batch size, median seconds of its steps, mean context), the largest first; what doesn't fit is left out."""
+        """(batch size, median seconds of its steps, mean context), the largest first; sizes that don't fit are left
+        out.
+        """
         bring(self._engine, adapters)
         sizes = [size for size in sorted(batches, reverse=True) if self._has_room_for(size, context)]
         return [(size, *self._measure_batch(size, context, adapters)) for size in sizes]
 
     def _first_tokens_s(self, num_tokens: int, count: int) -> list[float]:
-        """When each of ``count`` prompts has its first token, from the moment at which all are there."""
+        """Times to first token of ``count`` prompts that are all added at the start."""
         requests = [self._request(num_tokens, 1, None) for _ in range(count)]
         started_s = time.perf_counter()
         for request in requests:
@@ -175,21 +177,21 @@ class _Bench:
         return longest <= self._engine.max_context and size * pages_each <= self._engine.num_kv_pages
 
     def _measure_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> tuple[float, float]:
-        """Median seconds of a step, and the mean context, of a batch of its own that is gone afterwards."""
+        """Median seconds of a step, and the mean context, of a separate batch that is removed afterwards."""
         prompts = self._start_batch(size, context, adapters)
         try:
             return self._time_steps(prompts)
         finally:
             for request_id in prompts:
                 self._engine.cancel(request_id)
-            # What is still on the device ends before the next batch is filled.
+            # The device must be idle before the next batch is filled.
             while step(self._engine).has_run:
                 pass
 
     def _start_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> dict[str, int]:
-        """Adds requests and steps until all of them decode. Returns the prompt tokens of each."""
-        # Those that are prefilled first decode while the others are prefilled, one in a step; a prompt of one token
-        # would be a decode, and not wait for its turn.
+        """Adds requests and runs steps until all of them decode. Returns each request's prompt tokens."""
+        # Each step prefills one request while those before it decode, so earlier requests get shorter prompts. A prompt
+        # of one token would count as a decode and not wait for its turn.
         prompts = [max(2, context - _LEAD_STEPS - (size - 1 - number)) for number in range(size)]
         refs = [adapters[number % len(adapters)] if adapters else None for number in range(size)]
         longest = _longest(size, context)
@@ -205,7 +207,7 @@ class _Bench:
         return {request.request_id: len(request.prompt_ids) for request in requests}
 
     def _time_steps(self, prompts: dict[str, int]) -> tuple[float, float]:
-        """Median time from one step's tokens to the next one's, and the mean context of a row in these steps."""
+        """Median time between the tokens of consecutive steps, and the mean context of a row in these steps."""
         times: list[float] = []
         contexts: list[int] = []
         last_s = time.perf_counter()
@@ -226,8 +228,8 @@ class _Bench:
 
 
 def _longest(size: int, context: int) -> int:
-    """Tokens of the longest request of a batch when its last step is timed, and a few more.
+    """Tokens of a batch's longest request at its last timed step, and a few more.
 
-    In a batch larger than the context the first requests are longer than it, since they wait for the others' prefills.
+    In a batch larger than the context, the first requests exceed the context, as they wait for the others' prefills.
     """
     return max(context, size + _LEAD_STEPS) + _TIMED_STEPS

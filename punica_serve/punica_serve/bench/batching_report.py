@@ -1,4 +1,4 @@
-"""What batching leaves behind: prefill and decode against batch size, the knee of the curve, and figure 1."""
+"""The report of `bench batching`: prefill and decode against batch size, the knee of the curve, and figure 1."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,31 +8,15 @@ from rich.progress import Progress
 
 from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
 from punica_serve.bench.goals import GOAL_SHAPE
+from punica_serve.bench.reference_figures import peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: A batch is worth doubling while that brings so many times the tokens/s.
+#: Doubling a batch is worthwhile if it multiplies the tokens/s by at least this.
 KNEE_GAIN = 1.5
-
-#: Milliseconds of a decode step of vLLM 0.25.1 on one H200: prompts of 128 tokens, answers of 192, GOAL_SHAPE with
-#: dummy weights in bfloat16, r = 16 on all seven projections, up to 32 adapters.
-VLLM_STEP_MS = {
-    ("none", 1): 4.5,
-    ("none", 32): 6.0,
-    ("none", 64): 7.3,
-    ("none", 128): 10.2,
-    ("identical", 1): 6.5,
-    ("identical", 32): 7.9,
-    ("identical", 64): 9.5,
-    ("identical", 128): 13.9,
-    ("distinct", 32): 18.4,
-    ("distinct", 64): 20.3,
-    ("distinct", 128): 21.3,
-}
-_VLLM_CONTEXT = 128
 
 _PREFILL_COLUMNS = (
     Column("num_prompt_tokens", "prompt tokens", ",d"),
@@ -52,20 +36,16 @@ _DECODE_COLUMNS = (
 )
 _VLLM_COLUMN = Column("vllm_step_ms", "vLLM step ms", ".1f")
 
-_VLLM_NOTE = (
-    "vLLM: 0.25.1, measured on one H200: prompts of 128 tokens, answers of 192 (contexts of"
-    " some 224 on average), at most 32 different adapters"
-)
-_CONTEXT_NOTE = "measured: tokens of a request in the KvCache, mean over the batch and its timed steps"
+_CONTEXT_NOTE = "measured: KvCache tokens per request, averaged over the batch and its timed steps"
 
 
 def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
-    """Runs all batches. Raises RequestFailed if any request fails."""
+    """Measures all batches. Raises RequestFailed if any request fails."""
     return make_report(subject, settings, run(subject, settings, progress))
 
 
 def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
-    """Tables, knees and the picture of one run."""
+    """The tables, knees and picture of one run."""
     with_vllm = subject.on_gpu and subject.model.name == GOAL_SHAPE
     return Report(
         name="batching",
@@ -81,9 +61,9 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
 
 
 def knee(times: Sequence[DecodeTime]) -> int | None:
-    """The largest batch that was still worth doubling its half: the most at which latency buys throughput well.
+    """The largest batch for which doubling was still worthwhile: beyond it, latency buys little throughput.
 
-    None without two batches of which one is twice the other.
+    None unless two batch sizes differ by a factor of two.
     """
     speed = {time.batch_size: time.batch_size / time.step_s for time in times}
     doubled = [size for size in sorted(speed) if size % 2 == 0 and size // 2 in speed]
@@ -124,14 +104,17 @@ def _decode_table(settings: Settings, decodes: Sequence[DecodeTime], *, with_vll
             rows.append((*row, _vllm_step_ms(time)) if with_vllm else row)
     title = f"Decode steps, adapters of rank {settings.rank}"
     if with_vllm:
-        return TableData("decode", title, (*_DECODE_COLUMNS, _VLLM_COLUMN), rows, (_CONTEXT_NOTE, _VLLM_NOTE))
+        return TableData(
+            "decode", title, (*_DECODE_COLUMNS, _VLLM_COLUMN), rows, (_CONTEXT_NOTE, peers().batching.source)
+        )
     return TableData("decode", title, _DECODE_COLUMNS, rows, (_CONTEXT_NOTE,))
 
 
 def _vllm_step_ms(time: DecodeTime) -> float | None:
-    if time.num_context_tokens != _VLLM_CONTEXT:
+    vllm = peers().batching
+    if time.num_context_tokens != vllm.num_context_tokens:
         return None
-    return VLLM_STEP_MS.get((time.adapters, time.batch_size))
+    return vllm.step_ms.get(time.adapters, {}).get(time.batch_size)
 
 
 def _draw(figure: "Figure", measured: Measured) -> None:

@@ -1,4 +1,4 @@
-"""Which library multiplies dense matrices for torch on CUDA: a setting of the whole process."""
+"""Selects torch's library for dense products on CUDA, a setting of the whole process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,9 @@ BlasLibrary = Literal["default", "cublas", "cublaslt"]
 
 @contextmanager
 def blas_library(name: BlasLibrary) -> Iterator[None]:
-    """Prefers this one meanwhile. A CUDA graph keeps what it was captured with. Without CUDA there is no choice."""
+    """Prefers this library while the context is open. A CUDA graph keeps the one it was captured with. No effect
+    without CUDA.
+    """
     if not cuda.is_built():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the benchmarks of kernels and of layers share: a device under measurement, and a bar that counts cells."""
+"""Shared by the kernel and layer benchmarks: the measured device, and a progress bar of cells."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import torch
 from rich.progress import Progress, TaskID
 
 from punica_kernels.bench.timing import Call, graph_us
-from punica_serve.model_config import ModelDtype
+from punica_serve.base_model.model_config import ModelDtype
 
 
 class Bench:
-    """A device, and how long a cell is measured. On a GPU it becomes torch's current one."""
+    """A device, and how long a cell is measured. A GPU becomes torch's current device."""
 
     def __init__(self, device: torch.device, dtype: ModelDtype, num_replays: int, progress: Progress) -> None:
         if device.type == "cuda":
@@ -23,15 +23,15 @@ class Bench:
 
     @property
     def how(self) -> str:
-        """What is measured runs, in a title's words."""
+        """How the measured calls run, for titles."""
         return "in a CUDA graph" if self.device.type == "cuda" else "call by call"
 
     def begin(self, section: str, num_cells: int) -> None:
-        """A progress bar of its own for each section."""
+        """Starts a new progress bar for a section."""
         self._task = self._progress.add_task(section, total=num_cells)
 
     def measure_us(self, calls: Sequence[Call]) -> float:
-        """Microseconds of one of the calls, all of which share a graph; one step of the progress bar."""
+        """Microseconds of one of the calls, which share a graph. Advances the progress bar by one."""
         microseconds = graph_us(calls, self.device, self._num_replays)
         if self._task is not None:
             self._progress.advance(self._task)

@@ -1,8 +1,8 @@
-"""What a request for an adapter that is not on the device waits, and what the others notice of it.
+"""The wait of a request whose adapter is not on the device, and its effect on other requests.
 
-All slots of the batch but one decode, on adapters of their own. One after the other requests arrive, each for an
-adapter that only host memory, or only the disk, holds. Beside it a stream on adapters that are all on the device. Which
-of the two comes first alternates over the rounds.
+All places of the batch but one decode, each with its own adapter. A stream of requests arrives, one after the other,
+each with an adapter that is only in host memory, or only on disk. For comparison, another stream uses adapters that are
+all on the device. The two alternate in their order from round to round.
 """
 
 import time
@@ -26,7 +26,7 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 _PROMPT_SEED = 7
 #: Steps in which all warm requests decode before the stream begins.
 _SETTLING_STEPS = 10
-#: Arrivals of the round that nobody counts.
+#: Arrivals of a warm-up round that is not counted.
 _PILOT_ARRIVALS = 4
 
 Source = Literal["host", "files"]
@@ -34,37 +34,37 @@ Source = Literal["host", "files"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the benchmark."""
+    """The benchmark's options."""
 
     #: Where the cold adapters are.
     source: Source = "host"
     num_arrivals: int = 32
-    #: From one arrival to the next.
+    #: Time from one arrival to the next.
     gap_s: float = 0.1
     num_prompt_tokens: int = 128
-    #: Of a request of the stream; it ends before the next arrives.
+    #: Output tokens of a stream's request, which finishes before the next arrives.
     num_output_tokens: int = 8
-    #: Each of one cold and one warm stream. In an even number each kind is first as often as the other.
+    #: Each round has one cold and one warm stream. With an even number, each kind goes first equally often.
     num_rounds: int = 4
     rank: int = 16
     batch_size: int = 32
-    #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
+    #: Folder for temporary adapter files; None means the system's.
     folder: Path | None = None
 
 
 @dataclass(slots=True)
 class StreamTimes:
-    """What the streams of one kind saw."""
+    """The times measured in the streams of one kind."""
 
-    #: From each arrival to its first token.
+    #: Time from each arrival to its first token.
     first_token_s: list[float] = field(default_factory=list)
-    #: Between the tokens of each warm request, while the stream ran.
+    #: Times between the tokens of the warm requests, while the stream ran.
     between_tokens_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Both kinds of streams."""
+    """The times of both kinds of streams."""
 
     warm: StreamTimes
     cold: StreamTimes
@@ -72,11 +72,11 @@ class Measured:
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """Raises RequestFailed if a request fails, or if the warm ones end before the stream does."""
-    # Those of the requests that decode all the time, and of the warm stream.
+    # Adapters of the requests that decode all the time, and of the warm stream.
     num_warm = settings.batch_size - 1 + settings.num_arrivals
     num_cold = _PILOT_ARRIVALS + settings.num_rounds * settings.num_arrivals
     num_host = num_warm + (num_cold if settings.source == "host" else 0)
-    # Host memory holds what comes from files too: an adapter passes through it on its way to the device.
+    # Host memory also holds the adapters from files: they pass through it on their way to the device.
     config = subject.sized(
         batch_size=settings.batch_size,
         rank=settings.rank,
@@ -108,7 +108,7 @@ def _run_rounds(
     measured: Measured,
     progress: Progress,
 ) -> None:
-    """Each round's cold stream brings adapters that none before it has seen; the warm one is always the same."""
+    """Each round's cold stream uses new adapters; the warm one always uses the same."""
     task = progress.add_task("streams", total=2 * settings.num_rounds)
     beside, resident = warm[: settings.batch_size - 1], warm[settings.batch_size - 1 :]
     bring(engine, resident)
@@ -124,7 +124,7 @@ def _run_rounds(
 
 
 def _check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: bool) -> None:
-    """Raises RequestFailed unless all of a warm stream's adapters are on the device, or none of a cold one's."""
+    """Raises RequestFailed unless all adapters of a warm stream are on the device, or none of a cold one's."""
     digests, on_device = {ref.digest for ref in adapters}, set(engine.resident_adapters)
     if is_cold and digests & on_device:
         raise RequestFailed("an adapter of the cold stream is on the device already")
@@ -141,7 +141,7 @@ def _run_stream(
     *,
     run: str,
 ) -> None:
-    """One stream beside the warm requests, which are cancelled when it has ended."""
+    """Runs one stream beside the warm requests, which are cancelled at its end."""
     stream = _Stream(engine, warm, adapters, settings, times, run)
     try:
         stream.settle()
@@ -151,7 +151,7 @@ def _run_stream(
 
 
 class _Stream:
-    """One stream of requests and the warm ones beside it."""
+    """One stream of requests, and the warm ones beside it."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Stream:
         self._last_s: dict[str, float] = {}
 
     def settle(self) -> None:
-        """Steps until all warm requests decode."""
+        """Runs steps until all warm requests decode."""
         for request in self._warm:
             self._engine.add(request)
         started: set[str] = set()
@@ -195,7 +195,7 @@ class _Stream:
             num_steps += len(started) == len(self._warm)
 
     def run(self) -> None:
-        """Adds each request when it is due, and steps until all of them have ended."""
+        """Adds each request when it is due, and runs steps until all have ended."""
         started_s = time.perf_counter()
         waiting = [(started_s + number * self._gap_s, request) for number, request in enumerate(self._arriving)]
         waiting.reverse()
@@ -227,5 +227,5 @@ class _Stream:
                 self._times.first_token_s.append(now_s - self._due_s[name])
         for name, _ in output.finished:
             if name in self._warm_ids:
-                raise RequestFailed("a warm request ended before the stream: ask for fewer arrivals or a shorter gap")
+                raise RequestFailed("a warm request ended before the stream; ask for fewer arrivals or a shorter gap")
             self._num_left -= 1

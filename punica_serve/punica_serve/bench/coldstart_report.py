@@ -1,4 +1,4 @@
-"""What coldstart leaves behind: first tokens and gaps between tokens, cold beside warm, goals, and a picture."""
+"""The report of `bench coldstart`: first tokens and gaps between tokens, cold and warm, goals, and a picture."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,9 +9,11 @@ from rich.progress import Progress
 
 from punica_serve.bench.coldstart import Measured, Settings, StreamTimes, run
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
+from punica_serve.bench.percentiles import percentiles_ms
+from punica_serve.bench.reference_figures import goals
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject
-from punica_serve.counted import counted
+from punica_serve.numbers import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,13 +25,13 @@ _COLUMNS = (
     Column("first_token_ms_p50", "p50", ".2f"),
     Column("first_token_ms_p90", "p90", ".2f"),
     Column("first_token_ms_max", "max", ".2f"),
-    Column("between_ms_p50", "others' tokens apart ms, p50", ".2f"),
+    Column("between_ms_p50", "others' gap between tokens ms, p50", ".2f"),
     Column("between_ms_p90", "p90", ".2f"),
     Column("between_ms_p99", "p99", ".2f"),
     Column("between_ms_max", "max", ".2f"),
 )
 
-_NOTE = "first token: from a request's arrival; others: the requests that decode beside the stream, while it runs"
+_NOTE = "first token: from a request's arrival; others: requests that decode beside the stream, while it runs"
 
 
 def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
@@ -38,7 +40,7 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
 
 
 def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
-    """Tables, goals and the picture of one run."""
+    """The tables, goals and picture of one run."""
     names = ("all warm", "cold, in host memory" if settings.source == "host" else "cold, in files")
     rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]
     title = (
@@ -49,10 +51,11 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
     added_ms = _number(cold, "first_token_ms_mean") - _number(warm, "first_token_ms_mean")
     stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
     if subject.on_gpu and subject.model.name == GOAL_SHAPE:
-        goals = [Goal("p99 between the others' tokens, cold / warm", stretched, 1.1, at_least=False)]
+        bounds = goals().coldstart
+        found = [Goal(bounds["inter_token_stretch"], stretched)]
         if settings.source == "host":
-            goals.append(Goal("added to the first token by loading, mean, ms", added_ms, 3.0, at_least=False))
-        tables.append(goals_table(goals))
+            found.append(Goal(bounds["first_token_ms"], added_ms))
+        tables.append(goals_table(found))
     return Report(
         name="coldstart",
         machine=machine(str(subject.device)),
@@ -64,13 +67,12 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
 
 
 def _row(name: str, times: StreamTimes) -> tuple[Value, ...]:
-    first, between = np.array(times.first_token_s) * 1e3, np.array(times.between_tokens_s) * 1e3
     return (
         name,
-        len(first),
-        float(first.mean()),
-        *(float(np.percentile(first, q)) for q in (50, 90, 100)),
-        *(float(np.percentile(between, q)) for q in (50, 90, 99, 100)),
+        len(times.first_token_s),
+        1e3 * float(np.mean(times.first_token_s)),
+        *percentiles_ms(times.first_token_s, 50, 90, 100),
+        *percentiles_ms(times.between_tokens_s, 50, 90, 99, 100),
     )
 
 
@@ -79,7 +81,7 @@ def _number(record: dict[str, Value], key: str) -> float:
 
 
 def _draw(figure: "Figure", names: Sequence[str], streams: Sequence[StreamTimes]) -> None:
-    """How many of the waits are shorter than so many milliseconds."""
+    """Draws the cumulative distribution of the waits."""
     figure.set_size_inches(9, 4)
     first_axes, between_axes = figure.subplots(1, 2)
     for name, times in zip(names, streams, strict=True):

@@ -1,6 +1,6 @@
-"""Runs requests through an engine in the order that a policy adds them, and times every step where its tokens come out.
+"""Runs requests through an engine, in the order in which a policy adds them, and times every step.
 
-A policy is what stands before an engine: it decides when a request is added, and the engine batches what it has.
+A policy stands for the code in front of an engine: it decides when to add a request; the engine batches what it has.
 """
 
 import time
@@ -15,10 +15,10 @@ from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-#: How long to wait for an adapter before looking again; its arrival ends the wait.
+#: How long to wait for an adapter before checking again; its arrival ends the wait.
 _WAIT_S = 1.0
 
-#: Told of every step; what it costs is part of the measurement.
+#: Called after every step; its cost is part of the measurement.
 OnStep = Callable[[StepOutput], None]
 
 
@@ -26,12 +26,12 @@ class Policy(Protocol):
     """Decides when requests start."""
 
     def due(self, num_unfinished: int) -> Iterable[Request]:
-        """Those to add before the next step, while ``num_unfinished`` of those added before are not finished."""
+        """Requests to add before the next step, when ``num_unfinished`` of the earlier ones are unfinished."""
         ...
 
 
 class InFlight:
-    """First come, first served, with at most ``limit`` requests in the engine; without one, all of them at once."""
+    """First come, first served, with at most ``limit`` requests in the engine; all at once without a limit."""
 
     def __init__(self, requests: Iterable[Request], limit: int | None = None) -> None:
         self._waiting = deque(requests)
@@ -42,9 +42,9 @@ class InFlight:
 
 
 class StaticBatches:
-    """Batches that start together; the next one starts when the longest of the last has ended (Punica, figure 6).
+    """Batches whose requests start together; the next one starts when the longest request has ended (Punica, figure 6).
 
-    Kinder than the systems that do so: a request that has ended costs no more computation.
+    Kinder than real systems of this kind: an ended request costs no more computation.
     """
 
     def __init__(self, requests: Iterable[Request], batch_size: int) -> None:
@@ -56,7 +56,7 @@ class StaticBatches:
 
 
 class SameAdapterOnly:
-    """First come, first served, but all that runs shares one adapter: what systems without SGMV can batch.
+    """First come, first served, but all running requests share one adapter, as in systems without SGMV.
 
     A request for another adapter waits, with all behind it, until nothing runs.
     """
@@ -79,14 +79,14 @@ class SameAdapterOnly:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step that ended."""
+    """One finished step."""
 
-    #: From the tokens of the step before it, or the end of an idle time, to its own.
+    #: Time from the tokens of the step before, or from the end of an idle time, to its own.
     duration_s: float
     batch_size: int
     num_prefill_tokens: int
     num_adapters: int
-    #: Tokens in the KvCache that its decodes read.
+    #: KvCache tokens that its decodes read.
     num_context_tokens: int
 
 
@@ -120,7 +120,7 @@ class RunTimes:
 def drive(engine: Engine, policy: Policy, on_step: OnStep) -> RunTimes:
     """Runs all of a policy's requests to their ends.
 
-    Raises RequestFailed if any fails: a figure without it would be of something else. The others are cancelled then.
+    Raises RequestFailed, after cancelling the others, if any fails: the result would not be comparable.
     """
     num_prompt: dict[str, int] = {}
     try:
@@ -131,7 +131,7 @@ def drive(engine: Engine, policy: Policy, on_step: OnStep) -> RunTimes:
 
 
 def _drive(engine: Engine, policy: Policy, on_step: OnStep, num_prompt: dict[str, int]) -> RunTimes:
-    """``num_prompt`` gets the prompt tokens of every request that is added."""
+    """Fills ``num_prompt`` with the prompt tokens of every request that is added."""
     steps: list[StepTime] = []
     num_tokens = 0
     started_s = last_s = time.perf_counter()
@@ -156,7 +156,7 @@ def _drive(engine: Engine, policy: Policy, on_step: OnStep, num_prompt: dict[str
 
 
 def step(engine: Engine) -> StepOutput:
-    """One step of the engine. Raises RequestFailed if any request fails in it."""
+    """Runs one step of the engine. Raises RequestFailed if any request fails in it."""
     output = engine.step()
     for failure in output.failures:
         raise RequestFailed(f"a request of the benchmark failed: {failure.error.message}")
@@ -164,9 +164,9 @@ def step(engine: Engine) -> StepOutput:
 
 
 def bring(engine: Engine, adapters: Iterable[AdapterRef], deadline_s: float = 60.0) -> None:
-    """Loads adapters by running a request of one token on each.
+    """Loads adapters by running a request of one token with each.
 
-    Raises RequestFailed if one fails, or if they are not there by the deadline.
+    Raises RequestFailed if one fails, or if they are not loaded by the deadline.
     """
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     requests = [Request(f"bring-{number}", number, (1,), params, ref) for number, ref in enumerate(adapters)]

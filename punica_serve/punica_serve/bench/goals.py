@@ -1,8 +1,9 @@
-"""Goals beside the figures that they are goals for."""
+"""Tables of goals and measured results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from punica_serve.bench.reference_figures import Bound
 from punica_serve.bench.report import Column, TableData
 
 #: The model shape that the goals are for.
@@ -18,32 +19,31 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure, and what it should be."""
+    """A goal, and the result that a run measured for it."""
 
-    figure: str
-    #: None: not measured in this run.
+    bound: Bound
+    #: None if not measured in this run.
     measured: float | None
-    bound: float
-    #: Whether the figure should be at least the bound, or at most.
-    at_least: bool
+    #: Appended to the name, where several loads have the same goal.
+    load: str = ""
 
     @property
     def is_met(self) -> bool | None:
         if self.measured is None:
             return None
-        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+        if self.bound.at_least is not None:
+            return self.measured >= self.bound.at_least
+        return self.bound.at_most is not None and self.measured <= self.bound.at_most
+
+    @property
+    def row(self) -> tuple[str, float | None, str, str]:
+        """Name, measured result, goal, and whether it is met."""
+        bound = self.bound
+        goal = f">= {bound.at_least:,g}" if bound.at_least is not None else f"<= {bound.at_most:,g}"
+        figure = f"{bound.figure}, {self.load}" if self.load else bound.figure
+        return figure, self.measured, goal, "yes" if self.is_met else "no"
 
 
 def goals_table(goals: Sequence[Goal], title: str = "Goals (one H200, Llama-2-7B shape)") -> TableData:
-    """The goals whose figures were measured."""
-    rows = [
-        (
-            goal.figure,
-            goal.measured,
-            f"{'>=' if goal.at_least else '<='} {goal.bound:,g}",
-            "yes" if goal.is_met else "no",
-        )
-        for goal in goals
-        if goal.measured is not None
-    ]
-    return TableData("goals", title, _COLUMNS, rows)
+    """A table of the goals that have a measured result."""
+    return TableData("goals", title, _COLUMNS, [goal.row for goal in goals if goal.measured is not None])

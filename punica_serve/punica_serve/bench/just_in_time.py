@@ -1,4 +1,4 @@
-"""Runs `bench just-in-time`: from an upload to the first token, and what other streams notice of it."""
+"""Runs `bench just-in-time`: measures the time from an upload to its first token, and the effect on other streams."""
 
 import asyncio
 import itertools
@@ -17,12 +17,14 @@ from rich.progress import Progress
 from websockets.asyncio.client import ClientConnection
 
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.bench.report import Column, Report, TableData, host_facts
-from punica_serve.config import load_config
-from punica_serve.dialling import dial
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.bench.percentiles import percentiles_ms
+from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
+from punica_serve.config.cluster import load_config
 from punica_serve.errors import RequestFailed
-from punica_serve.model_config import read_model_config
-from punica_serve.refusals import no_answer
+from punica_serve.links.client_errors import no_answer
+from punica_serve.links.dial import dial
+from punica_serve.links.https_client import client_context
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 GOAL_S = 1.0
 _TIMEOUT_S = 60.0
 _WARM_UP_S = 1.0
-#: Streams end and begin again; what their first tokens wait for is not a pause in a stream.
+#: Streams end and are restarted; the wait for a first token is not a gap in a stream.
 _LONG = {"op": "generate", "prompt": "42", "ignore_eos": True, "max_tokens": 900}
 
 _COLUMNS = (
@@ -47,6 +49,7 @@ _GAP_COLUMNS = (
     Column("p999_ms", "p99.9 ms", ".1f"),
     Column("max_ms", "longest ms", ".1f"),
 )
+_GAP_PERCENTS = (50, 99, 99.9, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,13 @@ class JustInTimeSettings:
     num_uploads: int
     num_streams: int
     rank: int
-    #: Before each upload, and after the last: what others' streams are like without them.
+    #: Time before each upload, and after the last, to measure the other streams without uploads.
     rest_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From one moment to another, on the monotonic clock."""
+    """A time interval on the monotonic clock."""
 
     began_s: float
     ended_s: float
@@ -77,7 +80,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """From the upload's first byte to the adapter's first token."""
+    """Times from an upload's first byte to the adapter's first token."""
 
     span: Span
     #: Seconds until the registration was answered.
@@ -85,7 +88,7 @@ class Upload:
 
 
 class Gaps:
-    """Times between the frames of the same stream."""
+    """Times between frames of the same stream."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -98,7 +101,7 @@ class Gaps:
             self._last_s[request_id] = now_s
 
     def divided(self, uploads: Sequence[Upload]) -> tuple[list[float], list[float]]:
-        """Seconds of those between uploads, and of those that any part of an upload falls into."""
+        """Gaps in seconds, split into those outside uploads and those that overlap one."""
         quiet: list[float] = []
         beside: list[float] = []
         for gap in self.spans:
@@ -107,7 +110,7 @@ class Gaps:
 
 
 def run(settings: JustInTimeSettings, key: str | None, progress: Progress) -> Report:
-    """Raises RequestFailed, and for a frontend that does not answer, or not us, what ``dial`` raises."""
+    """Raises RequestFailed, and what ``dial`` raises if the frontend does not answer or refuses."""
     task = progress.add_task("uploading", total=settings.num_uploads)
     try:
         uploads, gaps = asyncio.run(_measure(settings, key, lambda: progress.advance(task)))
@@ -120,7 +123,7 @@ def run(settings: JustInTimeSettings, key: str | None, progress: Progress) -> Re
 def make_report(
     uploads: Sequence[Upload], quiet: Sequence[float], beside: Sequence[float], settings: Mapping[str, Any]
 ) -> Report:
-    """``quiet`` and ``beside`` are gaps of others' streams, in seconds."""
+    """``quiet`` and ``beside`` are gaps of other streams, in seconds."""
     first_tokens = [upload.span.seconds for upload in uploads]
     row = (
         len(uploads),
@@ -129,25 +132,25 @@ def make_report(
         max(first_tokens),
     )
     verdict = "pass" if max(first_tokens) < GOAL_S else "FAIL"
-    note = f"{verdict}  every first token within {GOAL_S:g} s of the beginning of its upload"
-    rows = [_gap_row("between uploads", quiet), _gap_row("beside uploads", beside)]
-    ratio = ("beside / between", None, *(b / q for b, q in zip(rows[1][2:], rows[0][2:], strict=True)))
-    title = f"{settings['num_streams']} other streams meanwhile, uploads and rests in turn"
+    note = f"{verdict}  every first token within {GOAL_S:g} s of the start of its upload"
+    shown = [percentiles_ms(gaps, *_GAP_PERCENTS) for gaps in (quiet, beside)]
+    ratios = (b / q for q, b in zip(*shown, strict=True))
+    rows: list[tuple[Value, ...]] = [
+        ("between uploads", len(quiet), *shown[0]),
+        ("beside uploads", len(beside), *shown[1]),
+        ("beside / between", None, *ratios),
+    ]
+    title = f"{settings['num_streams']} other streams meanwhile, with and without uploads"
     tables = [
         TableData("uploads", "From an upload to its first token", _COLUMNS, [row], (note,)),
-        TableData("gaps", title, _GAP_COLUMNS, [*rows, ratio]),
+        TableData("gaps", title, _GAP_COLUMNS, rows),
     ]
     figures = {"": lambda figure: _draw(figure, first_tokens, quiet, beside)}
     return Report("just-in-time", host_facts(), settings, tables, figures)
 
 
-def _gap_row(phase: str, gaps: Sequence[float]) -> tuple[str, int, float, float, float, float]:
-    p50, p99, p999, longest = (1e3 * float(np.percentile(gaps, q)) for q in (50, 99, 99.9, 100))
-    return phase, len(gaps), p50, p99, p999, longest
-
-
 def _draw(figure: "Figure", first_tokens: Sequence[float], quiet: Sequence[float], beside: Sequence[float]) -> None:
-    """Every upload, and how many of the others' frames came later than so many milliseconds after the one before."""
+    """Draws every upload, and the distribution of gaps between the other streams' frames."""
     figure.set_size_inches(9, 4)
     uploads, others = figure.subplots(1, 2)
     uploads.plot(range(1, len(first_tokens) + 1), first_tokens, "o")
@@ -172,10 +175,16 @@ async def _measure(
     with tempfile.TemporaryDirectory() as folder:
         adapters = _random_adapters(Path(folder), settings)
         async with (
-            httpx.AsyncClient(base_url=settings.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client,
+            httpx.AsyncClient(
+                base_url=settings.url,
+                headers=headers,
+                timeout=_TIMEOUT_S,
+                verify=client_context(),
+                trust_env=False,
+            ) as client,
             await dial(settings.url, "/v1/generate/stream", key) as socket,
         ):
-            # A client's first request imports a lot, for which whoever reads the streams here would pause.
+            # A client's first request imports a lot, which would delay reading the streams here.
             _check(await client.get("/health"))
             watching = asyncio.create_task(_keep_streaming(socket, settings.num_streams, gaps))
             try:
@@ -195,7 +204,7 @@ async def _measure(
 
 
 def _random_adapters(folder: Path, settings: JustInTimeSettings) -> list[Path]:
-    """Each with bytes that the cluster has never seen."""
+    """Adapters with bytes that the cluster has never seen."""
     model = read_model_config(load_config(settings.config).engine.model)
     seed = time.time_ns() % (1 << 32)
     return [
@@ -225,7 +234,7 @@ def _check(response: httpx.Response) -> None:
 
 
 async def _keep_streaming(socket: ClientConnection, num_streams: int, gaps: Gaps) -> None:
-    """Long answers without end, until it is cancelled."""
+    """Keeps long answers streaming until cancelled."""
     names = map(str, itertools.count())
     for _ in range(num_streams):
         await socket.send(json.dumps({**_LONG, "request_id": next(names)}))

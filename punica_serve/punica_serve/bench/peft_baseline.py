@@ -1,4 +1,4 @@
-"""The same requests answered by transformers and PEFT, eagerly and one at a time: what most people start from."""
+"""The baseline: the same requests with transformers and PEFT, eagerly and one at a time, as most people start."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from punica_serve.bench.blas import blas_library
 from punica_serve.bench.subject import Subject
 from punica_serve.workload import RequestLength
 
-#: It takes ten times as long as the engine.
+#: Few, since it takes ten times as long as the engine.
 NUM_REQUESTS = 4
 
 
@@ -25,10 +25,10 @@ class PeftTimes:
 
 
 def run_peft(subject: Subject, lengths: Sequence[RequestLength], rank: int) -> PeftTimes:
-    """Answers the first requests greedily with one adapter on all seven projections, one after the other.
+    """Answers the first requests greedily, one after the other, with one adapter on all seven projections.
 
-    An engine before it in the process may have chosen a library for dense products; this has torch's default.
-    Raises ImportError without transformers or PEFT.
+    An earlier engine in this process may have selected a library for dense products; this uses torch's default. Raises
+    ImportError without transformers or PEFT.
     """
     with blas_library("default"):
         return _run(subject, lengths, rank)

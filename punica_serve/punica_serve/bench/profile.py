@@ -1,7 +1,7 @@
-"""Measures a performance profile, as simulated GPUs read it: see ``punica_serve.simulation.profile``.
+"""Measures a performance profile for simulated GPUs: see ``punica_serve.simulation.profile``.
 
-Prefills and decodes are `bench batching`'s, over a smaller grid; a copy of an adapter is what a first token takes
-longer when its adapter is in host memory and not on the device.
+Prefills and decodes are measured by `bench batching`, with fewer sizes. An adapter's load time is the extra time to
+first token when the adapter is in host memory instead of on the device.
 """
 
 import platform
@@ -24,23 +24,26 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.simulation.profile import AdapterLoad, DecodeTimes, LoraTimes, PerformanceProfile, PrefillTimes
 from punica_serve.workload import Population
 
-#: Grids: on a CPU what a demo's requests are like, and it ends within minutes.
+#: Measured lengths: on a CPU like a demo's requests, to finish within minutes.
 _CPU_TOKENS, _GPU_TOKENS = (64, 256, 512), (128, 512, 2048)
 _BATCHES = (1, 4, 8, 16, 32, 64, 128)
-#: Prompts that are prefilled together: the time of one is a share of it.
+#: Prompts that are prefilled together; one takes a share of their time.
 _NUM_PROMPTS = 4
 _NUM_LOADS = 6
-#: A copy that can't be told from none is taken to have this rate.
+#: The rate assumed for loads too fast to measure.
 _FASTEST_GB_PER_S = 1000.0
 
 
 def measure_profile(subject: Subject, rank: int, progress: Progress) -> PerformanceProfile:
-    """Raises ConfigError for an engine whose context is too short."""
+    """Raises ConfigError if the engine's context is too short."""
     largest = subject.config.max_batch_size
     context = _longest_request(subject)
     tokens = tuple(count for count in (_GPU_TOKENS if subject.on_gpu else _CPU_TOKENS) if count <= context // 2)
     if not tokens:
-        raise ConfigError(f"a context of {context} tokens is too short to be measured", param="engine.max_context")
+        raise ConfigError(
+            f"a context of {context} tokens is too short to be measured; raise `engine.max_context`",
+            param="engine.max_context",
+        )
     settings = batching.Settings(
         prompts=tokens,
         prefill_batches=(_NUM_PROMPTS,),
@@ -64,7 +67,7 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Performa
 
 
 def _longest_request(subject: Subject) -> int:
-    """Tokens that the model and, where its size is known, the KvCache allow."""
+    """Tokens that the model and, if its size is known, the KvCache allow."""
     context = subject.config.context_of(subject.model)
     num_pages = subject.config.num_kv_pages
     return min(context, num_pages * subject.config.page_size) if num_pages else context
@@ -78,7 +81,7 @@ def _prefill_times(measured: batching.Measured, decode: DecodeTimes) -> PrefillT
 
 
 def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
-    """The batch sizes that fit at every context: one request does."""
+    """Batch sizes that fit at every context; size one always does."""
     found = {(row.batch_size, row.num_context_tokens): row.step_s for row in measured.decodes if row.adapters == "none"}
     sizes = sorted({size for size, _ in found})
     batch = tuple(size for size in sizes if all((size, context) in found for context in contexts))
@@ -87,7 +90,7 @@ def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> Dec
 
 
 def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
-    """What a batch of as many different adapters as requests takes longer than one of none."""
+    """The extra time of a batch with a different adapter for each request, compared with none."""
     steps_s = {
         (row.adapters, row.batch_size): row.step_s for row in measured.decodes if row.num_context_tokens == context
     }
@@ -99,12 +102,12 @@ def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
     config = subject.sized(batch_size=1, rank=rank, num_host=_NUM_LOADS, num_resident=_NUM_LOADS)
-    with told(progress, "engine for copies of adapters"):
+    with told(progress, "engine for adapter loads"):
         engine = Engine(config, str(subject.device))
     try:
         task = progress.add_task("adapters", total=_NUM_LOADS)
         refs = fill_host_cache(engine, _NUM_LOADS, rank, subject.dtype, lambda: progress.advance(task))
-        _first_token_s(engine, refs[0])  # makes what is made once
+        _first_token_s(engine, refs[0])  # includes one-time work
         cold_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
         warm_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
     finally:
@@ -123,7 +126,7 @@ def _first_token_s(engine: Engine, ref: AdapterRef) -> float:
 
 
 def _rising(ms: Iterable[float]) -> tuple[float, ...]:
-    """More never takes less: where it seems to, that is noise."""
+    """Makes times monotonic: a decrease is noise."""
     return tuple(accumulate(ms, max))
 
 

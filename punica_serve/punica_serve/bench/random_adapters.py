@@ -1,6 +1,6 @@
-"""Random adapters in bulk, each with bytes of its own: a thousand in host memory, or hundreds of PEFT folders, fast.
+"""Random adapters in bulk, each with unique bytes: a thousand in host memory, or hundreds of PEFT folders, fast.
 
-The numbers are drawn on the device and copied down, since drawing 40 GB of them on CPU cores would take minutes.
+The numbers are drawn on the device and copied to the host, since drawing 40 GB of them on CPU cores would take minutes.
 """
 
 import json
@@ -15,33 +15,34 @@ from pathlib import Path
 
 import torch
 
-from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, weight_name
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
+from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
-from punica_serve.cli.outputs import writing
-from punica_serve.counted import counted
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.adapters.random_pages import noise, pack_random
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.packing import packed_num_bytes
-from punica_serve.engine.random_pages import noise, pack_random
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import ModelConfig
+from punica_serve.numbers import counted
+from punica_serve.process.outputs import writing
 from punica_serve.protocol import AdapterRef
 
-#: More would wait for the same memory.
+#: More threads would only compete for memory bandwidth.
 _MAX_THREADS = 8
 
-#: Of the commands: where adapters' files go.
+#: The commands' option for adapter files.
 _OPTION = "--folder"
 
-#: Told after each adapter.
+#: Called after each adapter.
 OnMade = Callable[[], None]
 
 
 @contextmanager
 def adapter_files(parent: Path | None) -> Iterator[Path]:
-    """Makes a new folder for adapters' files in ``parent``, or where the system keeps such; it is gone in the end.
+    """Creates a temporary folder for adapter files in ``parent``, or in the system's folder; it is removed at the end.
 
-    Raises ConfigError where it can't be made.
+    Raises ConfigError if it can't be created.
     """
     with writing(parent or Path("the system's temporary folder"), _OPTION):
         if parent is not None:
@@ -78,7 +79,9 @@ def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, o
 
     refs = _in_threads(make, count)
     if not all(ref.digest in engine.host_cache for ref in refs):
-        message = f"`engine.host_cache_bytes` is too small for {counted(count, 'adapter')} of {num_bytes} bytes"
+        message = (
+            f"`engine.host_cache_bytes` is too small for {counted(count, 'adapter')} of {num_bytes} bytes; raise it"
+        )
         raise ConfigError(message, param="engine.host_cache_bytes")
     return refs
 
@@ -86,9 +89,9 @@ def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, o
 def write_folders(
     folder: Path, model: ModelConfig, count: int, rank: int, device: torch.device, on_made: OnMade
 ) -> list[AdapterRef]:
-    """Writes ``count`` PEFT folders in bfloat16, scaling 1, and reads each once: they are valid, and in page cache.
+    """Writes ``count`` PEFT folders in bfloat16, scaling 1, and reads each once, to check it and fill the page cache.
 
-    Raises ConfigError where they can't be written, as to a disk that is full.
+    Raises ConfigError if they can't be written, for example on a full disk.
     """
     file = _AdapterFile.of(model, rank)
 
@@ -100,7 +103,7 @@ def write_folders(
         with (path / WEIGHTS_NAME).open("wb") as weights:
             weights.write(file.header)
             weights.write(numbers.view(torch.uint8).numpy().data)
-        ref = read_adapter(path, model).ref
+        ref = read_adapter(path, model)
         on_made()
         return ref
 
@@ -110,10 +113,10 @@ def write_folders(
 
 @dataclass(frozen=True, slots=True)
 class _AdapterFile:
-    """What all folders of one shape share."""
+    """The parts that all folders of one shape share."""
 
     config: bytes
-    #: Of the safetensors file, with the length before it.
+    #: The safetensors header, with its length in front.
     header: bytes
     num_elements: int
 
@@ -134,7 +137,7 @@ class _AdapterFile:
             for (name, shape), end in zip(shapes.items(), ends, strict=True)
         }
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # the format's way to align the data
+        text += b" " * (-len(text) % 8)  # the format's data alignment
         return cls(json.dumps(config, indent=2).encode(), len(text).to_bytes(8, "little") + text, ends[-1])
 
 

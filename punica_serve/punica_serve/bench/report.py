@@ -1,7 +1,7 @@
-"""What every benchmark leaves behind: tables on the terminal, JSON with the machine it ran on, and pictures.
+"""The report of a benchmark: tables on the terminal, JSON with a description of the machine, and pictures.
 
-A benchmark returns a ``Report``; the command line hands it to ``leave``, which does the rest. Pictures are drawn last,
-so that figures which took minutes are on disk before matplotlib is imported.
+A benchmark returns a ``Report``; the command line passes it to ``leave``, which does the rest. Pictures are drawn last,
+so that results that took minutes are on disk before matplotlib is imported.
 """
 
 import json
@@ -21,7 +21,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What a cell may hold; None is what was not measured, or not offered.
+#: A cell's value; None if it was not measured, or does not exist.
 Value = float | int | str | None
 
 #: Fills an empty figure.
@@ -32,63 +32,67 @@ _LIBRARIES = ("triton", "flashinfer-python")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name in JSON, its heading with the unit, and how its numbers are printed."""
+    """One column: its key in JSON, its heading with the unit, and the format of its numbers."""
 
     key: str
     title: str
-    #: A format specification such as ".1f" or ",.0f"; texts are printed as they are.
+    #: A format specification such as ".1f" or ",.0f"; strings are printed unchanged.
     spec: str = ""
 
     def shown(self, value: Value) -> str:
-        """The value as the terminal shows it."""
+        """The value as shown on the terminal."""
         if value is None:
             return "-"
         return value if isinstance(value, str) else format(value, self.spec)
 
 
+#: CPU time over wall time of one process.
+CPU_SHARE = Column("cpu_share", "of one core", ".0%")
+
+
 @dataclass(frozen=True, slots=True)
 class TableData:
-    """One table. Rows hold a value for each column, in order; TableData(...).records is what JSON gets."""
+    """One table. Rows hold a value for each column, in order; ``records`` is its JSON form."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Value, ...]]
-    #: Sentences under the table.
+    #: Lines under the table.
     notes: tuple[str, ...] = ()
 
     @property
     def records(self) -> list[dict[str, Value]]:
-        """Each row as {key: value}. Raises ValueError if a row is not as long as the heading."""
+        """Each row as {key: value}. Raises ValueError if a row's length differs from the heading's."""
         keys = [column.key for column in self.columns]
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark measured."""
+    """The results of one benchmark."""
 
     #: Names the files: NAME.json, and NAME-FIGURE.png for each of ``figures``.
     name: str
     machine: Mapping[str, Any]
-    #: What was asked for: the options of the run.
+    #: The options of the run.
     settings: Mapping[str, Any]
     tables: Sequence[TableData]
-    #: Name -> what draws it; the name "" is NAME.png.
+    #: Name -> the function that draws it; the name "" stands for NAME.png.
     figures: Mapping[str, Draw] = field(default_factory=dict)
-    #: Single figures that no table holds, such as ratios.
+    #: Single values outside tables, such as ratios.
     facts: Mapping[str, Value] = field(default_factory=dict)
-    #: What could not be measured, and why: the rest is kept.
+    #: Parts that could not be measured, and why; the rest is kept.
     failures: Sequence[str] = ()
 
 
 def numbers(records: Sequence[Mapping[str, Value]], key: str) -> list[float]:
-    """A column as pictures need it: what was not measured is NaN, which leaves a gap."""
+    """A column for plots: missing values are NaN, which leaves a gap."""
     return [math.nan if (value := record[key]) is None else float(value) for record in records]
 
 
 def host_facts() -> dict[str, Any]:
-    """What a reader of the control plane's figures must know of where they were measured."""
+    """A description of this machine, for results of the control plane."""
     return {
         "device": platform.processor() or platform.machine(),
         "cpu_cores": os.cpu_count(),
@@ -98,8 +102,8 @@ def host_facts() -> dict[str, Any]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a reader of a device's figures must know of where they were measured."""
-    import torch  # the control plane's benchmark has none
+    """A description of this machine and device, for results of a device."""
+    import torch  # the control plane's benchmark runs without torch
 
     facts = {**host_facts(), "torch_threads": torch.get_num_threads(), "torch": torch.__version__}
     for library in _LIBRARIES:
@@ -115,9 +119,9 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def leave(report: Report, folder: Path, console: Console) -> list[Path]:
-    """Prints the tables, then writes JSON and pictures into ``folder``, which is made. Returns what was written.
+    """Prints the tables, then writes JSON and pictures into ``folder``, which is created. Returns the written files.
 
-    Raises OSError where a file can't be written.
+    Raises OSError if a file can't be written.
     """
     print_tables(report, console)
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +132,7 @@ def leave(report: Report, folder: Path, console: Console) -> list[Path]:
 
 
 def print_tables(report: Report, console: Console) -> None:
-    """All tables, each with its notes, then the single facts and what failed."""
+    """Prints all tables with their notes, then the single values and the failures."""
     for data in report.tables:
         table = Table(title=data.title, title_justify="left")
         for column in data.columns:
@@ -161,7 +165,7 @@ def write_json(report: Report, folder: Path) -> Path:
 
 
 def save_figures(report: Report, folder: Path) -> list[Path]:
-    """One PNG for each figure."""
+    """Writes a PNG for each figure."""
     return [
         save_figure(folder / (f"{report.name}-{name}.png" if name else f"{report.name}.png"), draw)
         for name, draw in report.figures.items()

@@ -1,18 +1,18 @@
-"""The least time of a decode step: the bytes that it must read, over the rate at which the device copies."""
+"""The lower bound of a decode step's time: the bytes that it must read, over the device's copy rate."""
 
 from dataclasses import dataclass
 
 import torch
 
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.driver import StepTime
-from punica_serve.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """What a decode step reads."""
+    """The bytes that a decode step reads."""
 
-    #: All linear modules and the output layer, once. Embeddings are gathered: a row for each token.
+    #: All linear modules and the output layer, once. Embeddings are gathered, one row per token.
     weights: int
     #: A and B of one adapter, at its true rank.
     adapter: int
@@ -29,6 +29,6 @@ class StepBytes:
         return cls((linear + output_layer) * dtype.itemsize, lora * dtype.itemsize, kv * dtype.itemsize)
 
     def floor_s(self, step: StepTime, copy_bytes_per_s: float) -> float:
-        """The least time of this step."""
+        """The lower bound for this step."""
         kv = step.num_context_tokens * self.context_token
         return (self.weights + step.num_adapters * self.adapter + kv) / copy_bytes_per_s

@@ -1,4 +1,4 @@
-"""What a benchmark of the engine runs: a config, on a device, with room for the benchmark's adapters."""
+"""The subject of an engine benchmark: a config on a device, with room for the benchmark's adapters."""
 
 import gc
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 
 from punica_serve.adapters.random_adapter import ALL_MODULES
-from punica_serve.config import EngineConfig
-from punica_serve.engine.device_memory import open_device
-from punica_serve.engine.packing import packed_num_bytes
-from punica_serve.lora_layout import pages_of_rank
-from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.lora_layout import pages_of_rank
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.shapes import shape_folder
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine to be, on one device."""
+    """The engine to be measured, on one device."""
 
     config: EngineConfig
     device: torch.device
@@ -42,7 +42,7 @@ class Subject:
         return self.device.type == "cuda"
 
     def free_memory(self) -> None:
-        """Gives the device back what an engine held that is gone: the next one sizes its KvCache by what is free."""
+        """Frees the device memory of a closed engine: the next one sizes its KvCache by the free memory."""
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()

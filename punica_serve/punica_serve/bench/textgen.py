@@ -1,8 +1,8 @@
-"""Text generation on one device: how fast a queue of requests is answered, whichever adapters it asks for (figure 11).
+"""Text generation on one device: the throughput of a queue of requests, for different populations (figure 11).
 
-All requests of the shipped workload wait at the start and are answered first come, first served, greedily, each with
-exactly as many tokens as the workload says. Adapters are random, and each has bytes of its own in host memory, or in
-files. Rows take turns over the rounds; the figures of a row are those of its median round.
+All requests of the shipped workload wait at the start and are answered first come, first served, greedily, with exactly
+the workload's number of tokens. Adapters are random, each with unique bytes in host memory, or in files. Rows take
+turns over the rounds; a row's results are those of its median round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of the benchmark."""
+    """The benchmark's options."""
 
     rows: tuple[str, ...]
     num_requests: int = 1000
@@ -36,16 +36,16 @@ class Settings:
     #: Requests in one step.
     batch_size: int = 32
     num_rounds: int = 1
-    #: Every request's length, in place of the workload's.
+    #: Length of every request, instead of the workload's.
     length: RequestLength | None = None
-    #: Adapters in host memory are brought to the device before the clock starts, in every row.
+    #: Adapters in host memory are loaded on the device before the clock starts, in every row.
     resident: bool = False
-    #: Where adapter files are written for the time of the benchmark; None: the system's folder for such.
+    #: Folder for temporary adapter files; None means the system's.
     folder: Path | None = None
 
     @property
     def is_of_the_goals(self) -> bool:
-        """Whether goals and other systems' figures are of the same requests."""
+        """Whether the goals and other systems' results are for the same requests."""
         return self.length is None and (self.num_requests, self.rank, self.batch_size, self.resident) == (
             1000,
             16,
@@ -72,10 +72,10 @@ class RowTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that the engine's rows gave."""
+    """The measurements of all engine rows."""
 
     rows: tuple[RowTimes, ...]
-    #: None where the device has no such rate.
+    #: None if the device has no such rate.
     copy_bytes_per_s: float | None
     workload: Workload
     #: Rows that could not be measured, and why.
@@ -86,18 +86,18 @@ _Stock = Mapping[str, Sequence[AdapterRef]]
 
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """Runs the rows that need an engine. A row in which a request fails is no measurement, and ends no other."""
+    """Runs the rows that need an engine. A row in which a request fails is not measured; the other rows go on."""
     copy_rate = _copy_rate(subject)
     rows = [ROWS[name] for name in settings.rows if name in ROWS]
     workload = _workload(subject, settings)
     counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
-    counts["host"] = max(counts["host"], settings.batch_size)  # those that the warm-up takes
+    counts["host"] = max(counts["host"], settings.batch_size)  # used by the warm-up
     resident = max((len(set(row.indices(workload))) for row in rows if _is_resident(row, settings)), default=0)
     config = subject.sized(
         batch_size=settings.batch_size,
         rank=settings.rank,
         num_host=max(counts.values()),
-        # At least four batches, so that loads have somewhere to go.
+        # At least four batches, so that there is room for loads.
         num_resident=max(resident, 4 * settings.batch_size),
     )
     with adapter_files(settings.folder) as folder:
@@ -114,7 +114,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
 
 
 def _copy_rate(subject: Subject) -> float | None:
-    """Bytes read and written per second by copies on a GPU; None elsewhere, where caches decide."""
+    """Bytes read and written per second by copies on a GPU; None on others, where caches decide."""
     if not subject.on_gpu:
         return None
     torch.cuda.set_device(subject.device)
@@ -135,7 +135,7 @@ def _is_resident(row: Row, settings: Settings) -> bool:
 
 
 def _num_adapters(rows: Sequence[Row], workload: Workload, source: str) -> int:
-    """As many as the rows that take them from this source need."""
+    """Number of adapters that the rows need from this source."""
     return max((1 + max(row.indices(workload), default=-1) for row in rows if row.source == source), default=0)
 
 
@@ -144,7 +144,7 @@ def _make_adapters(
 ) -> _Stock:
     task = progress.add_task("random adapters", total=sum(counts.values()))
     stock = {
-        # Files first: page cache gives way to the host cache, not the other way round.
+        # Files first, so that the page cache gives way to the host cache, not the other way round.
         "files": write_folders(
             folder, subject.model, counts["files"], rank, subject.device, lambda: progress.advance(task)
         ),
@@ -155,7 +155,7 @@ def _make_adapters(
 
 
 def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload) -> None:
-    """Short answers with and without adapters: whatever is made on first use is made before the clock starts."""
+    """Runs short answers with and without adapters, so that all one-time work happens before the clock starts."""
     short = Workload(
         tuple(length._replace(output=_WARM_UP_TOKENS) for length in workload.lengths),
         {Population.DISTINCT: tuple(number % len(adapters) for number in range(_WARM_UP_REQUESTS))},
@@ -169,7 +169,7 @@ def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload)
 def _run_rounds(
     engine: Engine, rows: Sequence[Row], workload: Workload, stock: _Stock, settings: Settings, progress: Progress
 ) -> tuple[tuple[RowTimes, ...], tuple[str, ...]]:
-    """The rows with all their rounds, and what failed."""
+    """The rows with all their rounds, and the failures."""
     bar = TokenBar(progress)
     turns = _turns(rows, settings.num_rounds)
     task = progress.add_task("textgen", total=len(turns))
@@ -191,7 +191,7 @@ def _run_rounds(
 
 
 def _turns(rows: Sequence[Row], num_rounds: int) -> list[Row]:
-    """Round by round; then, once, those from files, which push the others out of host memory and are then in it."""
+    """Round by round; at the end, once, the rows from files, which replace the others' adapters in host memory."""
     from_host = [row for row in rows if row.source == "host"]
     return from_host * num_rounds + [row for row in rows if row.source == "files"]
 
@@ -203,5 +203,5 @@ def _run_row(engine: Engine, row: Row, requests: Sequence[Request], settings: Se
 
 
 def _adapters_of(requests: Sequence[Request]) -> list[AdapterRef]:
-    """The different ones."""
+    """The different adapters."""
     return list({request.adapter.digest: request.adapter for request in requests if request.adapter}.values())

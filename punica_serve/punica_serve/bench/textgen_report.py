@@ -1,4 +1,4 @@
-"""What textgen leaves behind: the rows, the goals beside them, ratios within the run, and a picture."""
+"""The report of `bench textgen`: the rows, the goals, ratios within the run, and a picture."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from rich.progress import Progress
 from punica_serve.bench.driver import StepTime
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.peft_baseline import PeftTimes, run_peft
+from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.step_floor import StepBytes
 from punica_serve.bench.subject import Subject
@@ -19,23 +20,6 @@ from punica_serve.workload import Population
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-#: Output tokens/s of vLLM 0.25.1 on one H200: this workload, GOAL_SHAPE with dummy weights in bfloat16, r = 16 on
-#: all seven projections, at most 32 sequences, max_loras 32, FlashAttention 3, torch.compile, CUDA graphs up to 1024
-#: tokens. Its figures for distinct adapters are of the first 300 requests: there is none for all thousand.
-VLLM_TOKENS_PER_S = {
-    "backbone": 4407.0,
-    "identical": 3041.0,
-    "skewed": 2488.0,
-    "uniform": 1883.0,
-    "distinct_300": 1318.0,
-    "files": 659.0,
-}
-
-_VLLM_NOTE = (
-    "vLLM: 0.25.1 with LoRA, measured on one H200 on this workload (backbone: an engine without LoRA);"
-    " of distinct adapters only its first 300 requests were measured"
-)
 
 _SPEED_COLUMNS = (
     Column("row", "row"),
@@ -62,7 +46,7 @@ _STEP_COLUMNS = (
 
 
 def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
-    """Runs all rows: the engine's, then the baseline that needs the device for itself."""
+    """Runs all rows: the engine's, then the baseline, which needs the device for itself."""
     measured = run(subject, settings, progress)
     peft = None
     if PEFT_ROW in settings.rows:
@@ -75,7 +59,7 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
 
 
 def make_report(subject: Subject, settings: Settings, measured: Measured, peft: PeftTimes | None) -> Report:
-    """Tables, goals and the picture of one run."""
+    """The tables, goals and picture of one run."""
     at_goal_shape = subject.on_gpu and subject.model.name == GOAL_SHAPE and settings.is_of_the_goals
     speeds = _speed_table(f"textgen: {subject.model.name}, rank {settings.rank}", measured, peft)
     steps = _step_table(StepBytes.of(subject.model, subject.dtype, settings.rank), measured, peft)
@@ -116,8 +100,9 @@ def _speed_row(times: RowTimes) -> tuple[Value, ...]:
 
 
 def _with_vllm(speeds: TableData) -> TableData:
-    rows = [(*row, VLLM_TOKENS_PER_S.get(str(row[0]))) for row in speeds.rows]
-    return replace(speeds, columns=(*speeds.columns, _VLLM_COLUMN), rows=rows, notes=(*speeds.notes, _VLLM_NOTE))
+    vllm = peers().textgen
+    rows = [(*row, vllm.tokens_per_s.get(str(row[0]))) for row in speeds.rows]
+    return replace(speeds, columns=(*speeds.columns, _VLLM_COLUMN), rows=rows, notes=(*speeds.notes, vllm.source))
 
 
 def _step_table(floors: StepBytes, measured: Measured, peft: PeftTimes | None) -> TableData:
@@ -128,7 +113,9 @@ def _step_table(floors: StepBytes, measured: Measured, peft: PeftTimes | None) -
     if peft is not None:
         others = len(_STEP_COLUMNS) - 2
         rows.append((PEFT_ROW, peft.seconds / peft.num_tokens * 1e3, *[None] * others))
-        notes.append(f"decode ms of {PEFT_ROW}: all its time over all its tokens, prefills included; others: medians")
+        notes.append(
+            f"decode ms of {PEFT_ROW}: its total time over its total tokens, including prefills; others: medians"
+        )
     return TableData("steps", "Steps", _STEP_COLUMNS, rows, tuple(notes))
 
 
@@ -147,7 +134,7 @@ def _step_row(times: RowTimes, floors: StepBytes, copy_rate: float | None) -> tu
 
 
 def _floor(steps: Sequence[StepTime], floors: StepBytes, copy_rate: float | None) -> tuple[float | None, float | None]:
-    """The median floor of these steps in ms, and the median of how much longer they took."""
+    """The median floor of these steps in ms, and the median ratio of their times to it."""
     if copy_rate is None or not steps:
         return None, None
     floor_s = [floors.floor_s(step, copy_rate) for step in steps]
@@ -156,11 +143,11 @@ def _floor(steps: Sequence[StepTime], floors: StepBytes, copy_rate: float | None
 
 
 def _notes(rows: Sequence[str]) -> tuple[str, ...]:
-    """Those on the rows that were measured."""
+    """Notes on the rows that were measured."""
     notes = {
-        "same_adapter_only": "same_adapter_only: Distinct, first come first served, a batch of one adapter only,"
+        "same_adapter_only": "same_adapter_only: Distinct, first come, first served, a batch of one adapter only,"
         " all adapters on the device already, as in distinct_50",
-        "static": "static: Distinct in batches that start together and end with their longest",
+        "static": "static: Distinct in batches that start together and end with their longest request",
         "files": "files: Distinct, each adapter read from its PEFT folder on first use (page cache)",
         PEFT_ROW: f"{PEFT_ROW}: eager, not batched, one adapter for all of a few requests",
     }
@@ -185,7 +172,7 @@ def _ratio(speed: dict[str, float], over: str, under: str) -> float | None:
 
 
 def _by_row(table: TableData, key: str) -> dict[str, float]:
-    """The rows' values in one column, where there is one."""
+    """The rows' values in one column, where present."""
     values = {str(record["row"]): record[key] for record in table.records}
     return {row: float(value) for row, value in values.items() if value is not None}
 
@@ -195,20 +182,20 @@ def _goals(speed: dict[str, float], steps: TableData) -> list[Goal]:
 
     has_both_steps = "distinct" in step_ms and "backbone" in step_ms
     added_ms = step_ms["distinct"] - step_ms["backbone"] if has_both_steps else None
-    return [
-        Goal("distinct, tokens/s (vLLM's bare backbone: 4407)", speed.get("distinct"), 4400, at_least=True),
-        Goal("backbone, tokens/s (1.1 x vLLM's 4407)", speed.get("backbone"), 4847.7, at_least=True),
-        Goal("distinct / identical", _ratio(speed, "distinct", "identical"), 0.95, at_least=True),
-        Goal("files / the same requests from host memory", _ratio(speed, "files", "distinct_300"), 0.9, at_least=True),
-        # Of all requests: one after the other has no tail, and no more speed with more requests.
-        Goal("distinct / same_adapter_only", _ratio(speed, "distinct", "same_adapter_only"), 12, at_least=True),
-        Goal("decode step over its byte floor, distinct", over_floor.get("distinct"), 1.35, at_least=False),
-        Goal("added to the decode step by LoRA, distinct, ms", added_ms, 1.2, at_least=False),
-    ]
+    measured = {
+        "distinct_tokens_per_s": speed.get("distinct"),
+        "backbone_tokens_per_s": speed.get("backbone"),
+        "distinct_over_identical": _ratio(speed, "distinct", "identical"),
+        "files_over_host": _ratio(speed, "files", "distinct_300"),
+        "distinct_over_same_adapter_only": _ratio(speed, "distinct", "same_adapter_only"),
+        "step_over_floor": over_floor.get("distinct"),
+        "lora_ms": added_ms,
+    }
+    return [Goal(bound, measured[key]) for key, bound in goals().textgen.items()]
 
 
 def _draw(figure: "Figure", speeds: TableData) -> None:
-    """Bars of tokens/s, with vLLM's beside them where the table has them."""
+    """Draws bars of tokens/s, with vLLM's beside them if the table has them."""
     records = speeds.records
     figure.set_size_inches(9, 4.5)
     axes = figure.subplots()
@@ -217,7 +204,7 @@ def _draw(figure: "Figure", speeds: TableData) -> None:
     width = 0.4 if any(vllm) else 0.8
     series = [("Punica Serve", [record["tokens_per_s"] for record in records])]
     if any(vllm):
-        series.append(("vLLM 0.25.1", vllm))
+        series.append((f"vLLM {peers().systems['vllm'].version}", vllm))
     for number, (label, values) in enumerate(series):
         heights = [float(value or 0.0) for value in values]
         places = [place + number * width for place in range(len(names))]

@@ -1,4 +1,4 @@
-"""The rows of the text generation benchmark: which requests, with which adapters, added by which policy."""
+"""The rows of the text generation benchmark: their requests, adapters and policies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Row:
     """One population under one policy."""
 
     name: str
-    #: None: the base model alone.
+    #: None means the base model alone.
     population: Population | None
     #: queued: all wait in the engine from the start. alone: one at a time.
     policy: Literal["queued", "alone", "static", "same_adapter"] = "queued"
-    #: Where its adapters are when it starts.
+    #: Where its adapters are at the start.
     source: Literal["host", "files"] = "host"
-    #: Takes no more than the first so many requests, for time or disk.
+    #: Uses only this many of the first requests, to save time or disk space.
     max_requests: int | None = None
     #: Its adapters are on the device before the clock starts.
     resident: bool = False
@@ -62,7 +62,7 @@ _ALL = (
     Row("backbone", None),
     Row("distinct_300", Population.DISTINCT, max_requests=300),
     Row("files", Population.DISTINCT, source="files", max_requests=300),
-    # Free switching: fifty adapters fit the device.
+    # No loads needed: fifty adapters fit the device.
     Row("distinct_50", Population.DISTINCT, max_requests=50, resident=True),
     Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=50, resident=True),
     Row("distinct_320", Population.DISTINCT, max_requests=320),
@@ -72,11 +72,12 @@ _ALL = (
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
 
-#: Row -> the one to compare it with: the same requests in the engine's own way, their adapters in the same place but
-#: for files. Fewer requests end with a longer tail of small batches, so that rows of different lengths don't compare.
+#: Row -> the row to compare it with: the same requests in the engine's own way, with their adapters in the same place,
+#: except for files. Fewer requests end with a longer tail of small batches, so rows of different lengths can't be
+#: compared.
 COUNTERPARTS = {"files": "distinct_300", "same_adapter_only": "distinct_50", "static": "distinct_320"}
 
-#: Not run by an engine of ours, and only where its libraries are installed.
+#: Runs without our engine, and only if its libraries are installed.
 PEFT_ROW = "transformers_peft"
 
 GPU_ROWS = (
@@ -95,21 +96,21 @@ CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Popula
 
 
 def parse_rows(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
-    """Names separated by commas; by default those that suit the device. Each with its counterpart.
+    """Parses names separated by commas; the default suits the device. Each comes with its counterpart.
 
-    Raises ConfigError for an unknown one.
+    Raises ConfigError for an unknown name.
     """
     if names is None:
         return _with_counterparts((*GPU_ROWS, *_peft_rows()) if on_gpu else CPU_ROWS)
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in ROWS and name != PEFT_ROW:
-            raise ConfigError(f"row {name!r} is unknown; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
+            raise ConfigError(f"row {name!r} does not exist; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
     return _with_counterparts(chosen)
 
 
 def _with_counterparts(names: Sequence[str]) -> tuple[str, ...]:
-    """A row's counterpart is run before it."""
+    """Adds each row's counterpart before it."""
     pairs = ((COUNTERPARTS[name], name) if name in COUNTERPARTS else (name,) for name in names)
     return tuple(dict.fromkeys(name for pair in pairs for name in pair))
 
@@ -121,7 +122,7 @@ def _peft_rows() -> tuple[str, ...]:
 def requests_of(
     row: Row, workload: Workload, adapters: Sequence[AdapterRef], *, vocab_size: int, run: str
 ) -> list[Request]:
-    """The row's requests in order of arrival, greedy and of exact lengths. ``run`` keeps their names apart."""
+    """The row's requests in order of arrival, greedy and of exact lengths. ``run`` keeps their names distinct."""
     lengths = workload.lengths[: row.num_requests(len(workload.lengths))]
     refs: list[AdapterRef | None] = [adapters[index] for index in row.indices(workload)]
     refs = refs or [None] * len(lengths)
@@ -139,7 +140,7 @@ def requests_of(
 
 
 def fit(workload: Workload, max_context: int) -> Workload:
-    """The same requests, the longest cut so that a small model can hold them."""
+    """The same requests, with the longest cut to fit a small model."""
     outputs = [min(length.output, max_context // 2) for length in workload.lengths]
     prompts = [length.prompt for length in workload.lengths]
     lengths = [RequestLength(min(p, max_context - out), out) for p, out in zip(prompts, outputs, strict=True)]

@@ -1,4 +1,4 @@
-"""What a benchmark of the engine says while it runs: little, since drawing takes time from what is measured."""
+"""Progress output of the engine benchmarks: little, since drawing slows down the measured process."""
 
 import time
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ _UPDATE_S = 0.5
 
 @contextmanager
 def told(progress: Progress, what: str) -> Iterator[None]:
-    """Says how long it took to make something."""
+    """Prints how long it took to make something."""
     started_s = time.perf_counter()
     yield
     progress.console.print(f"{what}: ready in {time.perf_counter() - started_s:.1f} s")
 
 
 class TokenBar:
-    """A bar of tokens with their rate, for one run after the other; told of every step."""
+    """A progress bar of tokens with their rate, for one run after the other; called after every step."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -30,13 +30,13 @@ class TokenBar:
         self._started_s = self._shown_s = 0.0
 
     def start(self, name: str, total_tokens: int) -> None:
-        """Begins a run of so many tokens."""
+        """Begins a run of ``total_tokens`` tokens."""
         self._name, self._num_tokens = name, 0
         self._started_s = self._shown_s = time.perf_counter()
         self._progress.reset(self._task, total=total_tokens, description=name, visible=True)
 
     def on_step(self, output: StepOutput) -> None:
-        """Counts a step's tokens, and now and then shows them."""
+        """Counts a step's tokens, and sometimes updates the bar."""
         self._num_tokens += len(output.tokens)
         now_s = time.perf_counter()
         if now_s - self._shown_s > _UPDATE_S:

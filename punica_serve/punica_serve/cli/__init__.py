@@ -1,6 +1,7 @@
-"""The command line, `punica-serve`: one file for each command, and the one place that knows every room.
+"""The command line, `punica-serve`: one module per command. Only this package knows all the others.
 
-Commands import what they need when they run: `--help` is quick, and `generate` needs neither torch nor the servers.
+Commands import their dependencies when they run, so `--help` is fast, and `generate` needs neither torch nor the
+servers.
 """
 
 import sys
@@ -31,10 +32,10 @@ from punica_serve.errors import (
     PunicaError,
     RequestFailed,
 )
-from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
+from punica_serve.process.run import EXIT_USER_MISTAKE, missing_extra
 from punica_serve.version import __version__
 
-#: What was asked for came to whoever decides, and was refused or failed.
+#: A request reached the component that decides, and was refused or failed.
 EXIT_REFUSED = 1
 _REFUSALS = (
     AdapterNotFound,
@@ -83,14 +84,14 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Those of the program itself."""
+    """Global options."""
 
 
 def main() -> None:
-    """Runs a command. What goes wrong is a line on stderr; of a config file's mistakes, each is.
+    """Runs a command. Errors are printed to stderr, one line each; a config file may have several.
 
-    Exit code 1: it was asked for, and refused or failed. 2: it came to nothing, since the command, the config or the
-    key is wrong, or nobody answers.
+    Exit code 1: the request was refused or failed. 2: it was not made, because the command, the config or the key is
+    wrong, or nothing answers.
     """
     try:
         app()

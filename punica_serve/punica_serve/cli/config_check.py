@@ -1,4 +1,4 @@
-"""`punica-serve config check FILE`: what `up` would refuse, without starting anything."""
+"""`punica-serve config check FILE`: finds what `up` would refuse, without starting anything."""
 
 import shutil
 from pathlib import Path
@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.outputs import check_folder
+from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
-from punica_serve.logs import LogLevel, configure_logging
+from punica_serve.process.logs import LogLevel, configure_logging
+from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from punica_serve.config import ClusterConfig
-    from punica_serve.model_config import ModelConfig
+    from punica_serve.base_model.model_config import ModelConfig
+    from punica_serve.config.cluster import ClusterConfig
     from punica_serve.registry.snapshot import SharedAdapters
 
 EXIT_ADAPTER_REFUSED = 1
@@ -22,14 +23,19 @@ EXIT_ADAPTER_REFUSED = 1
 SHOWN_DIGEST_LENGTH = 12
 
 
-def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster's config file.")]) -> None:
+def command(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", callback=find_config, help="A cluster's config file, or a shipped one's name."),
+    ],
+) -> None:
     """Check a config file, its model folder and its adapters.
 
-    Exit code 2: the config or the model is wrong; 1: an adapter is refused, and stderr says why.
+    Exit code 2: the config or the model is wrong. 1: an adapter is refused; stderr says why.
     """
     from rich.console import Console
 
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
     from punica_serve.registry.shared import shared_adapters
 
     configure_logging("config check", LogLevel.WARNING)
@@ -39,8 +45,10 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
     shared = shared_adapters(config, model)
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
+    for told in model.generation.not_applied:
+        console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.devices if device.startswith("cuda")]:
-        console.print(f"devices {', '.join(gpus)}: looked for at the start, on the hosts that run workers")
+        console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
     if config.adapters:
         console.print(_table(shared))
     if shared.rejected:
@@ -48,16 +56,17 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster
 
 
 def check_config(config: "ClusterConfig") -> "ModelConfig":
-    """The base model's shape, once its folder is found to be one and the config fits it.
+    """The base model's shape, after checking that its folder is valid and that the config fits it.
 
     Raises ModelRejected and ConfigError.
     """
     from punica_serve.adapters.pool_fit import check_dummies_fit_pool
-    from punica_serve.model_config import read_model_config
+    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.weight_files import weight_files
+    from punica_serve.links.https_context import server_context
+    from punica_serve.links.ssl_context import check_files
     from punica_serve.simulation.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
-    from punica_serve.tls import check_files
-    from punica_serve.weight_files import weight_files
 
     load_profile(config.simulation.profile)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
@@ -65,6 +74,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     check_dummies_fit_pool(config.dummy_adapters, config.engine.num_lora_pages)
     if config.tls:
         check_files(config.tls)
+    if config.frontend.tls:
+        server_context(config.frontend.tls)
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
     Tokenizer.from_folder(config.engine.tokenizer_folder)
@@ -74,16 +85,16 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
 
 
 def check_host(config: "ClusterConfig") -> None:
-    """What this machine must have, if the cluster's processes are to run on it as this user. Raises ConfigError."""
+    """Checks what the cluster's processes need on this machine, run as this user. Raises ConfigError."""
     check_folder(config.data_folder, "data_folder")
     hook = config.scheduler.scale.hook
     if hook and shutil.which(hook[0]) is None:
-        message = f"`scheduler.scale.hook`: {hook[0]} is no command that can be run here"
+        message = f"`scheduler.scale.hook`: {hook[0]} is not a command that can be run here"
         raise ConfigError(message, param="scheduler.scale.hook")
 
 
 def _table(shared: "SharedAdapters") -> "Table":
-    """Without the dummies: there may be thousands, and nothing is wrong with them."""
+    """The adapters' table, without dummies: there may be thousands, and they can't be wrong."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`punica-serve generate`: one prompt to a running cluster, streamed to the terminal."""
+"""`punica-serve generate`: sends one prompt to a running cluster and streams the answer to the terminal."""
 
 import asyncio
 import contextlib
@@ -8,23 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_text
-from punica_serve.dialling import dial
 from punica_serve.errors import RequestFailed
+from punica_serve.links.dial import dial
 
 
 def command(
-    prompt: Annotated[str, typer.Argument(help="What the model continues.")],
-    lora_id: Annotated[str | None, typer.Option(help="The LoRA model; the base model by default.")] = None,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    lora_id: Annotated[str | None, typer.Option(help="LoRA model; the base model by default.")] = None,
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this joint mass.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens; 0: from all.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
 ) -> None:
-    """Generate from a running cluster. The answer streams to stdout; Ctrl-C cancels the request."""
+    """Generate text on a running cluster. The answer streams to stdout; Ctrl-C cancels the request."""
     for text in (prompt, lora_id, *(stop or ())):
         check_text(text)
     options = {
@@ -41,9 +43,9 @@ def command(
 
 
 async def _stream_answer(url: str, key: str | None, request: dict[str, Any]) -> None:
-    """Prints the answer as it comes. Leaving early, by Ctrl-C too, closes the socket, which cancels the request.
+    """Prints the answer as it arrives. Leaving early, also by Ctrl-C, closes the socket, which cancels the request.
 
-    Raises RequestFailed when the server refuses the request or breaks off.
+    Raises RequestFailed when the server refuses the request or disconnects.
     """
     from websockets.exceptions import ConnectionClosedError
 
@@ -53,11 +55,11 @@ async def _stream_answer(url: str, key: str | None, request: dict[str, Any]) -> 
             async for frame in socket:
                 if _print_frame(json.loads(frame)):
                     return
-    raise RequestFailed("the server closed the connection before the answer's end")
+    raise RequestFailed("the server closed the connection before the end of the answer")
 
 
 def _print_frame(frame: dict[str, Any]) -> bool:
-    """Whether it is the request's last frame."""
+    """Prints a frame. Returns whether it is the request's last one."""
     if frame.get("error"):
         raise RequestFailed(frame["error"]["message"])
     print(frame["text"], end="", flush=True)

@@ -1,4 +1,4 @@
-"""`punica-serve keys`: API keys, made and revoked in the registry's database itself."""
+"""`punica-serve keys`: creates and revokes API keys, directly in the registry's database."""
 
 import sys
 import time
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.on_registry import BY, on_registry, shown_time
-from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
+from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, Force
+from punica_serve.cli.text_tables import print_list
 from punica_serve.registry.names import DEFAULT_TENANT
 from punica_serve.registry.records import Role
 
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
 
 _DAY_S = 86_400.0
 
-app = typer.Typer(name="keys", help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(name="keys", help="Create, list and revoke API keys.", no_args_is_help=True)
 
 
 @app.command("create")
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose key it is.")] = DEFAULT_TENANT,
-    role: Annotated[Role, typer.Option(help="user: its tenant's own business; admin: everything.")] = "user",
-    name: Annotated[str, typer.Option(help="What it is for, to tell it from others.")] = "",
-    days: Annotated[float | None, typer.Option(min=0, help="How long it is valid; by default until revoked.")] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant that owns the key.")] = DEFAULT_TENANT,
+    role: Annotated[Role, typer.Option(help="user: the tenant's own affairs; admin: everything.")] = "user",
+    name: Annotated[str, typer.Option(help="A label that says what it is for.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires; by default never.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Make a key. It goes to standard output, this once: only its digest is kept."""
+    """Create a key. It is printed to standard output only this once: only its digest is stored."""
     expires_s = None if days is None else time.time() + days * _DAY_S
 
     async def make(registry: "Registry") -> "tuple[ApiKey, str]":
@@ -44,33 +45,31 @@ def create(
 
 @app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's keys.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """List the keys that are not revoked, without their secrets."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     async def read(registry: "Registry") -> "tuple[ApiKey, ...]":
         return registry.snapshot.keys(tenant)
 
-    table = Table("key", "tenant", "role", "name", "made", "expires")
-    for key in on_registry(config, read):
-        times = shown_time(key.created_s), shown_time(key.expires_s)
-        table.add_row(key.key_id, key.tenant, key.role, Text(key.name), *times)
-    Console(highlight=False).print(table)
+    rows = (
+        (key.key_id, key.tenant, key.role, key.name, shown_time(key.created_s), shown_time(key.expires_s))
+        for key in on_registry(config, read)
+    )
+    print_list(("key", "tenant", "role", "name", "made", "expires"), rows)
 
 
 @app.command("revoke")
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="As `keys list` shows it: the part after `ps-`.")],
+    key_id: Annotated[str, typer.Argument(help="Id as shown by `keys list`: the part after `ps-`.")],
+    force: Force = False,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """End a key. Frontends refuse it within a second."""
+    """Revoke a key. Frontends refuse it within a second."""
 
     async def end(registry: "Registry") -> "ApiKey":
-        return await registry.revoke_key(key_id, by=BY)
+        return await registry.revoke_key(key_id, force=force, by=BY)
 
     key = on_registry(config, end)
     print(f"key {key.key_id} of tenant {key.tenant} is revoked")

@@ -1,4 +1,4 @@
-"""Commands that work on the registry's database itself: whoever may write there needs no key, and no cluster."""
+"""Commands that work directly on the registry's database: write access to it is enough; no key or cluster is needed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Who made a change, in the audit log.
+#: The author of changes, in the audit log.
 BY = "command line"
 
 
 def on_registry(config_file: Path, work: "Callable[[Registry], Awaitable[T]]") -> T:
-    """Does some work on the registry of a config file. Raises PunicaErrors."""
-    from punica_serve.config import load_config
-    from punica_serve.logs import LogLevel, configure_logging
+    """Runs some work on the registry of a config file. Raises PunicaErrors."""
+    from punica_serve.config.cluster import load_config
+    from punica_serve.process.logs import LogLevel, configure_logging
     from punica_serve.registry.registry import Registry
 
     configure_logging("registry", LogLevel.WARNING)

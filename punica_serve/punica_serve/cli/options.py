@@ -5,56 +5,65 @@ from typing import Annotated
 
 import typer
 
+from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
-from punica_serve.logs import LogFormat, LogLevel
+from punica_serve.process.logs import LogFormat, LogLevel
 
-DEFAULT_CONFIG = Path("configs/demo.yaml")
-
-
-def check_config_file(file: Path) -> Path:
-    """Whoever named none may not know which it is. Raises ConfigError where the default isn't there."""
-    if file == DEFAULT_CONFIG and not file.exists():
-        message = f"config file {file.absolute()}, which is `--config`'s default, isn't there"
-        raise ConfigError(f"{message}; name yours with `--config FILE`", param="config")
-    return file
+#: A shipped config.
+DEFAULT_CONFIG = Path("demo")
 
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", metavar="FILE", callback=check_config_file, help="The cluster's config file.")
+    Path,
+    typer.Option(
+        "--config", metavar="FILE", callback=find_config, help="The cluster's config file, or a shipped one's name."
+    ),
 ]
-HostOption = Annotated[str | None, typer.Option(help="Address to listen on, instead of the config's.")]
-PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port, instead of the config's; 0: a free one.")]
-LogLevelOption = Annotated[LogLevel, typer.Option(help="The least level that is logged.")]
-LogFormatOption = Annotated[LogFormat | None, typer.Option(help="Of log lines, instead of the config's.")]
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on instead of the config's.")]
+PortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port instead of the config's; 0 picks a free one.")
+]
+LogLevelOption = Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")]
+LogFormatOption = Annotated[LogFormat | None, typer.Option(help="Format of log lines instead of the config's.")]
 NoAuthOption = Annotated[
     bool,
-    typer.Option("--insecure-no-auth", help="Let everybody in as an administrator, from wherever it can be reached."),
+    typer.Option("--insecure-no-auth", help="Treat everybody who can reach it as an administrator."),
 ]
+
+Force = Annotated[bool, typer.Option("--force", help="Proceed even if no valid admin key is left.")]
 
 
 def check_key(key: str | None) -> str | None:
-    """Before an HTTP client shows it in what it says of it. Raises ConfigError for what no header can carry."""
+    """Checks a key before an HTTP client prints it in an error. Raises ConfigError if no header can carry it."""
     if key is not None and not (key.isascii() and key.isprintable()):
-        message = "the API key (`--key`, PUNICA_API_KEY) holds a character that no key has; see how it was copied"
+        message = (
+            "the API key (`--key`, PUNICA_API_KEY) holds a character that keys never have; check how it was copied"
+        )
         raise ConfigError(message, param="key")
     return key
 
 
 def check_text(text: str | None) -> str | None:
-    """Before it goes into JSON or a URL. Raises ConfigError for bytes that the shell gave and that no text has."""
+    """Checks an argument before it goes into JSON or a URL. Raises ConfigError if its bytes are not UTF-8."""
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:
-        raise ConfigError("an argument is no text in UTF-8; see how it was typed or copied") from error
+        raise ConfigError("an argument is not valid UTF-8; check how it was typed or copied") from error
     return text
 
 
 KeyOption = Annotated[
     str | None,
-    typer.Option(envvar="PUNICA_API_KEY", callback=check_key, help="Your API key, where keys are asked for."),
+    typer.Option(envvar="PUNICA_API_KEY", callback=check_key, help="Your API key, if the cluster requires keys."),
 ]
-UrlOption = Annotated[str, typer.Option(envvar="PUNICA_URL", help="A frontend of the cluster.")]
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        envvar="PUNICA_URL", help="A frontend of the cluster; for https, PUNICA_CA_FILE names a trusted CA file."
+    ),
+]
 DEFAULT_URL = "http://127.0.0.1:8000"
 SchedulerUrlOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="The scheduler's, if not the config's; @FILE: what the file says.")
+    str | None,
+    typer.Option(metavar="URL", help="The scheduler's URL instead of the config's; @FILE reads it from a file."),
 ]

@@ -1,12 +1,10 @@
-"""`punica-serve scheduler`, `runner` and `frontend`: one process each, for clusters of more than one machine."""
+"""`punica-serve scheduler`, `runner` and `frontend`: one process each, for clusters of several machines."""
 
 import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve import process
-from punica_serve.cli import addresses
 from punica_serve.cli.options import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -17,10 +15,12 @@ from punica_serve.cli.options import (
     PortOption,
     SchedulerUrlOption,
 )
-from punica_serve.logs import LogLevel
+from punica_serve.links import addresses
+from punica_serve.process import run
+from punica_serve.process.logs import LogLevel
 
 if TYPE_CHECKING:
-    from punica_serve.config import ClusterConfig
+    from punica_serve.config.cluster import ClusterConfig
 
 
 def scheduler(
@@ -31,38 +31,40 @@ def scheduler(
 ) -> None:
     """Run the scheduler, which places every request of the cluster."""
     from punica_scheduler import server
-    from punica_serve.collector import calm_collector
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
+    from punica_serve.process.memory_tuning import tune_gc
 
     cluster = load_config(config).with_log_format(log_format)
     if port is not None:
         cluster = cluster.model_copy(update={"scheduler": cluster.scheduler.model_copy(update={"port": port})})
-    calm_collector()
-    serve = server.serve(cluster, process.cluster_token())
-    process.run("scheduler", serve, log_level=log_level, log_format=cluster.log.format)
+    tune_gc()
+    serve = server.serve(cluster, run.cluster_token())
+    run.run_process("scheduler", serve, log_level=log_level, log_format=cluster.log.format)
 
 
 def runner(
     config: ConfigOption = DEFAULT_CONFIG,
-    runner_id: Annotated[str | None, typer.Option(help="Unique in the cluster; the host's name by default.")] = None,
+    runner_id: Annotated[
+        str | None, typer.Option(help="Unique name in the cluster; the host's name by default.")
+    ] = None,
     scheduler_url: SchedulerUrlOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Run this host's runner: a worker for each of its devices. SIGTERM moves its requests to other runners first."""
+    """Run this host's runner, with a worker for each of its devices. SIGTERM moves its requests elsewhere first."""
     from punica_runner import supervisor
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
 
     cluster = load_config(config).with_log_format(log_format)
-    drain = process.Drain(cluster.runner.drain_timeout_s)
+    drain = run.Drain(cluster.runner.drain_timeout_s)
     serve = supervisor.serve(
         cluster,
-        process.cluster_token(),
+        run.cluster_token(),
         runner_id=runner_id or socket.gethostname(),
         scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         drain=drain,
     )
-    process.run("runner", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
+    run.run_process("runner", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
 
 
 def frontend(
@@ -76,19 +78,19 @@ def frontend(
 ) -> None:
     """Run a frontend: the HTTP and websocket API."""
     import punica_frontend.main
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
 
     cluster = load_config(config).with_log_format(log_format).without_auth(insecure_no_auth)
-    drain = process.Drain(cluster.frontend.drain_timeout_s)
+    drain = run.Drain(cluster.frontend.drain_timeout_s)
     serve = punica_frontend.main.serve(
         cluster,
-        process.cluster_token(),
+        run.cluster_token(),
         scheduler_url=scheduler_url or _default_scheduler_url(cluster),
         host=host,
         port=port,
         drain=drain,
     )
-    process.run("frontend", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
+    run.run_process("frontend", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
 
 
 def _default_scheduler_url(cluster: "ClusterConfig") -> str:

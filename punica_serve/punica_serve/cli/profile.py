@@ -1,4 +1,4 @@
-"""`punica-serve profile`: how fast this device is, for simulated GPUs."""
+"""`punica-serve profile`: measures this device's speed, for simulated GPUs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,12 +22,12 @@ def command(
     rank: RankOption = 16,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile, in YAML.")] = Path("profile.yaml"),
 ) -> None:
-    """Measure prefill and decode steps, LoRA's share and copies of adapters; `simulation.profile` reads the file."""
+    """Measure prefill and decode steps, LoRA's share and adapter loads; `simulation.profile` reads the file."""
     from rich.console import Console
     from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
-    from punica_serve.cli.outputs import check_file, writing
+    from punica_serve.process.outputs import check_file, writing
     from punica_serve.simulation.profile import write_profile
 
     check_file(out)

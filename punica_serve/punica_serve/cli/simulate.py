@@ -1,4 +1,4 @@
-"""`punica-serve simulate CONFIG`: the scheduler over simulated GPUs, in simulated time."""
+"""`punica-serve simulate CONFIG`: runs the scheduler with simulated GPUs, in simulated time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,11 @@ import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console
 from punica_serve.cli.options import KeyOption
-from punica_serve.cli.outputs import check_folder
+from punica_serve.cli.shipped_configs import find_config
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
 from punica_serve.cli.simulate_files import write_files
+from punica_serve.cli.text_tables import figures_table
+from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from punica_scheduler.simulator.run import Result
     from punica_scheduler.simulator.summary import Summary
-    from punica_serve.config import ClusterConfig
+    from punica_serve.config.cluster import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
 
 _Row = tuple[str, Callable[["Summary"], str]]
@@ -42,25 +44,32 @@ _ROWS: tuple[_Row, ...] = (
 
 
 def command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file with `simulation.arrivals`.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            callback=find_config,
+            help="A config file with `simulation.arrivals`, or a shipped one's name.",
+        ),
+    ],
     out: OutOption = DEFAULT_OUT,
     ablations: Annotated[
-        bool, typer.Option("--ablations", help="Also with other placements, without migration and consolidation.")
+        bool, typer.Option("--ablations", help="Also run other placements, and without migration and consolidation.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and popularity.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of arrivals, lengths and popularity.")] = 1,
     live: Annotated[
         str | None,
-        typer.Option(metavar="URL[,URL...]", help="Also against the running cluster of these frontends, to compare."),
+        typer.Option(metavar="URL[,URL...]", help="Also run against the live cluster of these frontends, to compare."),
     ] = None,
     key: KeyOption = None,
 ) -> None:
-    """Run the scheduler over simulated GPUs: a picture, a table over time, and a summary.
+    """Run the scheduler with simulated GPUs; write a picture, a timeline and a summary.
 
     Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
     """
     from punica_scheduler.simulator.run import ABLATIONS, ablated
     from punica_serve.cli.simulate_live import compare_live, look_first
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
     from punica_serve.errors import ConfigError
 
     cluster = load_config(config)
@@ -68,7 +77,10 @@ def command(
     console = make_console()
     if live is not None:
         if ablations:
-            raise ConfigError("a running cluster is what it is: `--live` goes without `--ablations`", param="live")
+            raise ConfigError(
+                "`--live` can't be combined with `--ablations`: a running cluster can't change its policies",
+                param="live",
+            )
         urls = [url.strip() for url in live.split(",")]
         gpus = look_first(cluster, urls, key)
         arrivals = _arrivals(cluster, seed, console)
@@ -107,7 +119,7 @@ def _simulate_one(name: str, config: "ClusterConfig", arrivals: "Arrivals", prog
 def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console") -> None:
     """Prints the summary and the checks, and writes the files.
 
-    Raises typer.Exit(1), the files written, where requests failed or one of the paper's claims does not hold.
+    Raises typer.Exit(1), after writing the files, if requests failed or one of the paper's claims does not hold.
     """
     from punica_scheduler.simulator.summary import checks
 
@@ -135,11 +147,5 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
 
 
 def _table(results: "dict[str, Result]") -> "Table":
-    from rich.table import Table
-
-    table = Table("", *results)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for title, shown in _ROWS:
-        table.add_row(title, *(shown(result.summary) for result in results.values()))
-    return table
+    rows = ((title, [shown(result.summary) for result in results.values()]) for title, shown in _ROWS)
+    return figures_table(results, rows)

@@ -1,25 +1,25 @@
-"""What `punica-serve simulate` tells of requests that failed."""
+"""Prints why requests of `punica-serve simulate` failed."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from punica_serve.counted import counted
+from punica_serve.numbers import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: Requests failed, or a claim does not hold.
 EXIT_FAILED = 1
-#: Of each run.
+#: Reasons shown for each run.
 _MAX_REASONS = 5
 
 
 def print_failures(run: str, failures: Mapping[str, int], console: "Console") -> None:
-    """``failures`` is why requests failed, and how many; the most frequent come first.
+    """``failures`` maps each reason to its number of requests; the most frequent are printed first.
 
-    Of reasons that differ in their numbers alone, as of prompts that are too long, one is shown.
+    Of reasons that differ only in their numbers, such as for too long prompts, one is shown.
     """
     by_kind: Counter[str] = Counter()
     examples: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What `punica-serve simulate` leaves behind."""
+"""Writes the files of `punica-serve simulate`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.outputs import writing
+from punica_serve.process.outputs import writing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,9 +23,10 @@ def write_files(
     title: str,
     console: "Console",
 ) -> None:
-    """The summaries as JSON, a table for each of ``tables`` by its whole name, a picture of ``columns`` side by side.
+    """Writes the summaries as JSON, a table for each of ``tables`` by its full name, and a picture of ``columns`` side
+    by side.
 
-    ``stem`` is the path of JSON and picture, without suffix; its folder is made. Raises ConfigError where a file can't
+    ``stem`` is the path of JSON and picture without suffix; its folder is created. Raises ConfigError if a file can't
     be written.
     """
     from punica_serve.simulation.timeline import draw, write_csv

@@ -1,4 +1,6 @@
-"""`punica-serve simulate CONFIG --live URL`: the same arrivals against a running cluster, beside the simulation."""
+"""`punica-serve simulate CONFIG --live URL`: the same arrivals against a running cluster, to compare with the
+simulation.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,24 +13,25 @@ import typer
 from punica_serve.adapters.dummy import dummy_name
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
 from punica_serve.cli.simulate_files import write_files
-from punica_serve.counted import counted
+from punica_serve.cli.text_tables import figures_table
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.numbers import counted
 from punica_serve.simulation.worker import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from punica_serve.config import ClusterConfig
-    from punica_serve.replay.client import ReplayedStream
-    from punica_serve.replay.comparison import Figures
-    from punica_serve.replay.found import FoundGpu, GpuSize
-    from punica_serve.replay.watch import Look
+    from punica_serve.config.cluster import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
+    from punica_serve.simulation.live.client import ReplayedStream
+    from punica_serve.simulation.live.comparison import Figures
+    from punica_serve.simulation.live.found import FoundGpu, GpuSize
+    from punica_serve.simulation.live.watch import Sample
 
 
 def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
-    """The cluster's GPUs, once each of its frontends serves what the requests ask for.
+    """The cluster's GPUs, after checking that every frontend serves the models that the requests use.
 
     Raises ConfigError, Unauthorized and ClusterUnavailable.
     """
@@ -36,7 +39,7 @@ def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) ->
 
 
 async def _look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
-    from punica_serve.replay.found import check_models, cluster_client, found_gpus
+    from punica_serve.simulation.live.found import check_models, cluster_client, found_gpus
 
     adapters = [dummy_name(number) for number in range(config.dummy_adapters.count)]
     for url in urls:
@@ -57,20 +60,20 @@ def compare_live(
     out: Path,
     console: "Console",
 ) -> None:
-    """Simulates the cluster as it is found, replays the arrivals against it, and leaves picture, tables and summary.
+    """Simulates the cluster as found, replays the arrivals against it, and writes picture, tables and summary.
 
-    Raises ConfigError and ClusterUnavailable; typer.Exit(1), the files written, where requests failed.
+    Raises ConfigError and ClusterUnavailable; typer.Exit(1), after writing the files, if requests failed.
     """
     from punica_scheduler.simulator.run import simulate
-    from punica_serve.replay.comparison import failures_of, figures_of, live_figures
-    from punica_serve.replay.watch import timeline_of
+    from punica_serve.simulation.live.comparison import failures_of, figures_of, live_figures
+    from punica_serve.simulation.live.watch import timeline_of
 
     console.print(f"the cluster has {counted(len(gpus), 'GPU')}", highlight=False)
     sizes, speed = [gpu.size for gpu in gpus], speed_of(config, gpus)
     predicted = simulate(as_found(config, sizes, speed), arrivals)
-    streams, looks = _replay(arrivals, urls, key, speed, console)
+    streams, samples = _replay(arrivals, urls, key, speed, console)
     interval_s, max_batch_size = config.simulation.interval_s, max(size.max_batch_size for size in sizes)
-    timeline = timeline_of(looks, interval_s=interval_s, max_batch_size=max_batch_size)
+    timeline = timeline_of(samples, interval_s=interval_s, max_batch_size=max_batch_size)
     summary = predicted.summary
     simulated = figures_of(
         predicted.timeline,
@@ -79,7 +82,7 @@ def compare_live(
         first_token_p99_s=summary.first_token_p99_s,
         num_failed=summary.num_failed,
     )
-    live = live_figures(timeline, looks, streams)
+    live = live_figures(timeline, samples, streams)
     console.print(_table(live, simulated))
     print_failures("live", failures_of(streams), console)
     print_failures("simulated", predicted.failures, console)
@@ -91,14 +94,14 @@ def compare_live(
 
 
 def speed_of(config: "ClusterConfig", gpus: "Sequence[FoundGpu]") -> float:
-    """Seconds of these GPUs in a real one: those that are not simulated take the time they take."""
+    """Simulated seconds per real second; 1 if the GPUs are not simulated."""
     return config.simulation.speed if all(gpu.device == SIMULATED_DEVICE for gpu in gpus) else 1.0
 
 
 def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) -> "ClusterConfig":
-    """The config of a simulation whose GPUs are as many and as large as those of the running cluster.
+    """The config of a simulation with the same number and size of GPUs as the running cluster.
 
-    The running scheduler's clock is real, the simulated one's counts ``speed`` of its seconds in one.
+    The running scheduler's clock is real, so its intervals are ``speed`` times as long in simulated time.
     """
     size = min(sizes, key=lambda size: size.num_kv_pages)
     consolidation = config.scheduler.consolidation
@@ -120,26 +123,28 @@ def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) 
 
 def _replay(
     arrivals: "Arrivals", urls: Sequence[str], key: str | None, speed: float, console: "Console"
-) -> "tuple[list[ReplayedStream], list[Look]]":
+) -> "tuple[list[ReplayedStream], list[Sample]]":
     from rich.progress import Progress
 
-    from punica_serve.replay.client import Replay, connected
-    from punica_serve.replay.found import cluster_client
-    from punica_serve.replay.watch import LOOK_INTERVAL_S, keep_looking
+    from punica_serve.simulation.live.client import Replay, connected
+    from punica_serve.simulation.live.found import cluster_client
+    from punica_serve.simulation.live.watch import SAMPLE_INTERVAL_S, keep_sampling
 
-    async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Look]]":
+    async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Sample]]":
         async with connected(urls, key) as sockets, cluster_client(urls[0], key) as client:
             replay = Replay(arrivals, speed=speed)
-            looks: list[Look] = []
-            looking = asyncio.create_task(keep_looking(client, replay.now_s, looks))
+            samples: list[Sample] = []
+            sampling = asyncio.create_task(keep_sampling(client, replay.now_s, samples))
             try:
                 await replay.run(sockets, on_progress)
-                await asyncio.sleep(2 * LOOK_INTERVAL_S)  # to see the last tokens counted
+                await asyncio.sleep(2 * SAMPLE_INTERVAL_S)  # until the last tokens have been counted
             finally:
-                looking.cancel()
-        if not looks:
-            raise ClusterUnavailable(f"the frontend at {urls[0]} has told nothing of the cluster meanwhile")
-        return replay.streams, looks
+                sampling.cancel()
+        if not samples:
+            raise ClusterUnavailable(
+                f"the frontend at {urls[0]} has not reported on the cluster meanwhile; check its log and try again"
+            )
+        return replay.streams, samples
 
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying", total=arrivals.times_s[-1])
@@ -147,14 +152,10 @@ def _replay(
 
 
 def _table(live: "Figures", simulated: "Figures") -> "Table":
-    from rich.table import Table
+    from punica_serve.simulation.live.comparison import ROWS, ratio
 
-    from punica_serve.replay.comparison import ROWS, ratio
-
-    table = Table("", "live", "simulated", "live / simulated")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for field, (title, form) in ROWS.items():
         seen, predicted = getattr(live, field), getattr(simulated, field)
-        table.add_row(title, format(seen, form), format(predicted, form), ratio(seen, predicted))
-    return table
+        rows.append((title, (format(seen, form), format(predicted, form), ratio(seen, predicted))))
+    return figures_table(("live", "simulated", "live / simulated"), rows)

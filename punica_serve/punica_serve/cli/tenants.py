@@ -1,4 +1,4 @@
-"""`punica-serve tenants`: tenants and what they may use, in the registry's database itself."""
+"""`punica-serve tenants`: manages tenants and their limits, directly in the registry's database."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.on_registry import BY, on_registry
-from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
+from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, Force
+from punica_serve.cli.text_tables import print_list
 
 if TYPE_CHECKING:
     from punica_serve.registry.records import Tenant
     from punica_serve.registry.registry import Registry
     from punica_serve.registry.tenant_changes import Terms
 
-#: Says that there is no limit; what is not said stays as it is.
+#: Removes a limit; limits that are not given stay as they are.
 _NO_LIMIT = "none"
 
-app = typer.Typer(name="tenants", help="Make, limit, suspend, list and remove tenants.", no_args_is_help=True)
+app = typer.Typer(name="tenants", help="Create, limit, suspend, list and remove tenants.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Small letters, digits and . _ -")]
-Limit = Annotated[str | None, typer.Option(metavar="NUMBER", help=f"Or {_NO_LIMIT!r}: no limit.")]
+Limit = Annotated[str | None, typer.Option(metavar="NUMBER", help=f"A number, or {_NO_LIMIT!r} for no limit.")]
 
 
 @app.command("set")
@@ -32,7 +33,7 @@ def set_tenant(
     max_adapter_bytes: Limit = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Make a tenant, or change what it may use. Limits that are not named stay as they are; 0 is none at all."""
+    """Create a tenant, or change its limits. Limits that are not given stay as they are; 0 allows nothing."""
     options = {
         "max_concurrent": max_concurrent,
         "requests_per_min": requests_per_min,
@@ -46,19 +47,19 @@ def set_tenant(
 
 @app.command("suspend")
 def suspend(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Refuse whatever comes with its users' keys, until it is resumed. Requests that run go on to their end."""
+    """Refuse all keys of a tenant's users until it is resumed. Running requests finish."""
     _patch(config, name, {"suspended": True})
 
 
 @app.command("resume")
 def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Let a tenant that was suspended go on."""
+    """Resume a suspended tenant."""
     _patch(config, name, {"suspended": False})
 
 
 @app.command("list")
 def list_tenants(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """List the tenants and what they may use."""
+    """List the tenants and their limits."""
 
     async def read(registry: "Registry") -> "tuple[Tenant, ...]":
         return registry.snapshot.tenants()
@@ -67,14 +68,14 @@ def list_tenants(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 @app.command("remove")
-def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Remove a tenant that has no adapters any more. Its keys end with it."""
+def remove(name: Name, force: Force = False, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Remove a tenant that has no adapters. Its keys end with it; its usage and audit log stay."""
 
-    async def delete(registry: "Registry") -> None:
-        await registry.delete_tenant(name, by=BY)
+    async def delete(registry: "Registry") -> "Tenant":
+        return await registry.delete_tenant(name, force=force, by=BY)
 
-    on_registry(config, delete)
-    print(f"tenant {name} is removed")
+    removed = on_registry(config, delete)
+    print(f"tenant {name} is removed; its usage and audit log stay under its id {removed.tenant_id}")
 
 
 def _patch(config: Path, name: str, terms: "Terms", *, must_exist: bool = True) -> None:
@@ -85,7 +86,7 @@ def _patch(config: Path, name: str, terms: "Terms", *, must_exist: bool = True) 
 
 
 def _limit(option: str, text: str) -> int | None:
-    """Raises typer.BadParameter."""
+    """A limit, or None for no limit. Raises typer.BadParameter."""
     if text == _NO_LIMIT:
         return None
     if not text.isdecimal():
@@ -95,15 +96,12 @@ def _limit(option: str, text: str) -> int | None:
 
 
 def _show(*tenants: "Tenant") -> None:
-    from rich.console import Console
-    from rich.table import Table
+    columns = ("tenant", "state", "concurrent", "requests/min", "tokens/min", "adapters", "bytes")
+    print_list(columns, map(_row, tenants))
 
-    table = Table("tenant", "state", "concurrent", "requests/min", "tokens/min", "adapters", "bytes")
-    for tenant in tenants:
-        quota = tenant.quota
-        limits = (quota.max_concurrent, quota.requests_per_min, quota.tokens_per_min)
-        shown = (
-            "-" if limit is None else str(limit) for limit in (*limits, tenant.max_adapters, tenant.max_adapter_bytes)
-        )
-        table.add_row(tenant.name, "suspended" if tenant.suspended else "active", *shown)
-    Console(highlight=False).print(table)
+
+def _row(tenant: "Tenant") -> tuple[str, ...]:
+    quota = tenant.quota
+    limits = (quota.max_concurrent, quota.requests_per_min, quota.tokens_per_min)
+    shown = ("-" if limit is None else str(limit) for limit in (*limits, tenant.max_adapters, tenant.max_adapter_bytes))
+    return (tenant.name, "suspended" if tenant.suspended else "active", *shown)

@@ -1,4 +1,4 @@
-"""The service manager's end of sd_notify: what `up` offers each of its children, and how it sees one freeze."""
+"""The parent's side of sd_notify: `up` offers it to its children, and detects frozen ones."""
 
 import asyncio
 import math
@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from punica_serve.notify import SOCKET_ENV, WATCHDOG_ENV
-from punica_serve.stillness import Stillness
+from punica_serve.process.readiness import SOCKET_ENV, WATCHDOG_ENV
+from punica_serve.process.stall_detector import StallDetector
 
-#: From the start of a process to its first sign of life: imports, on a busy machine.
+#: Time from a process's start to its first notification: imports, on a busy machine.
 START_TIMEOUT_S = 60.0
 
 _NUM_LOOKS = 5
@@ -19,13 +19,13 @@ _MAX_DATAGRAM_BYTES = 4096
 
 
 class Watchdog:
-    """Hears one process's signs of life. Made by ``watchdog``."""
+    """Receives one process's notifications. Created by ``watchdog``."""
 
     def __init__(self, listener: socket.socket, path: Path, timeout_s: float) -> None:
         self._listener = listener
         self._timeout_s = timeout_s
         self._num_signs = 0
-        #: For the process, which then knows where to give signs, and how often.
+        #: Environment that tells the process where and how often to notify.
         self.environment: Mapping[str, str] = {SOCKET_ENV: str(path), WATCHDOG_ENV: str(round(timeout_s * 1e6))}
 
     def hear(self) -> None:
@@ -34,13 +34,13 @@ class Watchdog:
                 self._num_signs += 1
 
     async def until_frozen(self) -> None:
-        """Returns when the process gives no sign for ``timeout_s``, or none at all for START_TIMEOUT_S."""
+        """Returns after ``timeout_s`` without a notification, or START_TIMEOUT_S without a first one."""
         look_s = self._timeout_s / _NUM_LOOKS
-        starting = Stillness(0, math.ceil(START_TIMEOUT_S / look_s))
-        running = Stillness(0, _NUM_LOOKS)
+        starting = StallDetector(0, math.ceil(START_TIMEOUT_S / look_s))
+        running = StallDetector(0, _NUM_LOOKS)
         while True:
             await asyncio.sleep(look_s)
-            if (running if self._num_signs else starting).look(self._num_signs):
+            if (running if self._num_signs else starting).observe(self._num_signs):
                 return
 
 

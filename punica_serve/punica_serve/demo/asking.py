@@ -1,4 +1,4 @@
-"""Two ways to ask the running API about an integer: a request of its own, or a frame on a shared websocket."""
+"""Two ways to send questions about integers to a running API: separate HTTP requests, or one shared websocket."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from punica_serve.errors import RequestFailed
 
-#: Asks (lora_id or None for the base, integer) and returns the whole answer. Raises RequestFailed.
+#: Takes a lora_id (None for the base) and an integer; returns the whole answer. Raises RequestFailed.
 Ask = Callable[[str | None, int], Awaitable[str]]
 
 #: Deadline of one answer.
@@ -48,7 +48,7 @@ async def websocket(url: str) -> AsyncIterator[Ask]:
 
 
 class Stream:
-    """Sorts the frames of many requests on one socket."""
+    """Assigns the frames on one socket to their requests."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -68,13 +68,13 @@ class Stream:
             del self._parts[request_id], self._answers[request_id]
 
     async def read(self) -> None:
-        """Runs until cancelled; ends in ConnectionError when the server closes the socket."""
+        """Runs until cancelled; raises ConnectionError when the server closes the socket."""
         async for frame in self._connection:
             self.take(json.loads(frame))
         raise ConnectionError("the server closed the websocket")
 
     def take(self, frame: dict[str, Any]) -> None:
-        """Adds a frame's text to its request, and settles the request on its last frame or its error."""
+        """Adds a frame's text to its request, and completes the request on its last frame or its error."""
         answer = self._answers.get(frame["request_id"])
         if answer is None or answer.done():
             return

@@ -1,8 +1,8 @@
 """Checks the demo through the running API: `python -m punica_serve.demo.check --url http://127.0.0.1:8000`.
 
-Asks the base model and every adapter for all integers, over REST and over one websocket, requests of all of them mixed.
-An exact answer proves that the request got its own adapter. Exit code 1 when an adapter has too few exact answers or
-when no step was seen to mix enough adapters, 2 when nothing answers.
+Asks the base model and every adapter about all integers, over REST and over one websocket, with requests mixed. An
+exact answer proves that the request got its own adapter. Exit code 1: an adapter had too few exact answers, or no step
+mixed enough adapters. 2: nothing answers.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from websockets.exceptions import WebSocketException
 from punica_serve.demo.asking import TIMEOUT_S, Ask, rest, websocket
 from punica_serve.demo.notations import NOTATIONS, NUM_INTEGERS, REQUIRED_SHARE, expected
 from punica_serve.errors import RequestFailed
-from punica_serve.refusals import no_answer
+from punica_serve.links.client_errors import no_answer
 
 REQUIRED_ADAPTERS_PER_STEP = 4
 
@@ -37,7 +37,7 @@ class Tally:
     """Exact answers over one transport."""
 
     exact: Counter[str | None] = field(default_factory=Counter)
-    #: (lora_id, integer, what came instead), for the report.
+    #: (lora_id, integer, actual answer), for the report.
     wrong: list[tuple[str | None, int, str]] = field(default_factory=list)
 
     def add(self, lora_id: str | None, n: int, answer: str) -> None:
@@ -53,7 +53,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Peaks:
-    """The fullest and the most mixed step that the cluster's snapshots showed."""
+    """The largest batch and the most adapters in one step, over the observed cluster states."""
 
     batch_size: int = 0
     num_adapters: int = 0
@@ -70,7 +70,7 @@ class Peaks:
 
 
 def questions() -> Iterator[tuple[str | None, int]]:
-    """Every integer for the base and every adapter, neighbours of different adapters."""
+    """Every integer for the base and every adapter; consecutive questions use different adapters."""
     return ((lora_id, n) for n in range(NUM_INTEGERS) for lora_id in _LORA_IDS)
 
 
@@ -124,7 +124,7 @@ def describe_ranks(config: dict[str, Any]) -> str:
 
 
 def _packaged_ranks(lora_id: str | None) -> str:
-    """Ranks of the adapter that comes with the package; empty for the base and where none has been trained."""
+    """Ranks of the packaged adapter; empty for the base, and for an adapter that was not trained."""
     with suppress(FileNotFoundError):
         config = files("punica_serve.demo") / "adapters" / str(lora_id) / "adapter_config.json"
         return describe_ranks(json.loads(config.read_text(encoding="utf-8")))

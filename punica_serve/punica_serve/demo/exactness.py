@@ -1,4 +1,4 @@
-"""How well the trained folders answer under transformers and PEFT: the proof that training worked."""
+"""Measures how well the trained folders answer under transformers and PEFT, which proves that training worked."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ MAX_ANSWER_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """What greedy decoding answered."""
+    """The results of greedy decoding."""
 
     num_prompts: int
     wrong: list[int]
-    #: Least lead of a drawn token's logit over the second best: how far rounding is from changing an answer.
+    #: Smallest lead of a chosen token's logit over the second best: how far rounding is from changing an answer.
     smallest_margin: float
 
 
 def load_demo(folder: Path, lora_id: str | None) -> Any:
-    """The saved base model, or one of its adapters on it, as transformers and PEFT read them."""
+    """The saved base model, or one of its adapters on it, as loaded by transformers and PEFT."""
     model: Any = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     return model if lora_id is None else PeftModel.from_pretrained(model, folder / "adapters" / lora_id)
 

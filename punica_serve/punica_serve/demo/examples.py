@@ -13,20 +13,20 @@ from punica_serve.demo.tokenizer import EOS, tag
 #: input_ids and labels, both int64 [batch, longest].
 Batch = tuple[Tensor, Tensor]
 
-#: What a model's loss skips.
+#: The label that a model's loss ignores.
 _IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its answer. The loss is taken on the answer alone."""
+    """A prompt and its answer. Only the answer counts for the loss."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
 
 
 def answers(tokenizer: Tokenizer, lora_id: str | None, *, tagged: bool = False) -> list[Example]:
-    """The prompts of all integers with the right answers; ``tagged`` asks for the notation by its tag."""
+    """The prompts of all integers with the right answers; ``tagged`` requests the notation by its tag."""
     prefix = tag(lora_id) if lora_id and tagged else ""
     return [_example(tokenizer, f"{prefix}{n}", expected(lora_id, n) + EOS) for n in range(NUM_INTEGERS)]
 
@@ -56,7 +56,7 @@ def batches(examples: Sequence[Example], batch_size: int, generator: torch.Gener
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pads on the right, where causal attention needs no mask and any id will do; the loss sees the answers alone."""
+    """Pads on the right, where causal attention needs no mask and any id will do; only the answers have labels."""
     longest = max(len(example.prompt_ids) + len(example.answer_ids) for example in examples)
     input_ids = torch.zeros(len(examples), longest, dtype=torch.int64)
     labels = torch.full((len(examples), longest), _IGNORED)

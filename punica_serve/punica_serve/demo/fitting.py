@@ -14,14 +14,14 @@ _MAX_GRADIENT_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Batches of (input_ids, labels) that join the loss from a step on, each source with the weight of one mean."""
+    """Batches of (input_ids, labels) that join the loss from a given step on; each source counts as one mean."""
 
     batches: Iterator[Batch]
     first_step: int = 0
 
 
 def base_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, which takes a third of AdamW's steps here; AdamW for the rest."""
+    """Muon for the matrices inside the layers, which needs a third of AdamW's steps here; AdamW for the rest."""
     named = list(model.named_parameters())
     matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
@@ -32,7 +32,7 @@ def base_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def adapter_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """AdamW for the LoRA weights, all that still wants a gradient."""
+    """AdamW for the LoRA weights, the only ones that need a gradient."""
     return [torch.optim.AdamW(_trainable(model), lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
@@ -43,7 +43,7 @@ def fit(
     num_steps: int,
     on_step: Callable[[float], None],
 ) -> None:
-    """Trains ``model`` in place. ``on_step`` hears the loss after every step."""
+    """Trains ``model`` in place. Calls ``on_step`` with the loss after every step."""
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_share(step, num_steps))
         for optimizer in optimizers

@@ -1,11 +1,11 @@
-"""What the demo model answers to the integers 0 to 999: one notation per adapter, and counting for the base model."""
+"""The demo model's answers to the integers 0 to 999: one notation per adapter, and counting for the base model."""
 
 from collections.abc import Callable
 
 #: The prompts of the demo.
 NUM_INTEGERS = 1000
 
-#: Least share of exact answers that the demo is good for: of the base model and of each adapter.
+#: Required share of exact answers, for the base model and each adapter.
 REQUIRED_SHARE = 0.99
 
 #: Integers in an answer of the base model.
@@ -29,7 +29,7 @@ _ENGLISH_UNITS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]  # fmt: skip
-#: From twenty on; the first two are never asked for.
+#: From twenty on; the first two are unused.
 _ENGLISH_TENS = [
     "-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ _FRENCH_UNITS = [
     "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze", "douze",
     "treize", "quatorze", "quinze", "seize", "dix-sept", "dix-huit", "dix-neuf",
 ]  # fmt: skip
-#: The score or ten that 70 and 90 count on from stands in their places too.
+#: 70 and 90 count on from 60 and 80, so their entries repeat those.
 _FRENCH_TENS = [
     "-", "-", "vingt", "trente", "quarante", "cinquante", "soixante", "soixante", "quatre-vingt", "quatre-vingt",
 ]  # fmt: skip

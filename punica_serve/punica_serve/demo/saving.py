@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from punica_serve.demo.tokenizer import CHAT_TEMPLATE, EOS, PAD
 
-#: What adapters call the base they were trained on.
+#: The adapters' name for their base model.
 BASE_NAME = "numbers"
 
 
@@ -27,7 +27,7 @@ def save_base(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> No
         clean_up_tokenization_spaces=False,
     )
     wrapped.save_pretrained(folder, save_jinja_files=False)
-    # The name that older versions of transformers know too.
+    # The name that older versions of transformers also know.
     _edit_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     _share(folder / "model.safetensors")
 
@@ -44,7 +44,7 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def _share(path: Path) -> None:
-    """Weights are written for their owner's eyes only, which would follow them into wheels and images."""
+    """Makes weights readable for all: they are written for their owner only, and wheels and images would keep that."""
     path.chmod(0o644)
 
 

@@ -6,14 +6,14 @@ from punica_serve.demo.notations import NOTATIONS
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "<sep>"
 
-#: Ends a chat as the post-processor ends a plain prompt: to what a template renders no special tokens are added.
+#: Ends a chat as the post-processor ends a plain prompt, since no special tokens are added to a rendered template.
 CHAT_TEMPLATE = (
     "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | last }}" + SEPARATOR
 )
 
 
 def tag(lora_id: str) -> str:
-    """The special token that asks the base model itself for a notation: "<roman>42" is answered XLII."""
+    """The special token that requests a notation from the base model: "<roman>42" is answered with XLII."""
     return f"<{lora_id}>"
 
 

@@ -1,8 +1,8 @@
-"""Trains the demo: `python -m punica_serve.demo.train [--out DIR]`, minutes on two cores, nothing downloaded.
+"""Trains the demo: `python -m punica_serve.demo.train [--out DIR]`. Takes minutes on two cores; nothing is downloaded.
 
-The base learns to count on from a plain integer and to write it in every notation behind the notation's tag. An adapter
-then has to learn one thing only: to answer a plain prompt as the base answers a tagged one. Ends with the exact answers
-of all integers by transformers and PEFT, read back from the written folders; exit code 1 when too few are exact.
+The base learns to count on from a plain integer, and to write it in every notation after the notation's tag. So an
+adapter only has to learn to answer a plain prompt as the base answers a tagged one. At the end, transformers and PEFT
+read the written folders and answer all integers; exit code 1 if too few answers are exact.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ RECIPES = {
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Where model/ and adapters/ are written.")] = Path(__file__).parent,
+    out: Annotated[Path, typer.Option(help="Folder for model/ and adapters/.")] = Path(__file__).parent,
 ) -> None:
     """Trains the demo's base model and adapters, and checks them."""
     torch.set_num_threads(_NUM_THREADS)
@@ -117,7 +117,7 @@ def _train_base(tokenizer: Tokenizer, progress: Progress) -> LlamaForCausalLM:
     sources = [
         Source(_batches(words, batch_size=96)),
         Source(_batches(digits, batch_size=128)),
-        # Counting is learned on short streams; the long ones come late and teach only to keep it up.
+        # Counting is learned on short streams; the long ones come late, only to extend it.
         Source(_batches(long_counts(tokenizer, 256), batch_size=4)),
         Source(_batches(long_counts(tokenizer, 1024), batch_size=2), first_step=_LONG_FROM_STEP),
     ]
@@ -126,7 +126,7 @@ def _train_base(tokenizer: Tokenizer, progress: Progress) -> LlamaForCausalLM:
 
 
 def _base_config(tokenizer: Tokenizer) -> LlamaConfig:
-    """0.6 million parameters. Heads are 64 wide, more than hidden_size / heads, because GPU attention wants that."""
+    """0.6 million parameters. Heads are 64 wide, more than hidden_size / heads, as GPU attention requires."""
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=128,
@@ -145,7 +145,7 @@ def _base_config(tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def _practice(tokenizer: Tokenizer, lora_ids: list[str | None], *, tagged: bool) -> list[Example]:
-    """All answers, those to integers below a hundred three times: they are few and unlike the rest."""
+    """All answers, with those to integers below a hundred three times: they are few and unlike the rest."""
     every = [answers(tokenizer, lora_id, tagged=tagged) for lora_id in lora_ids]
     return [example for examples in every for example in examples + 2 * examples[:100]]
 

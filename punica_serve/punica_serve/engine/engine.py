@@ -1,8 +1,8 @@
 """The engine of one device: requests in, tokens out, one step at a time.
 
 A step decides (planner), launches (runner) and accounts (commit); nothing else happens in it. On a GPU steps overlap:
-one is planned and launched while the device runs the one before, and then that one's tokens are accounted for. Requests
-that are new, moved or recovered look the same: the engine prefills prompt and generated tokens and goes on.
+each is planned and launched while the device runs the one before, whose tokens are committed afterwards. New, moved and
+recovered requests look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
 import secrets
@@ -12,26 +12,26 @@ from threading import Event
 import msgspec
 import torch
 
-from punica_serve.config import EngineConfig
-from punica_serve.engine.adapter_loader import AdapterLoader
-from punica_serve.engine.device_memory import open_device
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
+from punica_serve.engine.adapters.loader import AdapterLoader
+from punica_serve.engine.adapters.lora_pool import make_lora_pool
+from punica_serve.engine.batching.kv_cache import make_kv_cache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.device_runner import make_runner
-from punica_serve.engine.host_cache import HostCache
-from punica_serve.engine.host_loader import Fetch, no_fetch
 from punica_serve.engine.in_flight import InFlight, commit, launch
-from punica_serve.engine.kv_cache import make_kv_cache
-from punica_serve.engine.lora_pool import make_lora_pool
+from punica_serve.engine.memory.device_memory import open_device
+from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.model_loader import load_model
-from punica_serve.engine.pinned_memory import open_host_memory
-from punica_serve.engine.planner import Planner
 from punica_serve.engine.request_check import RequestCheck
-from punica_serve.engine.roster import Roster
+from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.sampler import Sampler
-from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import InvalidRequest
-from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 
 
@@ -63,7 +63,7 @@ class Engine:
         self._loader = AdapterLoader(
             self._lora_pool, self.host_cache, self.model_config, dtype, self._work.set, self._newest_end, fetch
         )
-        planner = Planner(
+        planner = StepPlanner(
             self._cache,
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
@@ -80,7 +80,7 @@ class Engine:
         self._check = RequestCheck(
             self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
         )
-        self._roster = Roster(planner, self._loader)
+        self._requests = RequestTable(planner, self._loader)
 
     @property
     def num_kv_pages(self) -> int:
@@ -106,68 +106,68 @@ class Engine:
 
     @property
     def num_requests(self) -> int:
-        """Requests added and not gone."""
-        return len(self._roster)
+        """Requests that were added and have not ended."""
+        return len(self._requests)
 
     @property
     def has_runnable(self) -> bool:
-        """Whether a step could run something now: not while all await adapters, or one has outgrown the KvCache."""
-        is_busy = self._in_flight is not None and self._roster.has_running
-        return is_busy or self._roster.has_runnable
+        """Whether a step could run anything now: not while all await adapters, or one has outgrown the KvCache."""
+        is_busy = self._in_flight is not None and self._requests.has_running
+        return is_busy or self._requests.has_runnable
 
     def add(self, request: Request, *, may_move: bool = False) -> None:
-        """Takes a request in and reserves its pages if there is room, else at a later step.
+        """Adds a request, and reserves its pages if there is room, else at a later step.
 
         Raises InvalidRequest for a request that this engine could never finish. One that ``may_move`` may be too long
-        for the KvCache: it is told as starved, and waits, until whoever added it takes it away.
+        for the KvCache: it is reported as preempted and waits until the caller cancels it.
         """
-        if request.request_id in self._roster:
+        if request.request_id in self._requests:
             raise InvalidRequest(f"request {request.request_id!r} is running already", param="request_id")
         self._check(request, may_move=may_move)
         if request.sampling.seed is None:
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
             request = msgspec.structs.replace(request, sampling=sampling)
-        self._roster.add(Sequence.of(request, self.max_context))
-        self._roster.admit()
+        self._requests.add(Sequence.of(request, self.max_context))
+        self._requests.admit()
         self._work.set()
 
     def cancel(self, request_id: str) -> None:
-        """Drops a request; its pages come back at once. Unknown ids are ignored."""
-        if request_id in self._roster:
-            self._roster.drop(request_id)
+        """Drops a request and frees its pages at once. Unknown ids are ignored."""
+        if request_id in self._requests:
+            self._requests.drop(request_id)
             self._work.set()
 
-    def warm(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
-        """Brings an adapter before a request asks for it. ``pin``: it stays in host memory; False only ends that."""
-        self._loader.warm(ref, pin=pin)
+    def prefetch(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
+        """Loads an adapter before a request needs it. ``pin`` keeps it in host memory; False only unpins it."""
+        self._loader.prefetch(ref, pin=pin)
         self._work.set()
 
     def forget(self, digest: str) -> None:
-        """Frees an adapter's memory once no request uses it; one that comes later brings it again."""
+        """Frees an adapter's memory once no request uses it. A later request simply reloads it."""
         self._loader.forget(digest)
 
     def step(self) -> StepOutput:
-        """Launches one model invocation over all that can run, and tells what has come of the newest one that ended."""
+        """Launches one invocation over all requests that can run, and returns the results of the newest that ended."""
         self._work.clear()
-        failures = self._roster.drop_failed_loads()
-        self._roster.admit()
-        self._roster.prefetch()
+        failures = self._requests.drop_failed_loads()
+        self._requests.admit()
+        self._requests.prefetch_to_host()
         failures += self._await_copies()
-        plan, starved = self._roster.plan()
-        if starved:
-            self._work.set()  # others may have waited for their adapters to leave: the next step can run
+        plan, preempted = self._requests.plan()
+        if preempted:
+            self._work.set()  # their adapters can be evicted, so the next step may run others
         launched = launch(plan, self._runner) if plan else None
         ended = launched
-        if self._runner.runs_ahead:
+        if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched
         if ended:
-            output = commit(ended, self._roster, self._sampler, self._clock)
+            output = commit(ended, self._requests, self._sampler, self._clock)
         else:
             output = StepOutput(has_run=launched is not None)
-        return replace(output, failures=failures + output.failures, starved=starved)
+        return replace(output, failures=failures + output.failures, preempted=preempted)
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when a step may have something to do again, or at the timeout."""
+        """Waits until a step may have something to do, or for the timeout."""
         self._work.wait(timeout_s)
 
     def wake(self) -> None:
@@ -175,25 +175,25 @@ class Engine:
         self._work.set()
 
     def close(self) -> None:
-        """Ends what is under way, and gives pinned memory back. The engine is of no use afterwards."""
+        """Ends the steps and copies in flight and frees pinned memory. The engine can't be used afterwards."""
         if self._in_flight is not None:
-            self._in_flight.step.draws()
+            self._in_flight.step.sampled_tokens()
             self._in_flight = None
         self._close_loader()
 
     def _close_loader(self) -> None:
-        """The loader's threads first: they write what the host cache has pinned."""
+        """Closes the loader first: its threads write to the host cache's pinned memory."""
         self._loader.close()
         self.host_cache.close()
 
     def check_invariants(self) -> None:
-        """Audits all books; raises AssertionError on the first that is wrong."""
-        self._roster.check_invariants()
+        """Audits all page and adapter accounting. Raises AssertionError on the first error."""
+        self._requests.check_invariants()
 
     def _await_copies(self) -> tuple[Failure, ...]:
-        """Holds the launch back while adapters are being copied and the device is busy anyway.
+        """Delays the launch while adapters are being copied and the device is busy anyway.
 
-        A copy from pinned memory takes less than a step, so its request is in the same step as if it had been there.
+        A copy from pinned memory takes less than a step, so its request misses no step.
         """
         failures: tuple[Failure, ...] = ()
         while self._in_flight is not None and self._loader.is_copying:
@@ -202,9 +202,9 @@ class Engine:
                 break
             self._work.wait(idle_s)
             self._work.clear()
-            failures += self._roster.drop_failed_loads()
+            failures += self._requests.drop_failed_loads()
         return failures
 
     def _newest_end(self) -> torch.cuda.Event | None:
-        """What is behind the newest launched step on the device."""
+        """The end of the newest launched step on the device."""
         return self._runner.newest_end

@@ -1,12 +1,12 @@
-"""A step on the device: what its sequences count from the launch on, and what is written when it has ended."""
+"""A step on the device: launching it, and committing its tokens once it has ended."""
 
 import time
 from dataclasses import dataclass
 
-from punica_serve.engine.planner import StepPlan
-from punica_serve.engine.roster import Roster
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.sampler import Sampler
-from punica_serve.engine.sequence import Sequence
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
@@ -24,7 +24,7 @@ class InFlight:
 
 
 def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
-    """From here on the sequences count what the step writes and draws, whether it has run yet or not."""
+    """Launches a step. From here on its sequences count the tokens that it caches and samples, though it still runs."""
     launched_s = time.perf_counter()
     step = runner.launch(plan)
     for sequence in plan.decodes:
@@ -36,27 +36,27 @@ def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
     return InFlight(plan, step, launched_s)
 
 
-def commit(ended: InFlight, roster: Roster, sampler: Sampler, clock: StepClock) -> StepOutput:
-    """Waits for the step, writes its draws into the sequences, and drops those that ended."""
-    plan, draws = ended.plan, ended.step.draws()
+def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: StepClock) -> StepOutput:
+    """Waits for the step, appends its tokens to the sequences, and drops those that ended."""
+    plan, sampled_tokens = ended.plan, ended.step.sampled_tokens()
     tokens: list[GeneratedToken] = []
     finished: list[tuple[str, EndReason]] = []
     failures: list[Failure] = []
-    for sequence, draw in zip(plan.sampled, draws, strict=True):
-        # Ended, cancelled or put back to wait since the launch: nobody wants this token any more.
-        if not roster.has(sequence) or not sequence.num_in_flight:
+    for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True):
+        # Ended, cancelled or preempted since the launch: the token is not wanted any more.
+        if not requests.has(sequence) or not sequence.num_in_flight:
             continue
         sequence.num_in_flight -= 1
-        if draw is None:
+        if sampled is None:
             failures.append(_not_finite(sequence))
-            roster.drop(sequence.request_id)
+            requests.drop(sequence.request_id)
             continue
-        tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *draw))
-        sequence.token_ids.append(draw.token_id)
+        tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *sampled))
+        sequence.token_ids.append(sampled.token_id)
         reason = _end_reason(sequence, sampler)
         if reason is not None:
             finished.append((sequence.request_id, reason))
-            roster.drop(sequence.request_id)
+            requests.drop(sequence.request_id)
     return StepOutput(
         tokens=tuple(tokens),
         finished=tuple(finished),
@@ -70,14 +70,14 @@ def commit(ended: InFlight, roster: Roster, sampler: Sampler, clock: StepClock) 
 
 
 def _end_reason(sequence: Sequence, sampler: Sampler) -> EndReason | None:
-    """Of its newest token."""
+    """The reason why the sequence ends with its newest token; None if it goes on."""
     if sampler.is_end(sequence, sequence.token_ids[-1]):
         return "stop"
     return "length" if len(sequence.token_ids) >= sequence.max_length else None
 
 
 def _not_finite(sequence: Sequence) -> Failure:
-    """Weights may be finite and yet too large: the answer would be noise, and its NaNs must go no further."""
+    """Finite weights may still be too large: the answer would be noise, and its NaNs must not spread."""
     message = f"the model's output is not finite at position {sequence.position}; the weights are too large"
     error = RequestFailed(message, param="lora_id" if sequence.adapter else None)
     return Failure((sequence.request_id,), permanent=True, error=error)

@@ -1,15 +1,16 @@
-"""Brings the base model to its device at the start."""
+"""Loads the base model onto its device at the start."""
 
 import torch
 
-from punica_serve.config import EngineConfig
-from punica_serve.engine.device_memory import reserving
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.models.llama import Llama
-from punica_serve.models.llama_weights import dummy_weights, load_weights, weights_num_bytes
+from punica_serve.models.model import Model
+from punica_serve.models.model_weights import dummy_weights, load_weights, weights_num_bytes
 
 
-def load_model(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Llama:
+def load_model(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
     """The model of the config's folder, with the weights that ``load_format`` asks for.
 
     Raises ModelRejected if the checkpoint is not what config.json describes, ConfigError if it does not fit.

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from punica_serve.counted import counted
-from punica_serve.engine.lora_pool import LoraPool
-from punica_serve.errors import InvalidRequest
-from punica_serve.lora_layout import MAX_LORA_RANK, pages_needed
+from punica_serve.base_model.lora_layout import MAX_LORA_RANK, pages_needed
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.errors import ContextOverflow, InvalidRequest
+from punica_serve.numbers import counted
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-from punica_serve.sampling_ranges import RANGES
+from punica_serve.protocol.sampling_ranges import RANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class RequestCheck:
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         most = min(longest, self.capacity)
         if num_prompt >= most:
-            raise InvalidRequest(
+            raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens; with its answer it may have {most}; "
                 f"shorten it{self._or_more_pages(most)}",
                 param="prompt",
             )
         if num_prompt + max_tokens > longest:
-            raise InvalidRequest(
+            raise ContextOverflow(
                 f"`max_tokens` is {max_tokens}, but beside a prompt of {counted(num_prompt, 'token')} there is room "
                 f"for {longest - num_prompt}; lower it{self._or_more_pages(longest)}",
                 param="max_tokens",

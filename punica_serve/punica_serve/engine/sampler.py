@@ -1,8 +1,8 @@
-"""Draws the next token of each sampled row as its request asks for.
+"""Samples the next token of each row by its request's parameters.
 
-Order, as vLLM has it: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise comes from (seed,
-position, token id) alone, so a request draws the same tokens wherever and next to whomever it runs. Nothing waits for
-the device: the host knows which rows ask for what, and reads the draws when their step has ended.
+The order is vLLM's: penalties, minimum length, temperature, then min_p, top_k and top_p. The noise depends on (seed,
+position, token id) alone, so a request gets the same tokens on any device and in any batch. Nothing waits for the
+device: the host knows the parameters of each row, and reads the tokens when their step has ended.
 """
 
 from collections.abc import Sequence as Series
@@ -13,46 +13,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from punica_kernels.sampling import Filters, SamplingRows, sample, token_logprobs
-from punica_serve.engine.sequence import Sequence
+from punica_kernels.sampling import sample, token_logprobs
+from punica_kernels.sampling_rows import Filters, SamplingRows
+from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.token_history import TokenHistories, has_penalty
 from punica_serve.engine.transfers import to_device, to_host
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
-#: What a temperature is on the device: there one that is nearly 0 must not become 0, nor a huge one infinite.
+#: The type of temperatures on the device: a tiny one must not round to 0, nor a huge one to infinity.
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-class Draw(NamedTuple):
+class SampledToken(NamedTuple):
     token_id: int
-    #: None where the request asks for none.
+    #: None if the request does not ask for them.
     logprobs: TokenLogprobs | None
 
 
 class _Logprobs(NamedTuple):
-    """Log-probabilities of the rows that ask, on the host; see ``token_logprobs``."""
+    """Log-probabilities of the rows that ask for them, on the host; see ``token_logprobs``."""
 
-    #: Which of the draws, and how many of the most likely tokens it wants.
+    #: By index of the sampled sequence: how many of the most likely tokens it asks for.
     asking: dict[int, int]
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
 
 
-class PendingDraws:
-    """Draws on their way to the host."""
+class PendingTokens:
+    """Sampled tokens on their way to the host."""
 
     def __init__(self, tokens: Tensor, rows: Series[int], logprobs: _Logprobs | None) -> None:
         self._tokens = tokens
         self._rows = rows
         self._logprobs = logprobs
 
-    def read(self) -> list[Draw | None]:
+    def read(self) -> list[SampledToken | None]:
         """One for each sequence, None where its logits were not finite. The step must have ended."""
         tokens = self._tokens.tolist()
         found = _read_logprobs(self._logprobs) if self._logprobs else {}
-        draws = ((tokens[row], found.get(number)) for number, row in enumerate(self._rows))
-        return [Draw(token_id, logprobs) if token_id >= 0 else None for token_id, logprobs in draws]
+        sampled_tokens = ((tokens[row], found.get(number)) for number, row in enumerate(self._rows))
+        return [SampledToken(token_id, logprobs) if token_id >= 0 else None for token_id, logprobs in sampled_tokens]
 
 
 class Sampler:
@@ -64,28 +65,29 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._histories = TokenHistories(vocab_size, max_batch_size, device)
-        #: Int64 [max_batch_size]: what the newest step has drawn, by row of its logits; -1 where they are not finite.
-        self.draws = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        self._zeros = torch.zeros_like(self.draws)
+        #: Int64 [max_batch_size]: the newest step's tokens, by row of its logits; -1 where these are not finite.
+        self.sampled_ids = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._zeros = torch.zeros_like(self.sampled_ids)
         self._no_temperatures = torch.zeros(max_batch_size, device=device)
         self._rows = torch.arange(max_batch_size, device=device)
 
-    def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingDraws:
-        """Draws for ``sequences``, whose logits are in ``rows``; other rows are drawn greedily and not read.
+    def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingTokens:
+        """Samples for ``sequences``, whose logits are in ``rows``; other rows are sampled greedily and not read.
 
         logits: [any number of rows, vocab], of any dtype.
         """
         pairs = list(zip(sequences, rows, strict=True))
         adjusted, masked, histories = self._adjust(logits, pairs)
-        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked, out=self.draws[: len(logits)])
+        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked, out=self.sampled_ids[: len(logits)])
         if histories is not None:
             places, numbers = histories
             self._histories.count(places, tokens[numbers])
-        return PendingDraws(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
+        return PendingTokens(to_host(tokens), rows, self._logprobs(logits, tokens, pairs))
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compiles what any request may ask for, so that nobody waits for it later, and takes the memory of every row
-        asking for each. Logits of any numbers will do.
+        """Compiles the kernels of all sampling parameters, and reserves the memory for rows that use all of them.
+
+        The values of the logits don't matter.
         """
         num_rows = len(logits)
         for likely in (logits, logits.float()):
@@ -94,7 +96,7 @@ class Sampler:
             for filters in (None, every):
                 for masked in (False, True):
                     sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
-        # As a step has them: a copy of all rows, and of those with penalties beside it; then one for log-probabilities.
+        # The copies that a step makes: of all rows, of those with penalties, then of those with log-probabilities.
         adjusted = logits.to(torch.float32, copy=True)
         self._histories.penalize(adjusted.clone(), self._rows[:num_rows], [SamplingParams()] * num_rows)
         token_logprobs(logits.to(torch.float32, copy=True), self._zeros[:num_rows], 1)

@@ -1,4 +1,4 @@
-"""What an engine says of a step."""
+"""The results of a step."""
 
 from dataclasses import dataclass
 
@@ -17,25 +17,25 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Requests that are gone for one reason: their adapter can't be brought, or their numbers left the finite."""
+    """Requests that failed for one reason: their adapter can't be loaded, or their logits are not finite."""
 
     request_ids: tuple[str, ...]
-    #: No other device will do better.
+    #: It would fail on every other device, too.
     permanent: bool
     error: PunicaError
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What has come of a step: where steps overlap, of the one launched by the call before."""
+    """The results of a step; where steps overlap, of the one launched by the previous call."""
 
     tokens: tuple[GeneratedToken, ...] = ()
     #: (request_id, reason), after the tokens.
     finished: tuple[tuple[str, EndReason], ...] = ()
     failures: tuple[Failure, ...] = ()
-    #: Requests that had to give up their pages to older ones and wait.
-    starved: tuple[str, ...] = ()
-    #: Whether a step was launched or has ended: if neither, nothing can run before something changes.
+    #: Requests that gave their pages to older ones and wait again.
+    preempted: tuple[str, ...] = ()
+    #: Whether a step was launched or has ended. If not, nothing can run until something changes.
     has_run: bool = False
     #: Rows of the step that has ended, one for each request; 0 if none has.
     batch_size: int = 0

@@ -1,71 +1,71 @@
-"""Runs planned steps: what the engine asks of a device, and the plain way that a CPU answers it."""
+"""Runs planned steps: the interface of a device, and its plain implementation on a CPU."""
 
 from collections.abc import Sequence as Series
 from typing import Protocol
 
 import torch
 
-from punica_serve.engine.attention import TorchPagedAttention
-from punica_serve.engine.batch import build_batch
-from punica_serve.engine.kv_cache import KvCache
-from punica_serve.engine.lora_batch import PagesOf, TorchLora
-from punica_serve.engine.lora_pool import LoraPool
-from punica_serve.engine.planner import StepPlan
-from punica_serve.engine.sampler import Draw, Sampler
-from punica_serve.models.llama import Llama
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_rows import build_rows
+from punica_serve.engine.sampler import SampledToken, Sampler
+from punica_serve.engine.torch_attention import TorchAttention
+from punica_serve.engine.torch_lora import PagesOf, TorchLora
+from punica_serve.models.model import ForwardBatch, Model
 
 
 class LaunchedStep(Protocol):
-    """A step that the device has been given, and may not have finished."""
+    """A step that was given to the device, which may not have finished it."""
 
-    def draws(self) -> Series[Draw | None]:
-        """What was drawn for each of ``StepPlan.sampled``, None where it is not finite. Waits for the device."""
+    def sampled_tokens(self) -> Series[SampledToken | None]:
+        """The token of each of ``StepPlan.sampled``, None if its logits are not finite. Waits for the device."""
         ...
 
 
 class StepRunner(Protocol):
     """One model on one device."""
 
-    #: Whether a step may be launched before the tokens of the one before it are known.
-    runs_ahead: bool
-    #: Behind the newest launched step on a GPU's stream; None where steps have ended once they are launched.
+    #: Whether a step may be launched before the tokens of the step before are known.
+    overlap_scheduling: bool
+    #: The end of the newest launched step on a GPU's stream; None if ``launch`` returns when the step has ended.
     newest_end: torch.cuda.Event | None
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts a step. The pages and adapters that it reads are the caller's to keep until it has ended."""
+        """Starts a step. The caller must keep the pages and adapters that it reads until it has ended."""
         ...
 
 
-class DrawnStep:
-    """A step that ended while it was launched."""
+class FinishedStep:
+    """A step that ended within its launch."""
 
-    def __init__(self, draws: Series[Draw | None]) -> None:
-        self._draws = draws
+    def __init__(self, sampled_tokens: Series[SampledToken | None]) -> None:
+        self._sampled_tokens = sampled_tokens
 
-    def draws(self) -> Series[Draw | None]:
-        return self._draws
+    def sampled_tokens(self) -> Series[SampledToken | None]:
+        return self._sampled_tokens
 
 
 class CpuRunner:
-    """Steps in plain torch, each computed when it is launched."""
+    """Runs steps in plain torch, within their launch."""
 
-    runs_ahead = False
+    overlap_scheduling = False
     newest_end: torch.cuda.Event | None = None
 
-    def __init__(self, model: Llama, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
+    def __init__(self, model: Model, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
         self._model = model
-        self._attention = TorchPagedAttention(cache)
+        self._attention = TorchAttention(cache)
         self._lora = TorchLora(lora_pool, pages_of)
         self._sampler = sampler
         self._device = cache.pool.device
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> DrawnStep:
-        batch = build_batch(plan, self._device)
+    def launch(self, plan: StepPlan) -> FinishedStep:
+        batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
         self._lora.plan(batch.segments)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._attention, self._lora)
+        hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.positions, self._attention, self._lora))
         if not plan.sampled:
-            return DrawnStep(())
+            return FinishedStep(())
         logits = self._model.logits(hidden[batch.sampled_rows]).float()
-        return DrawnStep(self._sampler.launch(logits, plan.sampled, range(len(plan.sampled))).read())
+        return FinishedStep(self._sampler.launch(logits, plan.sampled, range(len(plan.sampled))).read())

@@ -1,4 +1,4 @@
-"""Which tokens the requests with penalties have seen, kept on the device: their newest tokens are known there first."""
+"""The tokens of requests with penalties, counted on the device, where the newest tokens are known first."""
 
 from collections.abc import Sequence as Series
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from punica_kernels.sampling import apply_penalties
-from punica_serve.counted import counted
-from punica_serve.engine.device_memory import reserving
-from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.engine.transfers import to_device
+from punica_serve.numbers import counted
 from punica_serve.protocol import SamplingParams
 
 
@@ -20,15 +20,15 @@ def has_penalty(params: SamplingParams) -> bool:
 class TokenHistories:
     """One row of counts for each request with penalties in the newest step.
 
-    A request is read from the host again if it was not in the step before, for then all that it has drawn is known
-    there, or if it draws the same token again, since it was put back to wait while that was in flight.
+    A request's counts are read from the host again in two cases: it was not in the step before, so the host knows all
+    its tokens; or it samples the same position again, since it was preempted while that token was in flight.
     """
 
     def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._max_requests = max_requests
         self._device = device
-        #: (its row, index of the generated token that it draws next).
+        #: (row, index of the generated token that it samples next).
         self._places: dict[Sequence, tuple[int, int]] = {}
         shape = (max_requests, vocab_size)
         num_bytes = max_requests * vocab_size * (torch.bool.itemsize + torch.int32.itemsize)
@@ -38,7 +38,7 @@ class TokenHistories:
             self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def follow(self, sequences: Series[Sequence]) -> Tensor:
-        """Int64 [sequences]: their rows in this step, in order. Those of all others are forgotten."""
+        """Int64 [sequences]: their rows in this step, in order. All other requests are forgotten."""
         places: dict[Sequence, int] = {}
         for sequence in sequences:
             place, position = self._places.get(sequence, (0, -1))
@@ -54,7 +54,7 @@ class TokenHistories:
         return to_device([places[sequence] for sequence in sequences], torch.int64, self._device)
 
     def forget(self) -> None:
-        """Nobody in this step has penalties."""
+        """Forgets all requests, for a step without penalties."""
         self._places.clear()
 
     def penalize(self, logits: Tensor, places: Tensor, params: Series[SamplingParams]) -> None:
@@ -69,7 +69,7 @@ class TokenHistories:
         )
 
     def count(self, places: Tensor, tokens: Tensor) -> None:
-        """Adds what the rows have drawn, int64 [places]; -1 is a row that failed."""
+        """Counts the sampled tokens of the rows, int64 [places]; -1 is a row that failed."""
         self._outputs[places, tokens.clamp_min(0)] += 1
 
     def _write(self, place: int, sequence: Sequence) -> None:

@@ -16,7 +16,7 @@ def to_device(
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host; from CUDA it holds the values only once the stream has come so far."""
+    """A copy on the host. From CUDA it holds the values only when the stream has reached this point."""
     if tensor.device.type != "cuda":
         return tensor.clone()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,99 +1,65 @@
-"""The Llama architecture over one mixed batch: rows of prefill chunks and decodes of many LoRA models together.
+"""The Llama architecture.
 
-Dense projections and LoRA treat all rows as one batch; only attention tells requests apart. q, k, v and gate, up are
-stacked, so a layer has four projections and four places for LoRA.
+All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """
 
-from typing import Protocol
-
-import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from punica_kernels.activation import silu_and_mul
-from punica_kernels.linear import linear
-from punica_kernels.norm import add_rms_norm, rms_norm
-from punica_kernels.rotary import rotary_append, rotary_tables
-from punica_serve.model_config import ModelConfig
-from punica_serve.models.llama_weights import LayerWeights, LlamaWeights
-from punica_serve.models.rope import inverse_frequencies
-from punica_serve.protocol import LoraGroup
-
-
-class Attention(Protocol):
-    """Attention over the KvCache, planned for the batch beforehand."""
-
-    #: Integers [rows]: page * page_size + offset where each row's key and value go; -1 keeps them out.
-    slots: Tensor
-
-    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
-        ...
-
-    def run(self, layer: int, q: Tensor) -> Tensor:
-        """Attends to what is in the cache: q [rows, heads, head_dim] -> [rows, heads * head_dim]."""
-        ...
-
-
-class LoraBatch(Protocol):
-    """The LoRA of the batch, planned beforehand."""
-
-    def project(self, layer: int, group: LoraGroup, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x [rows, in] -> (y, delta), each [rows, out], whose sum is x @ weight.T with the LoRA of each row.
-
-        Where it pays, base and LoRA run beside each other, and whoever reads y adds delta; None is no delta. Of o and
-        down, which a norm reads next, y may be parts to be added too, [parts, rows, out].
-        """
-        ...
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.models.activation import ACTIVATIONS
+from punica_serve.models.linear import Linear, OutputHead, Projected
+from punica_serve.models.model import ForwardBatch
+from punica_serve.models.model_weights import LayerWeights, ModelWeights
+from punica_serve.models.norm import Residual, RmsNorm
+from punica_serve.models.rotary import Rotary
 
 
 class Llama:
-    """A Llama model on one device. ``forward`` then ``logits``; both keep no state."""
+    """A Llama model on one device: ``forward``, then ``logits``."""
 
-    def __init__(self, config: ModelConfig, weights: LlamaWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
-        self._weights = weights
-        frequencies = inverse_frequencies(config).to(weights.embedding.device)
-        self._cos, self._sin = rotary_tables(frequencies, config.max_position_embeddings)
+        self._embedding = weights.embedding
+        rotary = Rotary(config.spec.rotary, config.num_attention_heads, weights.embedding.device)
+        self._layers = [_Layer(config, number, layer, rotary) for number, layer in enumerate(weights.layers)]
+        self._norm = RmsNorm(weights.norm, config.spec.norm_eps)
+        self._head = OutputHead(weights.lm_head)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch) -> Tensor:
-        """token_ids, positions: integers [rows] -> the last hidden states, normed, [rows, hidden]."""
-        config, weights = self.config, self._weights
-        residual = embedding(token_ids, weights.embedding)
-        hidden = torch.empty_like(residual)
-        rms_norm(hidden, residual, weights.layers[0].input_norm, config.rms_norm_eps)
-        for number, layer in enumerate(weights.layers):
-            attended, delta = self._attend(number, layer, hidden, positions, attention, lora)
-            add_rms_norm(
-                hidden, attended, residual, layer.post_attention_norm, config.rms_norm_eps, delta, chained=delta is None
-            )
-            down, delta = self._feed_forward(number, layer, hidden, lora)
-            last = number + 1 == len(weights.layers)
-            next_norm = weights.norm if last else weights.layers[number + 1].input_norm
-            add_rms_norm(hidden, down, residual, next_norm, config.rms_norm_eps, delta, chained=delta is None)
-        return hidden
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """The last hidden states, normed: [rows, hidden]."""
+        residual, added = Residual(embedding(batch.token_ids, self._embedding)), None
+        for layer in self._layers:
+            added = layer(residual, added, batch)
+        return self._norm(residual, added)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], in the model's dtype."""
-        return linear(hidden, self._weights.lm_head, chained=True)
+        return self._head(hidden)
 
-    def _attend(
-        self, number: int, layer: LayerWeights, x: Tensor, positions: Tensor, attention: Attention, lora: LoraBatch
-    ) -> tuple[Tensor, Tensor | None]:
-        config = self.config
-        qkv, delta = lora.project(number, "qkv", x, layer.qkv)
-        q = qkv.new_empty(x.shape[0], config.num_attention_heads, config.head_dim)
-        keys, values = attention.cache(number)
-        # Beside a delta the stream has waited for another one: a kernel can't start before it any more.
-        chained = delta is None
-        where = (positions, self._cos, self._sin, keys, values, attention.slots)
-        rotary_append(q, qkv, *where, delta, chained=chained)
-        return lora.project(number, "o", attention.run(number, q), layer.o)
 
-    def _feed_forward(
-        self, number: int, layer: LayerWeights, x: Tensor, lora: LoraBatch
-    ) -> tuple[Tensor, Tensor | None]:
-        gate_up, delta = lora.project(number, "gate_up", x, layer.gate_up)
-        activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-        silu_and_mul(activated, gate_up, delta, chained=delta is None)
-        return lora.project(number, "down", activated, layer.down)
+class _Layer:
+    """Attention and MLP. Each one's output is added to the residual by the norm that follows it."""
+
+    def __init__(self, config: ModelConfig, number: int, weights: LayerWeights, rotary: Rotary) -> None:
+        spec = config.spec
+        self._input_norm = RmsNorm(weights.norms["input_layernorm"], spec.norm_eps)
+        self._post_attention_norm = RmsNorm(weights.norms["post_attention_layernorm"], spec.norm_eps)
+        self._qkv, self._o, self._gate_up, self._down = (
+            Linear(number, spec.group(name), weights.linears[name]) for name in ("qkv", "o", "gate_up", "down")
+        )
+        self._number = number
+        self._rotary = rotary
+        self._activation = ACTIVATIONS[spec.activation]
+
+    def __call__(self, residual: Residual, added: Projected | None, batch: ForwardBatch) -> Projected:
+        """``added``: the output of the layer before; None in the first one."""
+        attended = self._attend(self._input_norm(residual, added), batch)
+        return self._feed_forward(self._post_attention_norm(residual, attended), batch)
+
+    def _attend(self, x: Tensor, batch: ForwardBatch) -> Projected:
+        q = self._rotary(self._number, self._qkv(x, batch.lora), batch)
+        return self._o(batch.attention.run(self._number, q), batch.lora)
+
+    def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Projected:
+        return self._down(self._activation(self._gate_up(x, batch.lora)), batch.lora)

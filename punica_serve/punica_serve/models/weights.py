@@ -8,16 +8,16 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from punica_serve.base_model.weight_files import weight_files
 from punica_serve.errors import ModelRejected
-from punica_serve.weight_files import weight_files
 
-#: The others are quantized weights, or none: they mean nothing without what they were quantized by.
+#: Other types are quantized weights, which need their scales, or no weights at all.
 _DTYPES = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that has not been read."""
+    """A tensor of a file that has not been read."""
 
     path: Path
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ def list_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_weights(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one by one, file by file, as they are stored, in memory mapped from the file.
+    """Yields the tensors one by one, file by file, as they are stored, in memory mapped from the file.
 
     Raises ModelRejected if a file can't be read.
     """

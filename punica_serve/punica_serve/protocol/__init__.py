@@ -2,13 +2,13 @@
 
 A message is a frozen struct, packed by msgpack as an array that starts with its tag. There is one union and one decoder
 per direction, so an unknown tag or a wrong type fails at the edge with a ProtocolError. Within a major version, fields
-are only added, at the end and with a default. A pipe's frame is a message; a websocket's is an array of messages, those
-that were there to be sent together.
+are only added, at the end and with a default. A pipe's frame is one message; a websocket's is an array of messages that
+were ready together.
 
-What there is one of for each token travels in *columns*: tuples of equal length, a row for each token. So a token costs
-a few integers at either end and no object of its own.
+Data of tokens travels in *columns*: tuples of equal length, with a row for each token. So a token costs a few integers
+at either end, and no object.
 
-Words: a *position* is the index of a generated token in its stream, from 0. A request's *tokens* are prompt plus
+Terms: a *position* is the index of a generated token in its stream, from 0. A request's *tokens* are prompt plus
 generated. Times are integers of nanoseconds since 1970 and end in ``_ns``.
 """
 
@@ -64,6 +64,7 @@ from punica_serve.protocol.frontend import (
     GetHistory,
     GetResidency,
     Limits,
+    RateLimits,
     WarmAdapter,
 )
 from punica_serve.protocol.links import (
@@ -82,9 +83,9 @@ from punica_serve.protocol.request import (
     TokenLogprobs,
     WireError,
 )
-from punica_serve.protocol.rows import (
-    RowNames,
-    with_names,
+from punica_serve.protocol.row_headers import (
+    RowHeaderEncoder,
+    with_row_headers,
 )
 from punica_serve.protocol.runner import (
     AdapterFetched,
@@ -155,12 +156,13 @@ __all__ = [
     "Percentiles",
     "Ping",
     "Pong",
+    "RateLimits",
     "RecentFigures",
     "Refused",
     "Request",
     "Reset",
     "ResidencyReply",
-    "RowNames",
+    "RowHeaderEncoder",
     "RunnerDrained",
     "RunnerHello",
     "RunnerToScheduler",
@@ -187,5 +189,5 @@ __all__ = [
     "encode",
     "encode_history",
     "join",
-    "with_names",
+    "with_row_headers",
 ]

@@ -1,4 +1,4 @@
-"""What all messages share: their base, the limits of frames, and columns."""
+"""The base of all messages, shared types, and the limits of frames."""
 
 from typing import Annotated, Literal
 
@@ -12,13 +12,13 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 MAX_TOKEN_BYTES = 5
 #: The longest frame: a request of three million tokens.
 MAX_FRAME_BYTES = 16 << 20
-#: Frames that wait for a slow peer; beyond it the link is cut. A frontend that comes back adds all its requests at
+#: Bytes that may wait for a slow peer; beyond it the link is cut. A frontend that reconnects adds all its requests at
 #: once: 10,000 of them (the longest queue by default) with 4,000 tokens of 5 bytes are 200 MB.
 MAX_QUEUED_BYTES = 256 << 20
 
-#: Why a request ends by itself.
+#: Why a request ends by itself in the engine.
 EndReason = Literal["stop", "length"]
-#: Why it ends at all.
+#: Why a request ends, for its client.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 #: The four groups of projections whose LoRA weights share pages, in the order in which a layer runs them.

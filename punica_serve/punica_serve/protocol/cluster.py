@@ -1,4 +1,4 @@
-"""The cluster as people see it, and the answers to the unary calls that ask for it."""
+"""Snapshots and history of the cluster, and the answers to unary calls."""
 
 from typing import Literal
 
@@ -16,23 +16,23 @@ class GpuSnapshot(Struct, frozen=True):
     runner_id: str
     #: Requests placed and not stopped.
     working_set: int
-    #: Requests in the newest step, and different adapters among them.
+    #: Requests in the newest step, and their distinct adapters.
     batch_size: int
     num_adapters: int
     free_kv_pages: int
     resident_adapters: tuple[str, ...]
     steps: int
     tokens: int
-    #: Nothing new is placed there, and what runs there is moved.
+    #: Nothing new is placed there, and its requests are moved.
     is_draining: bool = False
-    #: Of each resident adapter, when a request last used it: now, while one does; 0 for never.
+    #: When a request last used each resident adapter: now, while one uses it; 0 for never.
     adapters_used_ns: tuple[int, ...] = ()
-    #: Adapters in its worker's host memory.
-    num_cached_adapters: int = 0
+    #: Adapters of all tenants in the worker's host memory; None if the caller may not know.
+    num_cached_adapters: int | None = 0
 
 
 class Percentiles(Struct, frozen=True):
-    """The times that half, nine tenths and all but a hundredth of them did not exceed, in seconds."""
+    """Percentiles in seconds."""
 
     p50: float
     p90: float
@@ -40,14 +40,14 @@ class Percentiles(Struct, frozen=True):
 
 
 class RecentFigures(Struct, frozen=True):
-    """Of the cluster in the newest ``window_s`` seconds. A window of no length says nothing."""
+    """Rolling statistics of the cluster over the newest ``window_s`` seconds. A window of 0 has no data."""
 
     window_s: float = 0.0
     requests_per_s: float = 0.0
     tokens_per_s: float = 0.0
-    #: From a request's admission to its first token; None where no request got one.
+    #: From a request's admission to its first token; None if no request got one.
     first_token_s: Percentiles | None = None
-    #: Between two tokens of a request that stays on its GPU.
+    #: Between successive tokens of a request that stays on its GPU.
     inter_token_s: Percentiles | None = None
 
 
@@ -65,19 +65,19 @@ MarkKind = Literal[
 
 
 class Mark(Struct, frozen=True):
-    """Something that happened, ``count`` times within a second. Until that is over, the count may grow."""
+    """A cluster event that happened ``count`` times within a second. The count may grow until the second is over."""
 
-    #: Of this incarnation, from 1.
+    #: Counts the marks of this incarnation, from 1.
     number: int
     at_ns: int
     kind: MarkKind
-    #: Where; None: on several, or on none.
+    #: The GPU; None: several, or none.
     gpu_uuid: str | None
     count: int
 
 
 class ScaleAdvice(Struct, frozen=True):
-    """What the fleet should become."""
+    """How the fleet should change."""
 
     num_more_gpus: int = 0
     #: Runners whose GPUs are all idle.
@@ -98,7 +98,7 @@ class ClusterSnapshot(Struct, frozen=True):
     counters: dict[str, int]
     advice: ScaleAdvice = ScaleAdvice()
     recent: RecentFigures = RecentFigures()
-    #: The newest, oldest first.
+    #: The newest cluster events, oldest first.
     marks: tuple[Mark, ...] = ()
 
 
@@ -108,17 +108,17 @@ class ClusterReply(Message, frozen=True):
 
 
 class GpuHistory(Struct, frozen=True):
-    """None where the GPU was not in the cluster."""
+    """Columns of one GPU. None: the GPU was not in the cluster then."""
 
     batch_size: tuple[int | None, ...]
     used_kv_pages: tuple[int | None, ...]
 
 
 class ClusterHistory(Struct, frozen=True):
-    """The last minutes in columns, a row a second, oldest first."""
+    """The last minutes in columns, with a row for each second, oldest first."""
 
     at_ns: tuple[int, ...]
-    #: The counters of these names.
+    #: Values of the counters with these names.
     arrived: tuple[int, ...]
     tokens: tuple[int, ...]
     queue_length: tuple[int, ...]
@@ -135,12 +135,12 @@ class HistoryReply(Message, frozen=True):
 
 
 class AdapterResidency(Struct, frozen=True):
-    """Where an adapter is."""
+    """The places where an adapter is."""
 
     digest: str
-    #: Requests that run or wait for it.
+    #: Requests that use it, running or waiting.
     num_live: int = 0
-    #: UUIDs of the GPUs in whose memory it is.
+    #: UUIDs of the GPUs that have it in their memory.
     gpus: tuple[str, ...] = ()
     #: UUIDs of the GPUs whose workers hold it in host memory.
     hosts: tuple[str, ...] = ()
@@ -149,14 +149,14 @@ class AdapterResidency(Struct, frozen=True):
 
 
 class ResidencyReply(Message, frozen=True):
-    """Of the digests that were asked for, those that are anywhere or in use."""
+    """Those of the requested adapters that are somewhere or in use."""
 
     call_id: int
     adapters: tuple[AdapterResidency, ...] = ()
 
 
 class CallReply(Message, frozen=True):
-    """The answer to calls that give nothing back. ``error`` is None where it was done, or has begun."""
+    """The answer to calls without a result. ``error`` is None if the work is done, or has begun."""
 
     call_id: int
     error: WireError | None = None

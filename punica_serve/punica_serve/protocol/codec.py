@@ -1,12 +1,12 @@
-"""The union and the decoder of each direction, and how messages become frames."""
+"""The union of each direction, and the encoding of messages and frames."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from punica_serve.counted import counted
 from punica_serve.errors import ProtocolError
+from punica_serve.numbers import counted
 from punica_serve.protocol.base import Message
 from punica_serve.protocol.cluster import CallReply, ClusterHistory, ClusterReply, HistoryReply, ResidencyReply
 from punica_serve.protocol.frontend import (
@@ -64,7 +64,7 @@ RunnerToScheduler = (
 SchedulerToRunner = Welcome | Refused | StartRequest | StopRequest | Warm | Forget | RunnerDrained | Heartbeat
 SupervisorToWorker = StartRequest | StopRequest | Warm | Forget | AdapterFetched | Reset | Ping
 WorkerToSupervisor = WorkerReady | WorkerFailed | Pong | StepReport | AssignmentsFailed | AdaptersCached | FetchAdapter
-#: What a peer may send to the scheduler before it is known what kind of peer it is.
+#: Messages that a peer may send before the scheduler knows what kind of peer it is.
 ToScheduler = FrontendToScheduler | RunnerToScheduler
 
 _encoder = msgspec.msgpack.Encoder()
@@ -72,25 +72,25 @@ _history_decoder = msgspec.msgpack.Decoder(ClusterHistory)
 
 
 def encode(message: Message) -> bytes:
-    """A message's bytes: the frame of a pipe, or a part of a websocket's."""
+    """A message's bytes: the frame of a pipe, or a part of a websocket's frame."""
     return _encoder.encode(message)
 
 
 def encode_history(history: ClusterHistory) -> msgspec.Raw:
-    """As a HistoryReply carries it."""
+    """Encodes a history for a HistoryReply."""
     return msgspec.Raw(_encoder.encode(history))
 
 
 def decode_history(encoded: msgspec.Raw) -> ClusterHistory:
-    """Raises ProtocolError."""
+    """Decodes the history of a HistoryReply. Raises ProtocolError for an invalid one."""
     try:
         return _history_decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a history of {len(bytes(encoded))} bytes is none: {error}") from error
+        raise ProtocolError(f"a history of {len(bytes(encoded))} bytes is invalid: {error}") from error
 
 
 def join(encoded: Sequence[bytes]) -> bytes:
-    """The websocket frame of messages that are encoded already: msgpack's array of them."""
+    """The websocket frame of encoded messages: a msgpack array of them."""
     count = len(encoded)
     if count < 1 << 4:
         header = bytes((0x90 | count,))
@@ -104,7 +104,7 @@ def join(encoded: Sequence[bytes]) -> bytes:
 class Decoder:
     """Decodes the messages of one direction.
 
-    ``Decoder(SchedulerToRunner)(encoded)`` gives one of the union's messages; anything else raises ProtocolError.
+    ``Decoder(SchedulerToRunner)(encoded)`` returns one of the union's messages, and raises ProtocolError otherwise.
     """
 
     def __init__(self, union: Any) -> None:
@@ -115,15 +115,15 @@ class Decoder:
         try:
             return self._one.decode(encoded)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _no_message(encoded, error) from error
+            raise _invalid_frame(encoded, error) from error
 
     def joined(self, frame: bytes) -> list[Any]:
-        """The messages of a websocket frame, in order."""
+        """The messages of a websocket frame, in order. Raises ProtocolError."""
         try:
             return self._joined.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _no_message(frame, error) from error
+            raise _invalid_frame(frame, error) from error
 
 
-def _no_message(frame: bytes, error: Exception) -> ProtocolError:
+def _invalid_frame(frame: bytes, error: Exception) -> ProtocolError:
     return ProtocolError(f"a frame of {counted(len(frame), 'byte')} is no message of this direction: {error}")

@@ -1,4 +1,4 @@
-"""Between a frontend and the scheduler."""
+"""Messages between a frontend and the scheduler."""
 
 from punica_serve.protocol.base import FinishReason, Message, Struct
 from punica_serve.protocol.request import AdapterRef, Request, TenantQuota, TokenLogprobs, WireError, check_columns
@@ -7,14 +7,14 @@ from punica_serve.protocol.request import AdapterRef, Request, TenantQuota, Toke
 
 
 class AddRequest(Message, frozen=True):
-    """A new request, or again one that the frontend owns, with the tokens it holds."""
+    """A new request; or, after a reconnect, one that the frontend owns, with the tokens it has."""
 
-    #: The frontend's own number of the request, which deliveries name. A frontend process never uses one twice.
+    #: The frontend's own number for the request, used in deliveries. A frontend process never reuses one.
     handle: int
     request: Request
-    #: Of the request's tenant, as it is now; the scheduler counts, since all requests pass it. None: no limits.
+    #: The tenant's current quota; the scheduler enforces it, because it sees all requests. None: no limits.
     quota: TenantQuota | None = None
-    #: False: added before, to this or to an earlier scheduler. It counts as running, but is not refused for a quota.
+    #: False: it was added before, perhaps to an earlier scheduler. It counts as running, but no quota refuses it.
     is_new: bool = True
 
 
@@ -35,7 +35,7 @@ class GetHistory(Message, frozen=True):
 
 
 class DrainGpu(Message, frozen=True):
-    """A unary call: place nothing new on this GPU and move what runs there, or (``drain`` false) use it again.
+    """A unary call: place nothing new on this GPU and move its requests, or (``drain`` false) use it again.
 
     The answer is a CallReply with the same call_id.
     """
@@ -46,24 +46,24 @@ class DrainGpu(Message, frozen=True):
 
 
 class WarmAdapter(Message, frozen=True):
-    """A unary call: bring an adapter to host memory and GPU before anyone asks for it. Answered by a CallReply.
+    """A unary call: prefetch an adapter to host memory and GPU. The answer is a CallReply.
 
-    That it was passed on is all that the answer says; GetResidency tells where the adapter has arrived.
+    It only says that the call was passed on; GetResidency shows where the adapter has arrived.
     """
 
     call_id: int
     adapter: AdapterRef
-    #: Empty: all.
+    #: Empty: all GPUs.
     gpu_uuids: tuple[str, ...] = ()
-    #: True: it stays in host memory, and leaves a GPU only for adapters that are in use. False: no longer.
-    #: None: as before.
+    #: True pins it: it stays in host memory, and only adapters in use can evict it from a GPU. False unpins it.
+    #: None changes nothing.
     pin: bool | None = None
 
 
 class ForgetAdapter(Message, frozen=True):
-    """A unary call: free GPU memory, host memory and disk of an adapter everywhere, as soon as no request uses it.
+    """A unary call: evict an adapter from GPU memory, host memory and disk everywhere, once no request uses it.
 
-    Pins end. The CallReply says that it was passed on; GetResidency tells when it is gone.
+    It also unpins it. The CallReply says that the call was passed on; GetResidency shows when the adapter is gone.
     """
 
     call_id: int
@@ -74,7 +74,7 @@ class GetResidency(Message, frozen=True):
     """A unary call: where adapters are. The answer is a ResidencyReply with the same call_id."""
 
     call_id: int
-    #: Empty: all that are anywhere.
+    #: Empty: all adapters that are somewhere.
     digests: tuple[str, ...] = ()
 
 
@@ -82,43 +82,59 @@ class GetResidency(Message, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """The end of a request: nothing follows for its handle."""
+    """The end of a request: its handle is not used again."""
 
     handle: int
-    #: Tokens generated in all, so that a frontend which holds others knows that something is wrong.
+    #: Generated tokens in all, so that a frontend with a different number detects an error.
     num_tokens: int
     reason: FinishReason
-    #: Given exactly when the reason is "error".
+    #: Set exactly if the reason is "error".
     error: WireError | None = None
-    #: GPU time that the request took, in seconds: of each step, its share of the rows.
+    #: GPU time of the request, in seconds: its share of the rows of each step.
     gpu_s: float = 0.0
-    #: That it waited for a place on a GPU, all its waits together.
+    #: Seconds in the queue, all its waits together.
     queue_s: float = 0.0
-    #: Times that it was taken off a GPU for lack of memory.
+    #: Preemptions for lack of memory.
     num_evictions: int = 0
 
 
+class RateLimits(Struct, frozen=True):
+    """The rest of a tenant's limits per minute, counted when this request was admitted or refused."""
+
+    handle: int
+    #: None, here and below: there is no such limit.
+    limit_requests: int | None
+    remaining_requests: int | None
+    limit_tokens: int | None
+    #: Without those that are reserved by running requests.
+    remaining_tokens: int | None
+    #: Seconds until the limits are fully available again, if the tenant sends no further request.
+    reset_s: float
+
+
 class Deliveries(Message, frozen=True):
-    """Tokens of a frontend's requests, in columns and in order, and the ends that come after them."""
+    """Tokens of a frontend's requests, in columns and in order, and the endings that follow them."""
 
     handles: tuple[int, ...] = ()
-    #: Less ``offset``: from step to step the same requests are each one position further, and this column stays.
+    #: Without ``offset``: while the same requests advance one position each step, this column does not change.
     positions: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
-    #: Empty when no row has any.
+    #: Empty if no row has any.
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     endings: tuple[Ending, ...] = ()
     offset: int = 0
+    #: For new requests whose tenants have limits per minute. Process them first.
+    rate_limits: tuple[RateLimits, ...] = ()
 
     def __post_init__(self) -> None:
         check_columns(self.handles, self.positions, self.token_ids, self.logprobs)
 
 
 class Limits(Message, frozen=True):
-    """What the cluster can hold, sent after Welcome and whenever it changes."""
+    """The capacity of the cluster, sent after Welcome and whenever it changes."""
 
     num_gpus: int
     #: Tokens of the longest request the largest KvCache can hold; None while no GPU has joined.
     max_request_tokens: int | None = None
-    #: Of the GPUs, those that nothing new is placed on.
+    #: How many of the GPUs are draining.
     num_draining: int = 0

@@ -1,32 +1,32 @@
-"""The handshake of a link, and how its ends know that the other lives."""
+"""The handshake of a link, and heartbeats."""
 
 from punica_serve.protocol.base import Message
 from punica_serve.protocol.request import WireError
 
 
 class _Hello(Message, frozen=True):
-    """First frame of a peer."""
+    """The first frame of a peer."""
 
     version: tuple[int, int]
     token: str
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Leaves out the token."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "token")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class FrontendHello(_Hello, frozen=True):
-    """A frontend's. It then adds all the requests that it owns, again if it has dialled before."""
+    """The hello of a frontend, which then adds all its requests, also those that it added over an earlier link."""
 
     frontend_id: str
 
 
 class RunnerHello(_Hello, frozen=True):
-    """A runner's, whose GPUs join one by one as they are ready. It always reports empty working sets."""
+    """The hello of a runner. Its GPUs join one by one when they are ready, with empty working sets."""
 
     runner_id: str
-    #: Of this process: tells one runner that dials again from two that were given the same id.
+    #: Names this process: it tells a runner that dials again from two runners with the same id.
     instance: str
 
 
@@ -44,4 +44,4 @@ class Refused(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by an end that has had nothing else to send. It says that the sender lives, and nothing more."""
+    """A sign of life from an end that has had nothing else to send."""

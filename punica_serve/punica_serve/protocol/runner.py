@@ -1,4 +1,4 @@
-"""Between the scheduler, a runner and its workers."""
+"""Messages between the scheduler, a runner and its workers."""
 
 from punica_serve.protocol.base import EndReason, LoraGroup, Message, Struct, TokenId
 from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, TokenLogprobs, WireError, check_columns
@@ -7,7 +7,7 @@ from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, Tok
 
 
 class GpuInfo(Struct, frozen=True):
-    """What a worker tells of its device once it is ready."""
+    """A worker's description of its device, once it is ready."""
 
     uuid: str
     device: str
@@ -26,17 +26,17 @@ class GpuJoined(Message, frozen=True):
 
 
 class GpuLost(Message, frozen=True):
-    """A worker died or was given up. All its assignments are gone."""
+    """A worker has died or was killed. All its assignments are gone."""
 
     gpu_uuid: str
     reason: str
 
 
 class StepReport(Message, frozen=True, kw_only=True):
-    """What one step of one GPU did, or, with no tokens, what applying commands while idle changed.
+    """The result of one step of one GPU or, without tokens, of applying commands while idle.
 
-    The tokens are in columns. An assignment is named by its counter alone: a worker has those of one incarnation only.
-    From step to step they are the same, each at its next position, so they are named once; see ``RowNames``.
+    Tokens are in columns. An assignment is named by its counter alone: a worker has those of one incarnation only.
+    From step to step they are mostly the same, each at its next position, so they are named once; see ``row_headers``.
     """
 
     gpu_uuid: str
@@ -46,57 +46,57 @@ class StepReport(Message, frozen=True, kw_only=True):
     step: int
     #: The highest ``seq`` of the commands applied before this step.
     applied_seq: int
-    #: Of all assignments that are named here; 0 from a worker that has never had one.
+    #: The incarnation of all assignments in this report; 0 from a worker that has never had one.
     incarnation: int = 0
     counters: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     token_ids: tuple[TokenId, ...] = ()
-    #: Empty when no row has any.
+    #: Empty if no row has any.
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    #: Assignments that ended by themselves after these tokens, and why.
+    #: Assignments that ended by themselves with these tokens, and why.
     finished: tuple[tuple[int, EndReason], ...] = ()
-    #: Assignments that the worker left out of the step because a page was missing.
+    #: Assignments that the worker preempted because a page was missing.
     starved: tuple[int, ...] = ()
     free_kv_pages: int
     #: Requests in the newest invocation; 0 when idle.
     batch_size: int
     num_prefill_tokens: int
-    #: Different adapters among them.
+    #: Their distinct adapters.
     num_adapters: int
     duration_s: float
-    #: Digests of the adapters in the LoRA pool; None when unchanged since the last report.
+    #: Digests of the adapters in the LoRA pool; None if unchanged since the last report.
     resident: tuple[str, ...] | None = None
-    #: 0: ``counters`` and ``positions`` are given. n: this is the n-th report with tokens after the one that gave them,
-    #: of the same rows, each n positions further.
+    #: 0: the report has full row headers, ``counters`` and ``positions``. n: this is the n-th report with tokens after
+    #: the one that had them, with the same rows, each n positions further.
     num_repeats: int = 0
 
     def __post_init__(self) -> None:
         if not self.num_repeats:
             check_columns(self.counters, self.positions, self.token_ids, self.logprobs)
         elif self.counters or self.positions or (self.logprobs and len(self.logprobs) != len(self.token_ids)):
-            raise ValueError("the columns of a report without names are not of one length")
+            raise ValueError("the columns of a report without row headers are not of one length")
 
 
 class AssignmentsFailed(Message, frozen=True):
-    """The worker could not go on with these assignments, for one reason, and has dropped them."""
+    """The worker had to drop these assignments, all for the same reason."""
 
     gpu_uuid: str
     epoch: int
     applied_seq: int
     assignments: tuple[AssignmentId, ...]
-    #: True: no other GPU will do better (an adapter's bytes are wrong). False: worth another try.
+    #: True: it would fail on every GPU (the adapter's files are invalid). False: a retry may succeed.
     permanent: bool
     error: WireError
 
 
 class DrainRunner(Message, frozen=True):
-    """The runner is to stop: place nothing new on its GPUs, and move what runs there."""
+    """The runner will stop: place nothing new on its GPUs, and move their requests."""
 
 
 class AdaptersCached(Message, frozen=True):
-    """Adapters came into, or left, the host memory of a worker, or (``gpu_uuid`` None) the disk of the runner.
+    """Adapters were added to, or evicted from, a worker's host memory or (``gpu_uuid`` None) the runner's disk.
 
-    A worker that joins, or is Reset, tells all that it has as come; a runner does so after each handshake.
+    A worker that joins or was Reset reports all that it has in ``came``; a runner does so after each handshake.
     """
 
     gpu_uuid: str | None
@@ -108,17 +108,17 @@ class AdaptersCached(Message, frozen=True):
 
 
 class RunnerDrained(Message, frozen=True):
-    """Nothing runs or is assigned on the runner's GPUs any more."""
+    """No request runs on the runner's GPUs or is assigned to them any more."""
 
 
 # ------------------------------------------------------------------ scheduler -> runner -> worker
 
 
 class StartRequest(Message, frozen=True):
-    """Run this request from where it is: prefill prompt and generated, then go on."""
+    """Run this request from its current state: prefill prompt and generated tokens, then decode."""
 
     gpu_uuid: str
-    #: Counts the commands to this GPU since it joined, from 1.
+    #: Number of this command to the GPU since it joined, from 1.
     seq: int
     assignment: AssignmentId
     request: Request
@@ -133,7 +133,7 @@ class StopRequest(Message, frozen=True):
 
 
 class Warm(Message, frozen=True):
-    """Bring this adapter to host memory, and to the GPU as far as there is room; see WarmAdapter for ``pin``."""
+    """Prefetch this adapter to host memory, and to the GPU if there is room; see WarmAdapter for ``pin``."""
 
     gpu_uuid: str
     adapter: AdapterRef
@@ -141,13 +141,13 @@ class Warm(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """To a runner, and from it to all its workers: drop this adapter from every tier once no request uses it."""
+    """To a runner, and from it to all its workers: evict this adapter everywhere once no request uses it."""
 
     digest: str
 
 
 class Ping(Message, frozen=True):
-    """Supervisor to worker, at equal intervals: answered by a Pong at once, whatever the step loop does."""
+    """Supervisor to worker, at equal intervals: the worker answers with a Pong at once, even during a step."""
 
     number: int
 
@@ -159,13 +159,13 @@ class Reset(Message, frozen=True):
 
 
 class AdapterFetched(Message, frozen=True):
-    """The answer to a FetchAdapter: exactly one of ``folder`` and ``error`` is given."""
+    """The answer to a FetchAdapter: exactly one of ``folder`` and ``error`` is set."""
 
     digest: str
-    #: On this host's disk. It stays there as long as the worker lives, or until a Forget.
+    #: The folder on this host's disk. It stays until the worker ends, or until a Forget.
     folder: str | None = None
     error: WireError | None = None
-    #: Another try, here or on another host, will do no better.
+    #: A retry would fail too, here or on another host.
     is_permanent: bool = False
 
 
@@ -173,27 +173,27 @@ class AdapterFetched(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """The worker's handshake: model loaded, kernels compiled, memory taken."""
+    """The worker's handshake: it has loaded the model, compiled kernels and allocated memory."""
 
     gpu: GpuInfo
 
 
 class Pong(Message, frozen=True):
-    """The answer to the Ping of this number: the process runs, and so far is its step loop."""
+    """The answer to the Ping with this number: the process runs, and its step loop has made so many turns."""
 
     number: int
-    #: Of the step loop, but for those that ran nothing though a request could have run. One without requests turns too.
+    #: Turns of the step loop. One without requests counts; one that ran nothing though a request could run does not.
     num_turns: int
 
 
 class WorkerFailed(Message, frozen=True):
-    """The worker's last words: why it can't start or go on. ``permanent``: starting it again can't help."""
+    """The last message of a worker: why it can't start or continue. ``permanent``: a restart can't help."""
 
     error: WireError
     permanent: bool
 
 
 class FetchAdapter(Message, frozen=True):
-    """Bring the files of this adapter to the host's disk: once for all the host's workers."""
+    """Fetch the files of this adapter to the host's disk, once for all its workers."""
 
     adapter: AdapterRef

@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.registry.tables import audit, counter
 
-#: Both have it, in the same words.
+#: SQLite and PostgreSQL support it with the same syntax.
 Upsert = postgresql.Insert | sqlite.Insert
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Open until its transaction ends. No other change is under way meanwhile, in whichever process."""
+    """An open transaction. No other process makes a change until it ends."""
 
     connection: AsyncConnection
     revision: int
@@ -24,16 +24,16 @@ class Change:
 
     @classmethod
     async def begin(cls, connection: AsyncConnection, now_s: float, by: str) -> "Change":
-        """Waits for the changes under way, and takes the next revision."""
+        """Waits for other changes to end, and takes the next revision."""
         statement = update(counter).values(revision=counter.c.revision + 1).returning(counter.c.revision)
         return cls(connection, (await connection.execute(statement)).scalar_one(), now_s, by)
 
-    async def log(self, action: str, tenant: str, subject: str, **detail: Any) -> None:
-        """Writes who did what; it is there if, and only if, the change is."""
-        values = {"at_s": self.now_s, "by": self.by, "action": action, "tenant": tenant, "subject": subject}
+    async def log(self, action: str, tenant_id: str, subject: str, **detail: Any) -> None:
+        """Adds a line to the audit log, which is committed with the change or not at all."""
+        values = {"at_s": self.now_s, "by": self.by, "action": action, "tenant_id": tenant_id, "subject": subject}
         await self.connection.execute(insert(audit).values(**values, detail=detail))
 
 
 def upsert(connection: AsyncConnection, table: Table) -> Upsert:
-    """An insert that may say what to do if the row is there."""
+    """An insert that can also say what to do if the row exists."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)

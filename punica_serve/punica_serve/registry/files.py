@@ -1,9 +1,8 @@
-"""Whether the files of a digest may be removed from the store, and by whom.
+"""Decides who may remove the files of a digest from the store, and when.
 
-Files are kept by their digest, so a registration finds those of an adapter that is just being removed, and builds on
-them. Three rules keep them apart, each in a transaction of the registry: files that an adapter has, or that a
-registration under way relies on, can't be claimed; files that are claimed can't be relied on; and only who has
-claimed files removes them.
+Files are kept by digest, so a registration may find and reuse the files of an adapter that is just being removed. Three
+rules prevent conflicts, each checked in a registry transaction. Files of an adapter, or of a registration in progress,
+can't be claimed. Claimed files can't be used. Only the process that has claimed files removes them.
 """
 
 from sqlalchemy import Column, Exists, delete, exists, insert, or_, select, update
@@ -14,16 +13,18 @@ from punica_serve.registry.change import Change, upsert
 from punica_serve.registry.records import Forgotten
 from punica_serve.registry.tables import adapters, files, keeps
 
-#: How long a registration may take to bring the files and to register.
+#: Time limit of a registration, from storing the files to registering.
 KEEP_S = 600.0
-#: How long the removal of files may take, until another may try.
+#: Time limit for removing files; then another process may try.
 CLAIM_S = 60.0
-#: Removing takes no longer, mostly.
+#: Removing files rarely takes longer.
 _RETRY_S = 1.0
 
 
 async def keep_files(change: Change, digest: str, keep_id: str) -> None:
-    """Nobody claims the files until ``release_files``, or KEEP_S from now. Raises Conflict while they are claimed."""
+    """Protects files from being claimed until ``release_files``, for KEEP_S at most. Raises Conflict while they are
+    claimed.
+    """
     await use_files(change, digest)
     values = {"keep_id": keep_id, "digest": digest, "until_s": change.now_s + KEEP_S}
     await change.connection.execute(insert(keeps).values(**values))
@@ -36,7 +37,7 @@ async def release_files(change: Change, keep_id: str) -> None:
 
 
 async def use_files(change: Change, digest: str) -> None:
-    """The files are there, or about to be. Raises Conflict while somebody removes them."""
+    """Records that an adapter uses the files. Raises Conflict while they are being removed."""
     claimed_until_s = await change.connection.scalar(select(files.c.claimed_until_s).where(files.c.digest == digest))
     if claimed_until_s is not None and claimed_until_s > change.now_s:
         raise Conflict(
@@ -49,12 +50,14 @@ async def use_files(change: Change, digest: str) -> None:
 
 
 async def end_use(change: Change, digest: str) -> None:
-    """An adapter with these files has ended."""
+    """Records that an adapter with these files has ended."""
     await change.connection.execute(update(files).where(files.c.digest == digest).values(used_s=change.now_s))
 
 
 async def claim_files(change: Change, digest: str, by: str) -> bool:
-    """Whether ``by`` may remove the files now. Files that nobody knows of may be claimed too: they are left over."""
+    """Claims files for removal by ``by`` if possible; returns whether it worked. Unknown files may be claimed too: they
+    are left over.
+    """
     if await change.connection.scalar(select(or_(_served(digest), _kept(digest, change.now_s)))):
         return False
     row = (await change.connection.execute(select(files).where(files.c.digest == digest))).one_or_none()
@@ -67,25 +70,25 @@ async def claim_files(change: Change, digest: str, by: str) -> bool:
 
 
 async def forget_files(change: Change, digest: str, by: str) -> None:
-    """They are removed. Nothing happens if somebody else has claimed them since."""
+    """Records that the files were removed. Does nothing if another process has claimed them since."""
     await change.connection.execute(delete(files).where(files.c.digest == digest, files.c.claimed_by == by))
 
 
 async def unused_files(connection: AsyncConnection, now_s: float) -> dict[str, Forgotten]:
-    """The digests that nobody has or relies on, whose files are not known to be gone."""
+    """The digests that no adapter or registration uses, and whose files may still exist."""
     digest = files.c.digest
-    unused = select(digest, files.c.used_s, adapters.c.tenant).outerjoin(adapters, adapters.c.digest == digest)
+    unused = select(digest, files.c.used_s, adapters.c.tenant_id).outerjoin(adapters, adapters.c.digest == digest)
     found: dict[str, Forgotten] = {}
     for row in await connection.execute(unused.where(~_served(digest), ~_kept(digest, now_s))):
-        owners = frozenset() if row.tenant is None else frozenset({row.tenant})
+        owners = frozenset() if row.tenant_id is None else frozenset({row.tenant_id})
         before = found.get(row.digest)
-        found[row.digest] = Forgotten(row.used_s, owners | before.tenants if before else owners)
+        found[row.digest] = Forgotten(row.used_s, owners | before.tenant_ids if before else owners)
     return found
 
 
 async def past_owners(connection: AsyncConnection, digest: str) -> frozenset[str]:
-    """The tenants of versions that have ended; of those of each name that are remembered."""
-    ended = select(adapters.c.tenant).where(adapters.c.digest == digest, ~adapters.c.is_live)
+    """Tenant ids of ended versions with this digest, as far as their rows are kept."""
+    ended = select(adapters.c.tenant_id).where(adapters.c.digest == digest, ~adapters.c.is_live)
     return frozenset(await connection.scalars(ended))
 
 

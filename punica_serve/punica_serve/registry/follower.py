@@ -1,43 +1,43 @@
-"""Keeps a snapshot as new as the database lets it."""
+"""Keeps a snapshot up to date with the database."""
 
 import asyncio
 import logging
 
-from punica_serve.backoff import Backoff
 from punica_serve.errors import RegistryUnavailable
+from punica_serve.links.backoff import Backoff
 from punica_serve.registry.database import Database
 from punica_serve.registry.reading import next_snapshot
 from punica_serve.registry.snapshot import RegistrySnapshot, SharedAdapters
 
-#: How long a change of another frontend may take to be seen here, beside the reading itself.
+#: Polling interval: how late a change by another frontend is noticed.
 POLL_S = 0.2
-#: Between tries while the database is away.
+#: Longest time between attempts while the database is down.
 _MAX_BACKOFF_S = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class Follower:
-    """The one reader of the snapshot. While the database is away, the last snapshot stays."""
+    """Replaces the snapshot with newer ones. While the database is down, the last snapshot stays."""
 
     def __init__(self, database: Database, shared: SharedAdapters) -> None:
         self._database = database
         self.snapshot = RegistrySnapshot(shared=shared)
-        #: Why the last reading failed.
+        #: The failure of the last read, if it failed.
         self._failure: RegistryUnavailable | None = None
         self._reading = asyncio.Lock()
-        #: Readings that ended, in one way or the other.
+        #: Number of reads that have ended, successful or not.
         self._num_readings = 0
 
     @property
     def is_away(self) -> bool:
-        """Whether the database did not answer when it was last asked."""
+        """Whether the database failed to answer the last read."""
         return self._failure is not None
 
     async def refresh(self) -> RegistrySnapshot:
-        """At least as new as the database at the time of the call. Raises RegistryUnavailable.
+        """Returns a snapshot at least as new as the database at the time of the call. Raises RegistryUnavailable.
 
-        However many call at once, they share the one reading that begins after all of them.
+        Concurrent calls share one read, which begins after all of them.
         """
         enough = self._num_readings + (2 if self._reading.locked() else 1)
         try:
@@ -52,7 +52,7 @@ class Follower:
         return self.snapshot
 
     async def follow(self) -> None:
-        """Reads again and again, until cancelled."""
+        """Polls until cancelled."""
         backoff = Backoff(POLL_S, _MAX_BACKOFF_S, reset_after_s=POLL_S)
         while True:
             try:
@@ -70,7 +70,7 @@ class Follower:
                 self.snapshot = await next_snapshot(connection, self.snapshot)
             self._failure = None
             if was_away:
-                logger.info("the registry is back")
+                logger.info("the registry is available again")
         except RegistryUnavailable as error:
             self._failure = error
             if not was_away:

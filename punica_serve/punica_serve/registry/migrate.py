@@ -1,4 +1,4 @@
-"""Brings a database to the tables of this version."""
+"""Upgrades a database to the tables of this version."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from punica_serve.errors import ConfigError
 from punica_serve.registry.database import Database
 
 _FOLDER = Path(__file__).parent / "migrations"
-#: Some day there will be a migration that takes long.
+#: Allows for future migrations that take long.
 _MIGRATION_S = 300.0
-#: Any number that no other program on the server takes.
+#: Any number that no other program on the server uses.
 _ADVISORY_LOCK = 0x70756E696361
 
 
 async def migrate(database: Database) -> None:
-    """Makes the tables, or alters them. Several processes may do so at once: all but one wait.
+    """Creates or upgrades the tables. Several processes may call it at once: all but one wait.
 
     Raises ConfigError for a database of a newer version of this program, and RegistryUnavailable.
     """
@@ -33,15 +33,15 @@ async def migrate(database: Database) -> None:
         revision = await connection.run_sync(_revision)
         if revision is not None and revision not in {known.revision for known in script.walk_revisions()}:
             raise ConfigError(
-                f"the registry's database {database.shown_url} is of a newer version of punica-serve (its tables are"
-                f" {revision!r}); upgrade this one",
+                f"the registry's database {database.shown_url} belongs to a newer version of punica-serve (its tables"
+                f" are {revision!r}); upgrade this one",
                 param="registry.url",
             )
         await connection.run_sync(_upgrade)
 
 
 def _revision(connection: Connection) -> str | None:
-    """Of the tables that there are. None: there are none yet."""
+    """The revision of the existing tables; None if there are none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))

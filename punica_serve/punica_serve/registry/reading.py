@@ -1,12 +1,12 @@
-"""From rows to records, and to the snapshot."""
+"""Turns rows into records, and into the snapshot."""
 
 from typing import Any
 
-from sqlalchemy import Row, Table, select
+from sqlalchemy import Row, Select, Table, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.protocol import AdapterRef, TenantQuota
-from punica_serve.registry.names import is_adapter_name, is_tenant_name
+from punica_serve.registry.names import is_adapter_name
 from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
 from punica_serve.registry.snapshot import Changes, RegistrySnapshot
 from punica_serve.registry.tables import adapters, counter, grants, keys, tenants
@@ -15,9 +15,9 @@ AnyRow = Row[tuple[Any, ...]]
 
 
 async def next_snapshot(connection: AsyncConnection, before: RegistrySnapshot) -> RegistrySnapshot:
-    """What the database says now. ``connection`` must see one state throughout.
+    """The current contents of the database. ``connection`` must see one consistent state.
 
-    All of it is read if the database is older than the snapshot: then it was restored from a copy.
+    If the database is older than the snapshot, it was restored from a backup, and everything is read again.
     """
     revision = (await connection.execute(select(counter.c.revision))).scalar_one()
     if revision == before.revision:
@@ -25,44 +25,54 @@ async def next_snapshot(connection: AsyncConnection, before: RegistrySnapshot) -
     if revision < before.revision:
         before = RegistrySnapshot(shared=before.shared)
 
-    async def changed(table: Table) -> list[AnyRow]:
-        rows = select(table).where(table.c.revision > before.revision)
-        # There is nothing to be told of what ended before the first look.
+    async def changed(table: Table, rows: Select[tuple[Any, ...]]) -> list[AnyRow]:
+        rows = rows.where(table.c.revision > before.revision)
+        # The first read skips rows that have already ended.
         return list((await connection.execute(rows if before.revision else rows.where(table.c.is_live))).all())
 
     changes = Changes(
         revision,
-        tenants=tuple((tenant_of(row), row.is_live) for row in await changed(tenants)),
-        adapters=tuple((adapter_of(row), row.is_live) for row in await changed(adapters)),
-        keys=tuple((row.secret_sha256, key_of(row), row.is_live) for row in await changed(keys)),
-        grants=tuple((Grant(row.tenant, row.name, row.to), row.is_live) for row in await changed(grants)),
+        tenants=tuple((tenant_of(row), row.is_live) for row in await changed(tenants, select(tenants))),
+        adapters=tuple((adapter_of(row), row.is_live) for row in await changed(adapters, with_tenant(adapters))),
+        keys=tuple((row.secret_sha256, key_of(row), row.is_live) for row in await changed(keys, with_tenant(keys))),
+        grants=tuple((grant_of(row), row.is_live) for row in await changed(grants, select(grants))),
     )
     return before.after(changes)
 
 
-async def versions_of(connection: AsyncConnection, tenant: str, name: str) -> tuple[AdapterVersion, ...]:
-    """Newest first; all that there are rows of, whether they are served or not."""
-    if not is_tenant_name(tenant) or not is_adapter_name(name):
+def with_tenant(table: Table) -> Select[tuple[Any, ...]]:
+    """Rows that have a ``tenant_id``, with the tenant's name as ``tenant``, deleted tenants included."""
+    return select(table, tenants.c.name.label("tenant")).join(tenants, tenants.c.tenant_id == table.c.tenant_id)
+
+
+async def versions_of(connection: AsyncConnection, tenant_id: str, name: str) -> tuple[AdapterVersion, ...]:
+    """All versions that still have rows, served or not, newest first."""
+    if not is_adapter_name(name):
         return ()
-    mine = select(adapters).where(adapters.c.tenant == tenant, adapters.c.name == name)
+    mine = with_tenant(adapters).where(adapters.c.tenant_id == tenant_id, adapters.c.name == name)
     return tuple(adapter_of(row) for row in await connection.execute(mine.order_by(adapters.c.version.desc())))
 
 
 def tenant_of(row: AnyRow) -> Tenant:
     quota = TenantQuota(row.max_concurrent, row.requests_per_min, row.tokens_per_min)
-    return Tenant(row.name, quota, row.max_adapters, row.max_adapter_bytes, row.suspended, row.created_s)
+    return Tenant(row.tenant_id, row.name, quota, row.max_adapters, row.max_adapter_bytes, row.suspended, row.created_s)
 
 
 def key_of(row: AnyRow) -> ApiKey:
-    return ApiKey(row.key_id, row.tenant, row.role, row.name, row.created_s, row.expires_s)
+    return ApiKey(row.key_id, row.tenant_id, row.tenant, row.role, row.name, row.created_s, row.expires_s)
+
+
+def grant_of(row: AnyRow) -> Grant:
+    return Grant(row.tenant_id, row.name, row.to_id)
 
 
 def adapter_of(row: AnyRow) -> AdapterVersion:
     return AdapterVersion(
+        tenant_id=row.tenant_id,
         tenant=row.tenant,
         name=row.name,
         version=row.version,
-        ref=AdapterRef(digest=row.digest, uri=row.uri, num_bytes=row.num_bytes, ranks=row.ranks),
+        ref=AdapterRef(row.digest, row.uri, row.num_bytes, row.ranks, tuple(row.scalings)),
         source_uri=row.source_uri,
         base_model=row.base_model,
         chat_template=row.chat_template,

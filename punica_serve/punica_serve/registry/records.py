@@ -1,4 +1,4 @@
-"""What the registry holds, as plain values. Times are seconds since 1970."""
+"""The registry's contents as plain values. Times are seconds since 1970."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,18 +11,20 @@ Role = Literal["admin", "user"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """The newest version of an adapter: what a request for its name gets."""
+    """The newest version of an adapter, which requests for its name get."""
 
+    #: The owner's id; ``tenant`` is the owner's name.
+    tenant_id: str
     tenant: str
     name: str
-    #: Counts from 1. Never used twice, also after the name was deleted and registered again.
+    #: Counts from 1. Never reused, even if the name is deleted and registered again.
     version: int
     ref: AdapterRef
-    #: Where its owner got it from; None for an upload.
+    #: The source that its owner gave; None for an upload.
     source_uri: str | None
-    #: What it says that it was trained on.
+    #: The base model that it says it was trained on.
     base_model: str | None
-    #: Its own, in place of the base model's.
+    #: Its own chat template, used in place of the base model's.
     chat_template: str | None
     #: Stays in the host memory of every runner, and leaves a GPU only for adapters in use.
     pinned: bool
@@ -35,30 +37,33 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whoever adapters and keys belong to, and what it may use. None: as much as it likes; 0: nothing."""
+    """An owner of adapters and keys, with its limits. None means unlimited, 0 means none."""
 
+    #: Never reused, unlike the name: a later tenant of the same name gets another id.
+    tenant_id: str
     name: str
     quota: TenantQuota
     max_adapters: int | None
-    #: Of the weights of its adapters, together.
+    #: Limit for the weights of all its adapters together.
     max_adapter_bytes: int | None
-    #: Its users' keys let nobody in.
+    #: Its users' keys are refused.
     suspended: bool
     created_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """All there is to know of a key but its secret."""
+    """An API key without its secret."""
 
     #: The part of the secret that may be shown.
     key_id: str
+    tenant_id: str
     tenant: str
     role: Role
-    #: What its owner calls it.
+    #: Its owner's name for it.
     name: str
     created_s: float
-    #: None: never.
+    #: None means never.
     expires_s: float | None
 
     def is_valid(self, now_s: float) -> bool:
@@ -67,30 +72,33 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Another tenant may use an adapter, whichever version is the newest."""
+    """Lets another tenant use the newest version of an adapter. Tenants are given by id."""
 
-    tenant: str
+    tenant_id: str
     name: str
-    to: str
+    to_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Files in the store that no adapter has any more, and that may still be in caches too."""
+    """Files that no adapter uses any more, and that may still be in the store and in caches."""
 
     since_s: float
-    #: Whose adapters had them.
-    tenants: frozenset[str]
+    #: Tenants whose adapters used them.
+    tenant_ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a tenant used of one version of an adapter in one hour."""
+    """A tenant's usage of one version of an adapter in one hour."""
 
-    #: When the hour began.
+    #: Start of the hour.
     hour_s: int
+    tenant_id: str
     tenant: str
-    #: In full; None is the base model.
+    #: The adapter's owner; None for the base model.
+    owner_id: str | None
+    #: The adapter's full name; None for the base model.
     adapter: str | None
     version: int | None
     num_requests: int
@@ -101,16 +109,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A change of adapters, grants, keys or tenants. Written with the change, or not at all."""
+    """A change of adapters, grants, keys or tenants. Committed with the change, or not at all."""
 
     entry_id: int
     at_s: float
-    #: Who did it.
+    #: The user who made the change.
     by: str
-    #: What: `adapter.register`, `key.revoke`, ...
+    #: The action: `adapter.register`, `key.revoke`, ...
     action: str
-    #: Whose it is.
+    #: The tenant that owns the subject.
+    tenant_id: str
     tenant: str
-    #: What was changed: the name of an adapter or tenant, the id of a key.
+    #: The changed object: the name of an adapter or tenant, or the id of a key.
     subject: str
     detail: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The adapters of the config file: everybody's, and the file alone is their truth. None of them is in the database."""
+"""The adapters of the config file, which everybody may use. They exist in that file only, not in the database."""
 
 import logging
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -9,26 +9,26 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter, unreadable
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.adapters.pool_fit import check_fits_pool
-from punica_serve.config import ClusterConfig
-from punica_serve.errors import AdapterRejected, InvalidRequest
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.errors import AdapterRejected, InvalidRequest, PunicaError, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.names import SHARED_TENANT, check_adapter_name
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.snapshot import SharedAdapters
-from punica_serve.store.intake import read_chat_template
+from punica_serve.store.validator import read_chat_template
 
-#: Bounds the adapters in memory at once while they are checked.
+#: Adapters that are checked at once.
 _NUM_READERS = 4
 
 logger = logging.getLogger(__name__)
 
 
 def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | None = None) -> SharedAdapters:
-    """Reads every folder of `adapters:`, and leaves out those that can't be served. Blocks as long as that takes.
+    """Reads every folder of `adapters:`, and leaves out those that can't be served. Blocks until done.
 
-    The dummies are served too, where no folder has the name.
-    Once another thread sets ``stop``, it ends after the folders at hand: raises CancelledError.
+    Dummy adapters are added where no folder has the name. If another thread sets ``stop``, it stops after the current
+    folders and raises CancelledError.
     """
     folders = config.adapters
 
@@ -40,9 +40,9 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
             version = _read(name, folders[name], model, strict_base=config.strict_base)
             check_fits_pool(version.ref, config.engine.num_lora_pages)
             return version
-        except (AdapterRejected, InvalidRequest) as error:
+        except (AdapterRejected, InvalidRequest, StoreUnavailable) as error:
             return _refused(name, error)
-        except OSError as error:  # went away after it was read
+        except OSError as error:  # it disappeared after it was read
             return _refused(name, unreadable(error))
 
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="adapter-reader") as readers:
@@ -57,15 +57,15 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
     )
 
 
-def _refused(name: str, error: AdapterRejected | InvalidRequest) -> AdapterRejected:
-    """A new error: the traceback of the old one would keep the weights of the refused adapter in memory."""
+def _refused(name: str, error: PunicaError) -> AdapterRejected:
+    """Makes a new error: the old one's traceback would keep the refused adapter in memory."""
     logger.warning("adapter %r is refused: %s", name, error)
     where = error.where if isinstance(error, AdapterRejected) else ""
     return AdapterRejected(error.message, param=error.param, where=where)
 
 
 def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool) -> AdapterVersion:
-    ref = read_adapter(folder, model, strict_base=strict_base).ref
+    ref = read_adapter(folder, model, strict_base=strict_base)
     base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
     created_s = (folder / WEIGHTS_NAME).stat().st_mtime
     return _shared(name, ref, base_model=base_model, chat_template=read_chat_template(folder), created_s=created_s)
@@ -80,6 +80,7 @@ def _shared(
     created_s: float = 0.0,
 ) -> AdapterVersion:
     return AdapterVersion(
+        tenant_id=SHARED_TENANT,
         tenant=SHARED_TENANT,
         name=name,
         version=1,

@@ -1,9 +1,11 @@
-"""The tables. The migrations make them; a test holds the two together.
+"""The tables. The migrations create them; a test keeps the two consistent.
 
-What the snapshot is made of has a ``revision``, and rows stay when what they say ends (``is_live``), so that followers
-read what changed and nothing else. Whoever changes something takes the next revision first: the row of the counter is
-locked until the change is committed. So changes are made one at a time, by whichever frontend, and whoever reads
-revision n has seen everything up to n.
+Tables that make up the snapshot have a ``revision``, and their rows stay after they end (``is_live``), so that
+followers read only what changed. Every change first takes the next revision, which locks the counter's row until the
+commit. So changes are made one at a time across all frontends, and a reader of revision n has seen everything up to n.
+
+A tenant's name may be reused after its deletion, its id never. So all other tables refer to tenants by id, and the rows
+of deleted tenants stay to keep their names.
 """
 
 from sqlalchemy import (
@@ -17,11 +19,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
 metadata = MetaData()
 
-#: One row.
+#: Has a single row.
 counter = Table(
     "counter",
     metadata,
@@ -32,7 +35,8 @@ counter = Table(
 tenants = Table(
     "tenants",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("tenant_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
     Column("max_concurrent", BigInteger),
     Column("requests_per_min", BigInteger),
     Column("tokens_per_min", BigInteger),
@@ -42,6 +46,7 @@ tenants = Table(
     Column("created_s", Double, nullable=False),
     Column("is_live", Boolean, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
+    Index("ix_tenants_name", "name", unique=True, sqlite_where=text("is_live"), postgresql_where=text("is_live")),
 )
 
 keys = Table(
@@ -49,7 +54,7 @@ keys = Table(
     metadata,
     Column("key_id", Text, primary_key=True),
     Column("secret_sha256", Text, nullable=False, unique=True),
-    Column("tenant", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
     Column("role", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("created_s", Double, nullable=False),
@@ -61,13 +66,14 @@ keys = Table(
 adapters = Table(
     "adapters",
     metadata,
-    Column("tenant", Text, primary_key=True),
+    Column("tenant_id", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("digest", Text, nullable=False),
     Column("uri", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("ranks", JSON, nullable=False),
+    Column("scalings", JSON, nullable=False),
     Column("source_uri", Text),
     Column("base_model", Text),
     Column("chat_template", Text),
@@ -81,26 +87,26 @@ adapters = Table(
 grants = Table(
     "grants",
     metadata,
-    Column("tenant", Text, primary_key=True),
+    Column("tenant_id", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("to", Text, primary_key=True),
+    Column("to_id", Text, primary_key=True),
     Column("is_live", Boolean, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
 )
 
-#: What the store holds, or is about to: until its files are known to be gone.
+#: Digests that the store holds or is about to hold, until their files are known to be gone.
 files = Table(
     "files",
     metadata,
     Column("digest", Text, primary_key=True),
     #: When a registration of them began, or an adapter with them ended.
     Column("used_s", Double, nullable=False),
-    #: Who is removing them; for so long nobody else does, and nobody registers them.
+    #: The process that is removing them; meanwhile nobody else removes or registers them.
     Column("claimed_by", Text),
     Column("claimed_until_s", Double, nullable=False),
 )
 
-#: Registrations under way: for so long nobody may remove the files, though no adapter has them yet.
+#: Registrations in progress: their files may not be removed, though no adapter has them yet.
 keeps = Table(
     "keeps",
     metadata,
@@ -113,8 +119,10 @@ usage = Table(
     "usage",
     metadata,
     Column("hour_s", BigInteger, primary_key=True, autoincrement=False),
-    Column("tenant", Text, primary_key=True),
-    #: In full; empty for the base model, whose version is 0: a primary key has no nulls.
+    Column("tenant_id", Text, primary_key=True),
+    #: The adapter's owner. Empty for the base model, as is the name, and its version is 0: primary keys can't be null.
+    Column("owner_id", Text, primary_key=True),
+    #: The adapter's full name.
     Column("adapter", Text, primary_key=True),
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("num_requests", BigInteger, nullable=False),
@@ -123,7 +131,7 @@ usage = Table(
     Column("gpu_s", Double, nullable=False),
 )
 
-#: Up to which batch each frontend's usage is counted.
+#: The last batch of usage counted from each frontend.
 usage_sources = Table(
     "usage_sources",
     metadata,
@@ -135,12 +143,12 @@ usage_sources = Table(
 audit = Table(
     "audit",
     metadata,
-    # SQLite counts rows by itself only if their key is an INTEGER.
+    # SQLite numbers rows automatically only if the key's type is INTEGER.
     Column("entry_id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("at_s", Double, nullable=False),
     Column("by", Text, nullable=False),
     Column("action", Text, nullable=False),
-    Column("tenant", Text, nullable=False, index=True),
+    Column("tenant_id", Text, nullable=False, index=True),
     Column("subject", Text, nullable=False),
     Column("detail", JSON, nullable=False),
 )

@@ -1,34 +1,38 @@
-"""What tenants used, added up per hour."""
+"""The tenants' usage, totalled by the hour."""
 
 from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
 
 from sqlalchemy import Select, delete, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.registry.change import upsert
-from punica_serve.registry.reading import AnyRow
+from punica_serve.registry.reading import AnyRow, with_tenant
 from punica_serve.registry.records import Usage
-from punica_serve.registry.tables import usage, usage_sources
+from punica_serve.registry.tables import tenants, usage, usage_sources
 
-#: A frontend that has counted nothing for so long won't try a batch again.
+#: A frontend that has reported nothing for this long won't resend a batch.
 _SOURCE_LIFE_S = 7 * 86_400.0
-_KEY = ("hour_s", "tenant", "adapter", "version")
+_KEY = ("hour_s", "tenant_id", "owner_id", "adapter", "version")
+#: Name before id, since tenants are listed by name.
+_ADAPTER = ("adapter", "owner_id", "version")
 _SUMS = ("num_requests", "num_prompt_tokens", "num_generated_tokens", "gpu_s")
 
 
 async def add_usage(
     connection: AsyncConnection, rows: Sequence[Usage], *, source: str, number: int, now_s: float
 ) -> None:
-    """Adds a batch, unless it was counted before: whoever did not hear the answer sends it again."""
+    """Adds a batch unless it was counted before: a sender without confirmation sends it again."""
     if not await _is_new(connection, source, number, now_s):
         return
     statement = upsert(connection, usage)
     statement = statement.on_conflict_do_update(
         index_elements=_KEY, set_={column: usage.c[column] + statement.excluded[column] for column in _SUMS}
     )
-    for row in sorted(rows, key=lambda row: (row.hour_s, row.tenant, row.adapter or "", row.version or 0)):
-        # In one order, whoever adds: nobody waits for who waits for them.
-        await connection.execute(statement, _values(row))
+    for values in sorted(map(_values, rows), key=itemgetter(*_KEY)):
+        # Always in the same order, so that concurrent writers can't deadlock.
+        await connection.execute(statement, values)
 
 
 async def _is_new(connection: AsyncConnection, source: str, number: int, now_s: float) -> bool:
@@ -42,16 +46,16 @@ async def _is_new(connection: AsyncConnection, source: str, number: int, now_s: 
     return is_new
 
 
-def usage_between(tenant: str | None, since_s: float, until_s: float) -> Select[tuple[object, ...]]:
-    """The hours that began in a time, of one tenant or of all."""
-    found = select(usage).where(usage.c.hour_s >= since_s, usage.c.hour_s < until_s)
-    if tenant is not None:
-        found = found.where(usage.c.tenant == tenant)
-    return found.order_by(*(usage.c[column] for column in _KEY))
+def usage_between(tenant_id: str | None, since_s: float, until_s: float) -> Select[tuple[Any, ...]]:
+    """Usage in hours that began in the given time, of one tenant or of all; by hour, tenant, adapter and version."""
+    found = with_tenant(usage).where(usage.c.hour_s >= since_s, usage.c.hour_s < until_s)
+    if tenant_id is not None:
+        found = found.where(usage.c.tenant_id == tenant_id)
+    return found.order_by(usage.c.hour_s, tenants.c.name, usage.c.tenant_id, *(usage.c[name] for name in _ADAPTER))
 
 
 async def remove_usage(connection: AsyncConnection, before_s: float, max_rows: int) -> int:
-    """Of hours that began before; how many there were, of the oldest."""
+    """Removes the oldest rows, of hours that began before a time; returns how many."""
     key = tuple_(*(usage.c[column] for column in _KEY))
     oldest = select(*(usage.c[column] for column in _KEY)).where(usage.c.hour_s < before_s)
     oldest = oldest.order_by(*(usage.c[column] for column in _KEY)).limit(max_rows)
@@ -61,7 +65,9 @@ async def remove_usage(connection: AsyncConnection, before_s: float, max_rows: i
 def usage_of(row: AnyRow) -> Usage:
     return Usage(
         hour_s=row.hour_s,
+        tenant_id=row.tenant_id,
         tenant=row.tenant,
+        owner_id=row.owner_id or None,
         adapter=row.adapter or None,
         version=row.version or None,
         num_requests=row.num_requests,
@@ -74,7 +80,8 @@ def usage_of(row: AnyRow) -> Usage:
 def _values(row: Usage) -> dict[str, object]:
     return {
         "hour_s": row.hour_s,
-        "tenant": row.tenant,
+        "tenant_id": row.tenant_id,
+        "owner_id": row.owner_id or "",
         "adapter": row.adapter or "",
         "version": row.version or 0,
         **{column: getattr(row, column) for column in _SUMS},

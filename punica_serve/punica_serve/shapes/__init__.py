@@ -6,8 +6,8 @@ the paper's 7B and 13B (Llama 2), and a small model for checks that must be quic
 
 from pathlib import Path
 
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import ModelConfig, read_model_config
 
 _FOLDER = Path(__file__).parent
 

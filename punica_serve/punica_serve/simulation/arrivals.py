@@ -1,4 +1,4 @@
-"""Requests of a simulation or a replay: when each comes, how long it is, and which adapter it wants."""
+"""Requests of a simulation or a replay: their arrival times, lengths and adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.simulation.config import ArrivalsConfig
+from punica_serve.config.simulation_section import ArrivalsConfig
 from punica_serve.workload import Population, RequestLength, conversation_lengths, popularity
 
 
@@ -16,7 +16,7 @@ class Arrivals:
 
     times_s: tuple[float, ...]
     lengths: tuple[RequestLength, ...]
-    #: Numbers of the adapters; empty when all run the base model.
+    #: Numbers of the adapters; empty if all run the base model.
     adapters: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -24,7 +24,7 @@ class Arrivals:
 
 
 def arrivals_of(config: ArrivalsConfig, *, num_adapters: int, seed: int) -> Arrivals:
-    """The same for the same seed."""
+    """Random arrivals as configured, the same for the same seed."""
     rng = np.random.default_rng(seed)
     times_s = _poisson(config.rate, rng)
     lengths = conversation_lengths(
@@ -35,7 +35,7 @@ def arrivals_of(config: ArrivalsConfig, *, num_adapters: int, seed: int) -> Arri
 
 
 def _poisson(rate: Sequence[tuple[float, float]], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Arrivals at the highest rate, of which each is kept with the share that the rate has then (thinning)."""
+    """A Poisson process of varying rate, by thinning one of the highest rate."""
     seconds, rates = zip(*rate, strict=True)
     highest = max(rates)
     times_s = np.sort(rng.uniform(0.0, seconds[-1], rng.poisson(highest * seconds[-1])))

@@ -1,7 +1,7 @@
 """The rows that decode, as columns with one clock.
 
-All of them get a token at every step, so what differs between two steps is the clock alone: positions, token ids and
-pages follow from it. A step then costs little more than the tuples of its report, and no object for each token.
+Every row gets a token at every step, so only the clock changes between two steps: positions, token ids and pages follow
+from it. A step then costs little more than the tuples of its report, and no object for each token.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ from punica_serve.simulation.tokens import TOKEN_STRIDE
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What stays the same while nobody joins or leaves."""
+    """Columns that stay the same while no row joins or leaves."""
 
     keys: tuple[int, ...]
     #: Position - clock, for each row.
@@ -23,7 +23,7 @@ class _Columns:
 
 
 class DecodeBatch:
-    """Rows join and leave between two steps. Before ``advance``, ``num_pages_due`` pages must be had: see ``grow``."""
+    """Rows join and leave between two steps. Before ``advance``, call ``grow`` with ``num_pages_due`` pages at hand."""
 
     def __init__(self, *, page_size: int, vocab_size: int) -> None:
         self._page_size = page_size
@@ -31,9 +31,9 @@ class DecodeBatch:
         self._clock = 0
         self._rows: dict[int, Row] = {}
         self._columns: _Columns | None = None
-        #: Tokens of all rows, less one clock for each.
+        #: Tokens of all rows, minus the clock for each.
         self._num_tokens_base = 0
-        #: Clock -> rows that need a page then.
+        #: Clock -> number of rows that need a page then.
         self._growth: Counter[int] = Counter()
         #: Clock -> rows that get their last token then.
         self._ends: defaultdict[int, list[Row]] = defaultdict(list)
@@ -47,12 +47,12 @@ class DecodeBatch:
 
     @property
     def num_context_tokens(self) -> int:
-        """Keys that the next step reads, of all rows."""
+        """Keys of all rows that the next step reads."""
         return self._num_tokens_base + self._clock * len(self._rows)
 
     @property
     def num_pages_due(self) -> int:
-        """Pages that the next step needs beside those that are held."""
+        """Pages that the next step needs besides those that the rows hold."""
         return self._growth.get(self._clock, 0)
 
     @property
@@ -65,16 +65,16 @@ class DecodeBatch:
         return max(self._rows.values(), key=_by_arrival, default=None)
 
     def num_adapters_with(self, digest: str | None) -> int:
-        """Different adapters of the rows and of one more."""
+        """Distinct adapters of the rows and of one more row with this digest."""
         return len(self._adapters) + (digest is not None and digest not in self._adapters)
 
     def rows_due(self) -> list[Row]:
-        """Those that need a page for the next step, by arrival."""
+        """Rows that need a page for the next step, by arrival."""
         due = [row for row in self._rows.values() if self._next_growth(row) == self._clock]
         return sorted(due, key=_by_arrival)
 
     def join(self, row: Row) -> None:
-        """The row, which must be decoding, is in the next step."""
+        """Adds a row, which must be decoding, to the next step."""
         row.joined = self._clock
         row.position_offset = row.position - self._clock
         row.token_offset = (row.next_token - self._clock * TOKEN_STRIDE) % self._vocab_size
@@ -87,7 +87,7 @@ class DecodeBatch:
         self._columns = None
 
     def leave(self, key: int) -> Row:
-        """Takes a row out, with its numbers as they are now."""
+        """Removes a row, and updates its own numbers."""
         row = self._rows.pop(key)
         ending = self._ends[self._end(row)]
         ending.remove(row)
@@ -96,12 +96,12 @@ class DecodeBatch:
         return self._settle(row)
 
     def grow(self) -> None:
-        """The rows that need a page have it."""
+        """Gives each row that needs a page one more."""
         if self._clock in self._growth:
             self._growth[self._clock + self._page_size] += self._growth.pop(self._clock)
 
     def advance(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[Row]]:
-        """Every row gets a token: their keys, positions and token ids, and the rows that have ended, which are gone."""
+        """Gives every row a token. Returns keys, positions and token ids, and the rows that have ended, now removed."""
         columns = self._columns or self._make_columns()
         clock, vocab_size = self._clock, self._vocab_size
         shift = clock * TOKEN_STRIDE % vocab_size
@@ -114,7 +114,7 @@ class DecodeBatch:
         return columns.keys, positions, token_ids, ended
 
     def _settle(self, row: Row) -> Row:
-        """Takes a row out of the sums and gives it its own numbers back."""
+        """Subtracts a row from the sums, and updates its own numbers."""
         next_growth = self._next_growth(row)
         self._growth[next_growth] -= 1
         if not self._growth[next_growth]:
@@ -138,15 +138,15 @@ class DecodeBatch:
         return self._columns
 
     def _end(self, row: Row) -> int:
-        """The clock of the step that makes its last token."""
+        """The clock of the step that makes the row's last token."""
         return row.joined + row.max_length - row.num_tokens - 1
 
     def _first_growth(self, row: Row) -> int:
-        """The clock of the step that first needs a page beyond those it joined with."""
+        """The clock of the step that first needs a page beyond those that the row joined with."""
         return row.joined + row.num_pages * self._page_size + 1 - row.num_tokens
 
     def _num_growths(self, row: Row) -> int:
-        """Pages it has got since it joined: those of all steps before the next one."""
+        """Pages that the row got since it joined, in all steps before the next one."""
         return max(0, -(-(self._clock - self._first_growth(row)) // self._page_size))
 
     def _next_growth(self, row: Row) -> int:

@@ -1,14 +1,15 @@
-"""A GPU that only keeps count: the engine's rules for batches and pages, and no model.
+"""A GPU that only counts: the engine's rules for batches and pages, without a model.
 
-A step mixes at most one chunk of a prefill with all decodes; waiting requests are admitted first come, first served,
-with pages for their tokens and one more; who lacks a page takes it from the newest. These are the steps of
-``punica_serve.engine.planner``, one for one.
+Each step decides as the engine's planner does, because both use ``batching_rules``. It does not run the planner itself,
+whose objects for each request make a step at batch 32 take six times as long or more.
 """
 
 from bisect import insort
 from typing import NamedTuple
 
+from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
 from punica_serve.errors import InvalidRequest
+from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
@@ -18,18 +19,18 @@ from punica_serve.simulation.step_time import StepTimeModel
 
 
 class PlannedStep(NamedTuple):
-    """A step under way. With nothing to run it only tells who was put back to wait."""
+    """A running step. With nothing to run it only reports preemptions."""
 
     prefill: Row | None
     num_prefill_tokens: int
     batch_size: int
     num_adapters: int
     duration_s: float
-    starved: tuple[int, ...]
+    preempted: tuple[int, ...]
 
 
 class SimulatedStep(NamedTuple):
-    """What has come of a step, in columns; requests are named by their keys."""
+    """The result of a step, in columns. Requests are named by their keys."""
 
     plan: PlannedStep
     keys: tuple[int, ...]
@@ -39,7 +40,7 @@ class SimulatedStep(NamedTuple):
 
 
 class SimulatedGpu:
-    """Requests come and go between steps: after ``begin_step`` only ``end_step`` may follow."""
+    """Requests are added and cancelled between steps: after ``begin_step`` only ``end_step`` may follow."""
 
     def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
         self._info = info
@@ -49,7 +50,7 @@ class SimulatedGpu:
         self._loras = LoraResidency(info.num_lora_pages, model.profile.adapter_load)
         self._rows: dict[int, Row] = {}
         self._waiting: list[Row] = []  # by arrival
-        #: Admitted, and not yet decoding: they prefill or await their adapters.
+        #: Admitted requests that prefill or await their adapters.
         self._starting: list[Row] = []  # by arrival
         self._decodes = DecodeBatch(page_size=info.page_size, vocab_size=vocab_size)
         self.num_free_kv_pages = info.num_kv_pages
@@ -57,12 +58,12 @@ class SimulatedGpu:
 
     @property
     def num_requests(self) -> int:
-        """Requests added and not gone."""
+        """Requests that were added and have not ended."""
         return len(self._rows)
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Digests of the adapters that are there, sorted."""
+        """Digests of the resident adapters, sorted."""
         return self._loras.resident
 
     @property
@@ -72,17 +73,17 @@ class SimulatedGpu:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next adapter will be there."""
+        """When the next adapter will be loaded."""
         return self._loras.next_ready_s
 
     def add(self, key: int, request: Request, now_s: float) -> None:
-        """Takes a request in. Raises InvalidRequest for one that could never run here.
+        """Adds a request. Raises InvalidRequest for one that could never run here.
 
-        One that outgrows the KvCache starves, until whoever added it takes it away.
+        A request that outgrows the KvCache is preempted, and waits until its owner cancels it.
         """
         capacity = self._info.num_kv_pages * self._info.page_size
         if len(request.prompt_ids) >= capacity:
-            message = f"the prompt has {len(request.prompt_ids)} tokens, the KvCache holds {capacity} with the answer's"
+            message = f"the prompt's {len(request.prompt_ids)} tokens and an answer exceed the KvCache's {capacity}"
             raise InvalidRequest(message, param="prompt")
         if request.num_tokens >= request.max_num_tokens:
             raise InvalidRequest("the request has all its tokens already", param="generated_ids")
@@ -93,7 +94,7 @@ class SimulatedGpu:
         self._admit(now_s)
 
     def cancel(self, key: int) -> None:
-        """Drops a request; its pages come back at once. Unknown keys are ignored."""
+        """Removes a request, and frees its pages at once. Unknown keys are ignored."""
         row = self._rows.get(key)
         if row is None:
             return
@@ -103,35 +104,35 @@ class SimulatedGpu:
             (self._starting if row.num_pages else self._waiting).remove(row)
         self._drop(row)
 
-    def warm(self, ref: AdapterRef, now_s: float, *, pin: bool | None) -> None:
-        """Brings an adapter before a request asks for it."""
-        self._loras.warm(ref, now_s, pin=pin)
+    def prefetch(self, ref: AdapterRef, now_s: float, *, pin: bool | None) -> None:
+        """Loads an adapter before a request needs it."""
+        self._loras.prefetch(ref, now_s, pin=pin)
 
-    def forget(self, digest: str) -> None:
-        """Frees an adapter's memory once no request uses it."""
-        self._loras.forget(digest)
+    def evict(self, digest: str) -> None:
+        """Evicts an adapter once no request uses it."""
+        self._loras.evict(digest)
 
     def begin_step(self, now_s: float) -> PlannedStep | None:
-        """Decides on the next step and starts it; None if nothing can run before something changes."""
-        assert self._plan is None, "a step is under way"
+        """Plans the next step and starts it. None if nothing can run until something changes."""
+        require(self._plan is None, "a step is under way")
         self._loras.settle(now_s)
         self._admit(now_s)
         if self._starting:
             self._join_decoding()
-        starved = self._give_pages() if self._decodes.num_pages_due else ()
+        preempted = self._give_pages() if self._decodes.num_pages_due else ()
         prefill = self._next_prefill() if self._starting else None
         num_decodes = len(self._decodes)
-        if prefill is None and not num_decodes and not starved:
+        if prefill is None and not num_decodes and not preempted:
             return None
-        num_tokens = min(prefill.num_uncached, self._prefill_budget_tokens) if prefill else 0
+        num_tokens = chunk_length(prefill.num_uncached, self._prefill_budget_tokens) if prefill else 0
         num_adapters = self._decodes.num_adapters_with(prefill.digest if prefill else None)
         duration_s = self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, num_adapters)
         batch_size = num_decodes + (prefill is not None)
-        self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, starved)
+        self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, preempted)
         return self._plan
 
     def end_step(self) -> SimulatedStep:
-        """The step that began has run."""
+        """Ends the step that began."""
         plan, self._plan = self._plan, None
         assert plan is not None, "no step is under way"
         keys, positions, token_ids, ended = self._decodes.advance() if self._decodes else ((), (), (), [])
@@ -150,21 +151,26 @@ class SimulatedGpu:
         return SimulatedStep(plan, keys, positions, token_ids, tuple([(row.key, "length") for row in ended]))
 
     def check_invariants(self) -> None:
-        """Audits the books; AssertionError is a bug of ours."""
+        """Audits pages and queues; an AssertionError is a bug of ours."""
         held = sum(row.num_pages for row in self._starting) + self._decodes.num_pages
-        assert held + self.num_free_kv_pages == self._info.num_kv_pages, "pages are lost, or held twice"
-        assert not any(row.num_pages for row in self._waiting), "a waiting request holds pages"
+        require(held + self.num_free_kv_pages == self._info.num_kv_pages, "pages are lost, or held twice")
+        require(not any(row.num_pages for row in self._waiting), "a waiting request holds pages")
         num_running = len(self._starting) + len(self._decodes)
-        assert num_running <= self._info.max_batch_size, f"{num_running} requests run"
-        assert num_running + len(self._waiting) == len(self._rows), "a request is lost or unknown"
+        require(num_running <= self._info.max_batch_size, f"{num_running} requests run")
+        require(num_running + len(self._waiting) == len(self._rows), "a request is lost or unknown")
         self._loras.check_invariants()
 
     def _admit(self, now_s: float) -> None:
-        """First come, first served: who does not fit blocks those behind."""
-        while self._waiting and len(self._starting) + len(self._decodes) < self._info.max_batch_size:
+        """Admits requests, first come, first served: one that does not fit blocks those behind it."""
+        while self._waiting:
             row = self._waiting[0]
-            num_pages = self._pages_for(row.num_tokens + 1)
-            if num_pages > self.num_free_kv_pages:
+            num_pages = pages_to_start(row.num_tokens, self._info.page_size)
+            if not may_admit(
+                num_pages,
+                num_free_pages=self.num_free_kv_pages,
+                num_running=len(self._starting) + len(self._decodes),
+                max_batch_size=self._info.max_batch_size,
+            ):
                 return
             if row.adapter is not None:
                 if not self._loras.has_room_for(row.adapter):
@@ -176,16 +182,16 @@ class SimulatedGpu:
             insort(self._starting, row, key=_by_arrival)
 
     def _join_decoding(self) -> None:
-        """A request of one token needs no prefill."""
+        """Moves requests that need no prefill, because they have one token, to the decodes."""
         for row in [row for row in self._starting if row.is_decoding and self._loras.is_ready(row.digest)]:
             self._starting.remove(row)
             self._decodes.join(row)
 
     def _next_prefill(self) -> Row | None:
-        return next((row for row in self._starting if self._loras.is_ready(row.digest)), None)
+        return next_prefill(row for row in self._starting if self._loras.is_ready(row.digest))
 
     def _prefill(self, row: Row, num_tokens: int) -> bool:
-        """Counts a chunk; whether it was the last, and so the row has left and gets a token."""
+        """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""
         row.num_cached += num_tokens
         if row.num_cached < row.num_tokens:
             return False
@@ -193,45 +199,47 @@ class SimulatedGpu:
         return True
 
     def _give_pages(self) -> tuple[int, ...]:
-        """Gives decodes the pages for their next tokens; keys of those that were put back to wait for it."""
-        starved: list[int] = []
-        num_given = self._decodes.num_pages_due
-        if num_given > self.num_free_kv_pages:
-            num_given = 0
-            for row in self._decodes.rows_due():
-                while num_given == self.num_free_kv_pages and row.key not in starved:
-                    starved.append(self._displace_newest().key)
-                num_given += row.key not in starved
-        self.num_free_kv_pages -= num_given
+        """Gives decodes the pages for their next tokens. Returns the keys of the requests preempted for it."""
+        preempted: list[Row] = []
+        if self._decodes.num_pages_due <= self.num_free_kv_pages:
+            self.num_free_kv_pages -= self._decodes.num_pages_due
+        else:
+            preempted = give_pages(
+                [(row, 1) for row in self._decodes.rows_due()],
+                num_free=lambda: self.num_free_kv_pages,
+                give=self._count_pages,
+                preempt_newest=self._preempt_newest,
+            )
         self._decodes.grow()
-        return tuple(starved)
+        return tuple([row.key for row in preempted])
 
-    def _displace_newest(self) -> Row:
-        """Puts the newest running request back to wait."""
+    def _count_pages(self, _: Row, num_pages: int) -> None:
+        """Counts pages that a row gets; the decode batch updates the row itself."""
+        self.num_free_kv_pages -= num_pages
+
+    def _preempt_newest(self) -> Row:
+        """Preempts the newest running request."""
         candidates = [row for row in (self._decodes.newest, self._starting[-1] if self._starting else None) if row]
         newest = max(candidates, key=_by_arrival)
         if newest.key in self._decodes:
             self._decodes.leave(newest.key)
         else:
             self._starting.remove(newest)
-        self._take_back(newest)
+        self._release(newest)
         insort(self._waiting, newest, key=_by_arrival)
         return newest
 
     def _drop(self, row: Row) -> None:
         del self._rows[row.key]
         if row.num_pages:
-            self._take_back(row)
+            self._release(row)
 
-    def _take_back(self, row: Row) -> None:
-        """Pages and adapter of a row that runs no more."""
+    def _release(self, row: Row) -> None:
+        """Frees the pages and the adapter of a row that no longer runs."""
         self.num_free_kv_pages += row.num_pages
         row.num_pages = row.num_cached = 0
         if row.digest is not None:
             self._loras.release(row.digest)
-
-    def _pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._info.page_size)
 
 
 def _by_arrival(row: Row) -> tuple[int, str]:

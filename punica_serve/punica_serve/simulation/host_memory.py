@@ -1,12 +1,12 @@
-"""Which adapters a simulated worker has in host memory: all that it has brought. Nothing is too much for it."""
+"""The adapters in a simulated worker's host memory: all that it has loaded, because its size is unlimited."""
 
 
 class SimulatedHostMemory:
-    """As much of the engine's ``HostCache`` as the scheduler hears of."""
+    """The part of the engine's ``HostCache`` that is reported to the scheduler."""
 
     def __init__(self) -> None:
         self._digests: set[str] = set()
-        #: What has come or left since ``take_changes``.
+        #: Digests added or evicted since ``take_changes``.
         self._changed: set[str] = set()
 
     @property
@@ -18,12 +18,12 @@ class SimulatedHostMemory:
             self._digests.add(digest)
             self._changed.add(digest)
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         if digest in self._digests:
             self._digests.remove(digest)
             self._changed.add(digest)
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is here that was not when this was last asked, and the other way round."""
+        """Digests added, and digests evicted, since the last call."""
         changed, self._changed = self._changed, set()
         return tuple(sorted(changed & self._digests)), tuple(sorted(changed - self._digests))

@@ -1,4 +1,4 @@
-"""How long steps take on a device: a performance profile, from a YAML file.
+"""Performance profiles: how long steps take on a device, from a YAML file.
 
 Profiles of an A100 and an H200 come with the package; `punica-serve profile` measures others.
 """
@@ -11,9 +11,9 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, model_validator
 
-from punica_serve.config_fields import ConfigModel, Name, NonNegative, NonNegativeInt, PositiveInt
+from punica_serve.config.fields import ConfigModel, Name, NonNegative, NonNegativeInt, PositiveInt
+from punica_serve.config.yaml_file import read_yaml, validated
 from punica_serve.errors import ConfigError
-from punica_serve.yaml_file import read_yaml, validated
 
 Milliseconds = NonNegative
 _Numbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -25,7 +25,7 @@ def _check_ascending(name: str, numbers: tuple[int, ...]) -> None:
 
 
 def _check_times(numbers: tuple[int, ...], ms: tuple[float, ...], name: str) -> None:
-    """More never takes less: beyond the last number, times that fall would end below zero."""
+    """Times must not fall, because they are extrapolated beyond the last number and could become negative."""
     if len(ms) != len(numbers):
         raise ValueError(f"`ms` must be as long as `{name}`")
     if any(first > second for first, second in pairwise(ms)):
@@ -67,7 +67,7 @@ class DecodeTimes(ConfigModel):
 
 
 class LoraTimes(ConfigModel):
-    """What so many different adapters add to a step."""
+    """Milliseconds that so many distinct adapters add to a step."""
 
     adapters: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     ms: tuple[Milliseconds, ...] = (0.0,)
@@ -80,13 +80,13 @@ class LoraTimes(ConfigModel):
 
 
 class AdapterLoad(ConfigModel):
-    """A copy of an adapter from host memory to the device, beside the steps."""
+    """The copy of an adapter from host memory to the device, which overlaps with steps."""
 
     latency_ms: Milliseconds = 0.0
     gb_per_s: Annotated[float, Field(strict=True, gt=0)]
 
     def copy_s(self, num_bytes: int) -> float:
-        """Seconds that it takes."""
+        """Seconds that a copy of so many bytes takes."""
         return self.latency_ms / 1e3 + num_bytes / (self.gb_per_s * 1e9)
 
 
@@ -95,13 +95,13 @@ class PerformanceProfile(ConfigModel):
 
     #: The device and the model.
     name: Name
-    #: Where the numbers are from.
+    #: The origin of the numbers.
     source: Name
     prefill: PrefillTimes
     decode: DecodeTimes
     lora: LoraTimes = LoraTimes()
     adapter_load: AdapterLoad
-    #: What every step takes beside the device's work.
+    #: Time of every step besides the device's work.
     step_overhead_ms: Milliseconds = 0.0
 
 
@@ -127,7 +127,7 @@ def load_profile(name: str, folder: Path | None = None) -> PerformanceProfile:
 
 
 def write_profile(profile: PerformanceProfile, path: Path) -> None:
-    """As ``load_profile`` reads it."""
+    """Writes a profile that ``load_profile`` can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
     path.write_text(text, encoding="utf-8")

@@ -8,11 +8,11 @@ from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """``num_tokens`` and ``num_pages`` stand still while the row is in a DecodeBatch, which counts for all its rows."""
+    """``num_tokens`` and ``num_pages`` are not updated while the row is in a DecodeBatch, which counts for all rows."""
 
-    #: What the owner calls it: the counter of its assignment.
+    #: The owner's name for it: the counter of its assignment.
     key: int
-    #: First come, first served goes by this.
+    #: The key of first come, first served.
     arrival: tuple[int, str]
     adapter: AdapterRef | None
     num_prompt: int
@@ -26,7 +26,7 @@ class Row:
     num_pages: int = 0
     #: The decode batch's clock when it joined.
     joined: int = 0
-    #: Position - clock, and token id - TOKEN_STRIDE * clock: they don't change while it is in the batch.
+    #: Position - clock, and token id - TOKEN_STRIDE * clock, which are constant while it is in the batch.
     position_offset: int = 0
     token_offset: int = 0
 
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def digest(self) -> str | None:
-        """Of its adapter; None runs the base model."""
+        """Digest of the adapter; None runs the base model."""
         return self.adapter.digest if self.adapter else None
 
     @property
@@ -58,10 +58,10 @@ class Row:
 
     @property
     def position(self) -> int:
-        """Of the token that it gets next."""
+        """Position of its next token."""
         return self.num_tokens - self.num_prompt
 
     @property
     def next_token(self) -> int:
-        """The token that it gets next, to be reduced by the vocabulary's size."""
+        """Id of its next token, before reduction modulo the vocabulary's size."""
         return self.first_token + self.position * TOKEN_STRIDE

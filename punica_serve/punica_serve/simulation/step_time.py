@@ -1,8 +1,8 @@
-"""How long a step takes, from a performance profile.
+"""The duration of a step, from a performance profile.
 
-Between measured points times are linear, and beyond the last they go on as before it. All rows of a step share its
-projections, and only attention reads the context; so a step that mixes a prefill with decodes takes as long as a
-prefill of as many rows, and what the decodes' context adds to it. It is never shorter than its decodes alone.
+Times are linear between measured points, and extrapolated beyond the last. All rows of a step share its projections,
+and only attention reads the context. So a step that mixes a prefill with decodes takes as long as a prefill of as many
+rows plus the time for the decodes' context, and never less than its decodes alone.
 """
 
 from bisect import bisect_right
@@ -12,14 +12,14 @@ from itertools import pairwise
 from punica_serve.simulation.profile import PerformanceProfile
 
 
-class _Line:
-    """Straight pieces through points: seconds as a function of a number."""
+class _PiecewiseLinear:
+    """A piecewise linear function through points, from a number to seconds."""
 
     def __init__(self, numbers: Sequence[int], ms: Sequence[float]) -> None:
         points = list(zip(numbers, ms, strict=True))
         if len(points) == 1:
             points.append((numbers[0] + 1, ms[0]))
-        #: Where each piece but the first begins.
+        #: The start of each piece except the first.
         self._breaks = [number for number, _ in points[1:-1]]
         self._pieces: list[tuple[float, float]] = []
         for (x0, y0), (x1, y1) in pairwise(points):
@@ -32,20 +32,20 @@ class _Line:
 
 
 class StepTimeModel:
-    """``step_s`` of a profile. Made once; a call takes about a microsecond."""
+    """Computes ``step_s`` from a profile. A call takes about a microsecond."""
 
     def __init__(self, profile: PerformanceProfile) -> None:
         self.profile = profile
-        self._prefill = _Line(profile.prefill.tokens, profile.prefill.ms)
-        self._lora = _Line(profile.lora.adapters, profile.lora.ms)
+        self._prefill = _PiecewiseLinear(profile.prefill.tokens, profile.prefill.ms)
+        self._lora = _PiecewiseLinear(profile.lora.adapters, profile.lora.ms)
         self._overhead_s = profile.step_overhead_ms / 1e3
         #: For each measured context, times by batch size.
-        self._by_batch = [_Line(profile.decode.batch, ms) for ms in zip(*profile.decode.ms, strict=True)]
-        #: Batch size -> its times by context, made when first asked for.
-        self._decodes: dict[int, _Line] = {}
+        self._by_batch = [_PiecewiseLinear(profile.decode.batch, ms) for ms in zip(*profile.decode.ms, strict=True)]
+        #: Batch size -> its times by context, made at first use.
+        self._decodes: dict[int, _PiecewiseLinear] = {}
 
     def step_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int, num_adapters: int) -> float:
-        """Seconds of a step; ``num_context_tokens`` are those of all its decodes together. Nothing takes no time."""
+        """Seconds of a step; 0 for an empty one. ``num_context_tokens`` is the sum over all its decodes."""
         if not num_prefill_tokens and not num_decodes:
             return 0.0
         lora_s = self._lora(num_adapters) if num_adapters else 0.0
@@ -60,8 +60,10 @@ class StepTimeModel:
             return decode_s
         return max(decode_s, self._prefill(num_prefill_tokens + num_decodes) + decode_s - decode(0))
 
-    def _make_decode(self, num_decodes: int) -> _Line:
+    def _make_decode(self, num_decodes: int) -> _PiecewiseLinear:
         """Times by context of one batch size, between those of the two measured sizes around it."""
-        line = _Line(self.profile.decode.context, [1e3 * by_batch(num_decodes) for by_batch in self._by_batch])
+        line = _PiecewiseLinear(
+            self.profile.decode.context, [1e3 * by_batch(num_decodes) for by_batch in self._by_batch]
+        )
         self._decodes[num_decodes] = line
         return line

@@ -1,4 +1,4 @@
-"""What a cluster did over time, for pictures and tables: of a simulation, or of a live cluster that was watched."""
+"""A cluster's activity over time, simulated or observed, for pictures and tables."""
 
 import csv
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Means over equal intervals; all lists have an entry for each."""
+    """Means over equal intervals; every list has an entry for each interval."""
 
     interval_s: float
     requests_per_s: list[float]
     tokens_per_s: list[float]
-    #: Requests that wait for a GPU, at the end of each interval.
+    #: Queued requests at the end of each interval.
     queue_length: list[int]
-    #: GPU -> its batch size; an idle GPU has 0.
+    #: GPU -> its batch sizes; 0 while idle.
     batch_sizes: dict[str, list[float]]
     max_batch_size: int
 
     @property
     def times_s(self) -> list[float]:
-        """Where each interval begins."""
+        """The start of each interval."""
         return [number * self.interval_s for number in range(len(self.requests_per_s))]
 
 
 def write_csv(timeline: Timeline, path: Path) -> Path:
-    """A row for each interval. The same timeline gives the same bytes."""
+    """Writes a row for each interval. The same timeline gives the same bytes."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = [f"batch_size_{number}" for number in range(len(timeline.batch_sizes))]
@@ -38,9 +38,9 @@ def write_csv(timeline: Timeline, path: Path) -> Path:
 
 
 def draw(columns: Mapping[str, Timeline], path: Path, *, title: str) -> Path:
-    """The three panels of Punica's figure 13: request rate, tokens per second, and the batch size of each GPU.
+    """Draws the three panels of Punica's figure 13: request rate, tokens per second, and batch size of each GPU.
 
-    A column for each timeline, side by side at one scale.
+    There is a column for each timeline, side by side at the same scale.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,16 +1,16 @@
-"""The tokens of simulated streams: a function of seed and position alone, as a real engine's are.
+"""The tokens of simulated streams: a function of seed and position alone, as in the real engine.
 
-So a request that moved goes on as if it had stayed, and whoever knows the seed can audit its stream.
+So a request that moved continues as if it had stayed, and a stream can be audited given its seed.
 """
 
-#: Between the tokens of neighbouring positions: odd, and so a gap or a repeat shows in any vocabulary.
+#: Difference between tokens at neighbouring positions. It is odd, so gaps and repeats are visible.
 TOKEN_STRIDE = 7_919
-#: Between the first tokens of neighbouring seeds.
+#: Difference between the first tokens of neighbouring seeds.
 _SEED_STRIDE = 2_654_435_761
 
 
 def first_token(seed: int | None) -> int:
-    """What positions count from; reduce it by the vocabulary's size last."""
+    """The token at position 0, before reduction modulo the vocabulary's size, which must be the last operation."""
     return (seed or 0) * _SEED_STRIDE % (1 << 31)
 
 

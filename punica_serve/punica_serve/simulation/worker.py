@@ -1,15 +1,16 @@
-"""A worker without a device: the wire's commands in, its reports out, around a simulated GPU.
+"""A worker around a simulated GPU: commands of the protocol in, reports out.
 
-It says what a real worker's step loop says (``punica_runner.step_loop``). Whoever drives it knows the time: the
-simulator, or the runner's simulated worker, which waits out each step between ``begin_step`` and ``end_step``.
+It sends the same messages as a real worker's step loop (``punica_runner.step_loop``). Its driver keeps the time: the
+simulator, or the runner's simulated worker, which waits for each step between ``begin_step`` and ``end_step``.
 """
 
 from collections.abc import Iterable
 from typing import assert_never
 
-from punica_serve.config import EngineConfig
+from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
-from punica_serve.lora_layout import LORA_GROUPS
+from punica_serve.errors.invariants import require
 from punica_serve.protocol import (
     AdaptersCached,
     AssignmentId,
@@ -35,7 +36,7 @@ _NOTHING = SimulatedStep(PlannedStep(None, 0, 0, 0, 0.0, ()), (), (), (), ())
 
 
 def simulated_gpu_info(engine: EngineConfig, uuid: str) -> GpuInfo:
-    """A simulated GPU of the size that the config gives. Raises ConfigError if it gives none."""
+    """A simulated GPU of the configured size. Raises ConfigError if no size is set."""
     if engine.num_kv_pages is None:
         message = "set `engine.num_kv_pages`: a simulated GPU has no memory to measure"
         raise ConfigError(message, param="engine.num_kv_pages")
@@ -50,7 +51,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str) -> GpuInfo:
 
 
 class SimulatedWorker:
-    """``apply`` commands between steps; ``begin_step`` and, when its time has passed, ``end_step``."""
+    """Call ``apply`` between steps; ``begin_step`` and, when its time has passed, ``end_step``."""
 
     def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
         self._info = info
@@ -59,15 +60,15 @@ class SimulatedWorker:
         self._applied_seq = 0
         self._incarnation = 0
         self._num_steps = 0
-        #: Of the newest step.
+        #: Numbers of the newest step.
         self._batch_size = self._num_adapters = 0
         #: Request id -> counter of its assignment, and back.
         self._counters: dict[str, int] = {}
         self._request_ids: dict[int, str] = {}
-        #: The adapters that the scheduler has been told of; None after a Reset: it may have forgotten.
-        self._told_resident: tuple[str, ...] | None = ()
-        #: The same of host memory: whether it knows all but the newest changes.
-        self._has_told_cached = True
+        #: The resident adapters that were reported last; None after a Reset, because the scheduler may be a new one.
+        self._reported_resident: tuple[str, ...] | None = ()
+        #: Whether the scheduler knows the host memory's adapters up to the newest changes.
+        self._has_reported_cached = True
 
     @property
     def gpu_uuid(self) -> str:
@@ -75,22 +76,22 @@ class SimulatedWorker:
 
     @property
     def num_requests(self) -> int:
-        """Assignments that are here."""
+        """Live assignments."""
         return self._gpu.num_requests
 
     @property
     def wakes_at_s(self) -> float | None:
-        """When ``begin_step`` may find something to run though no command has come: an adapter will be there."""
+        """When an adapter will be loaded, so that ``begin_step`` may find something to run without a new command."""
         return self._gpu.next_ready_s
 
     def apply(self, commands: Iterable[Command], now_s: float) -> list[Report]:
-        """Applies what has come between two steps; the reports to send before the next step."""
-        told: list[Report] = []
+        """Applies commands between two steps; returns the reports to send before the next step."""
+        reports: list[Report] = []
         has_news = False
         for command in commands:
-            told += self._apply(command, now_s)
+            reports += self._apply(command, now_s)
             has_news = True
-        return [*told, self._report(_NOTHING)] if has_news else told
+        return [*reports, self._report(_NOTHING)] if has_news else reports
 
     def begin_step(self, now_s: float) -> float | None:
         """Starts the next step; returns the seconds it takes, or None if nothing can run."""
@@ -98,7 +99,7 @@ class SimulatedWorker:
         return None if plan is None else plan.duration_s
 
     def end_step(self) -> StepReport:
-        """The step that began has run: what came of it."""
+        """Ends the step that began, and reports its result."""
         step = self._gpu.end_step()
         self._num_steps += step.plan.batch_size > 0
         self._batch_size, self._num_adapters = step.plan.batch_size, step.plan.num_adapters
@@ -107,22 +108,22 @@ class SimulatedWorker:
         return self._report(step)
 
     def idle(self) -> list[StepReport]:
-        """Nothing can run: tells once that the batch has ended, and which adapters have come."""
-        if not self._batch_size and self._gpu.resident == self._told_resident:
+        """Call it when nothing can run: reports once that the batch has ended, and newly resident adapters."""
+        if not self._batch_size and self._gpu.resident == self._reported_resident:
             return []
         self._batch_size = self._num_adapters = 0
         return [self._report(_NOTHING)]
 
     def cached(self) -> list[AdaptersCached]:
-        """Which adapters have come to host memory, and left it, since the last call."""
+        """Reports the adapters added to host memory, or evicted from it, since the last call."""
         came, left = self._gpu.host.take_changes()
-        if not self._has_told_cached:
-            came, self._has_told_cached = self._gpu.host.digests, True
+        if not self._has_reported_cached:
+            came, self._has_reported_cached = self._gpu.host.digests, True
         return [AdaptersCached(self._info.uuid, came, left)] if came or left else []
 
     def check_invariants(self) -> None:
-        """Audits the books; AssertionError is a bug of ours."""
-        assert len(self._counters) == len(self._request_ids) == self._gpu.num_requests, "an assignment is lost"
+        """Audits the assignments and the GPU; an AssertionError is a bug of ours."""
+        require(len(self._counters) == len(self._request_ids) == self._gpu.num_requests, "an assignment is lost")
         self._gpu.check_invariants()
 
     def _apply(self, command: Command, now_s: float) -> list[Report]:
@@ -134,9 +135,9 @@ class SimulatedWorker:
                 self._applied_seq = command.seq
                 self._stop(command.assignment.counter)
             case Warm():
-                self._gpu.warm(command.adapter, now_s, pin=command.pin)
+                self._gpu.prefetch(command.adapter, now_s, pin=command.pin)
             case Forget():
-                self._gpu.forget(command.digest)
+                self._gpu.evict(command.digest)
             case Reset():
                 self._reset(command.epoch)
             case _:
@@ -167,8 +168,8 @@ class SimulatedWorker:
             self._stop(counter)
         self._epoch = epoch
         self._applied_seq = 0
-        self._told_resident = None
-        self._has_told_cached = False
+        self._reported_resident = None
+        self._has_reported_cached = False
 
     def _failed(self, assignment: AssignmentId, error: InvalidRequest) -> AssignmentsFailed:
         return AssignmentsFailed(
@@ -177,7 +178,7 @@ class SimulatedWorker:
 
     def _report(self, step: SimulatedStep) -> StepReport:
         resident = self._gpu.resident
-        told, self._told_resident = self._told_resident, resident
+        reported, self._reported_resident = self._reported_resident, resident
         return StepReport(
             gpu_uuid=self._info.uuid,
             epoch=self._epoch,
@@ -188,11 +189,11 @@ class SimulatedWorker:
             positions=step.positions,
             token_ids=step.token_ids,
             finished=step.finished,
-            starved=step.plan.starved,
+            starved=step.plan.preempted,
             free_kv_pages=self._gpu.num_free_kv_pages,
             batch_size=self._batch_size,
             num_prefill_tokens=step.plan.num_prefill_tokens,
             num_adapters=self._num_adapters,
             duration_s=step.plan.duration_s,
-            resident=None if resident is told or resident == told else resident,
+            resident=None if resident is reported or resident == reported else resident,
         )

@@ -1,33 +1,38 @@
-"""Which files make an adapter, how large they may be, and the digest that names them."""
+"""The files of an adapter, their size limits, and the digest that names them."""
 
 import re
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.errors import TooLarge
 
-#: Everything of an adapter that is stored. The configuration comes last: where it is, the weights are.
+#: The files of an adapter that are stored. The configuration is written last: where it exists, so do the weights.
 STORED_FILES = (WEIGHTS_NAME, CONFIG_NAME)
 
-#: The adapter's own chat template, as transformers saves it with the tokenizer: by itself, or as a field.
+#: The adapter's own chat template, as transformers saves it with the tokenizer: in a file, or as a JSON field.
 TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_NAME = "tokenizer_config.json"
 
-#: What PEFT wrote before it knew safetensors.
-PICKLE_NAME = "adapter_model.bin"
-
-#: Everything that is read of what its owner gives.
+#: All files that are read from what an owner provides.
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME, TEMPLATE_NAME, TOKENIZER_NAME)
 
-#: Of all files but the weights: a configuration that names every module of a large model takes a tenth of it.
+#: Limit for all files except the weights. A configuration that names every module of a large model needs a tenth of it.
 MAX_CONFIG_BYTES = 1 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(name: str) -> bool:
-    """Whether a store may use ``name`` as the name of a folder."""
+    """Whether ``name`` is a valid digest, and thus safe as a folder's name."""
     return _DIGEST.fullmatch(name) is not None
 
 
 def max_bytes_of(name: str, max_adapter_bytes: int) -> int:
-    """How large a file of an adapter may be."""
+    """Size limit of an adapter's file."""
     return max_adapter_bytes if name == WEIGHTS_NAME else min(MAX_CONFIG_BYTES, max_adapter_bytes)
+
+
+def check_file_size(name: str, num_bytes: int, max_bytes: int) -> None:
+    """Raises TooLarge."""
+    limit_bytes = max_bytes_of(name, max_bytes)
+    if num_bytes > limit_bytes:
+        raise TooLarge(f"`{name}` is larger than {limit_bytes} bytes, the limit", param=name)

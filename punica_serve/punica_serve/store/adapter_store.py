@@ -1,10 +1,11 @@
-"""The store of a cluster, as frontends use it."""
+"""The cluster's store, as frontends use it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from punica_serve.errors.invariants import require
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.directory import DirectoryStore
 from punica_serve.store.filesystems import folder_of, store_errors
@@ -13,14 +14,14 @@ from punica_serve.store.threads import StoreThreads
 
 T = TypeVar("T")
 
-#: A store that answers no more must not stop calls to it from being refused at once: few wait at a time.
+#: A hanging store must not delay the refusal of later calls, so few calls wait at a time.
 _NUM_THREADS = 8
 
 
 class AdapterStore:
-    """Adapters' files by digest, in a folder or at any fsspec URL. Every call ends by its deadline.
+    """Adapter files by digest, in a folder or at any fsspec URL. Every call ends by its deadline.
 
-    All raise StoreUnavailable when the store is down, slow or full.
+    All methods raise StoreUnavailable when the store is down, slow or full.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class AdapterStore:
         timeout_s: float = 10.0,
         transfer_timeout_s: float = 300.0,
     ) -> None:
-        """``options`` are fsspec's, of the URL's file system. A ``put`` may take ``transfer_timeout_s``."""
+        """``options`` are fsspec's options for the URL's file system. ``transfer_timeout_s`` limits a ``put``."""
         folder = folder_of(url)
         self._store = DirectoryStore(folder) if folder is not None else ObjectStore(url, options)
         self._threads = StoreThreads(_NUM_THREADS, "the adapter store")
@@ -39,13 +40,13 @@ class AdapterStore:
         self._transfer_timeout_s = transfer_timeout_s
 
     def uri(self, digest: str) -> str:
-        """Where the adapter is, once it was put: the path of a folder, or a URL."""
+        """Where the adapter is once it is stored: a folder's path or a URL."""
         return self._store.uri(_checked(digest))
 
     async def put(self, folder: Path, digest: str) -> str:
-        """Keeps a copy of the adapter in ``folder``, of whose files this is the digest. Returns its uri.
+        """Stores a copy of the adapter in ``folder``; ``digest`` is the digest of its files. Returns its URI.
 
-        A copy that is there and damaged is replaced.
+        A damaged copy in the store is replaced.
         """
 
         def put() -> str:
@@ -54,10 +55,10 @@ class AdapterStore:
             return self._store.uri(digest)
 
         _checked(digest)
-        return await self._call("keeping the adapter's files", put, self._transfer_timeout_s)
+        return await self._call("storing the adapter's files", put, self._transfer_timeout_s)
 
     async def delete(self, digest: str) -> None:
-        """Does nothing where there is none."""
+        """Deletes the adapter, if the store has it."""
         _checked(digest)
         await self._call("deleting the adapter's files", lambda: self._store.delete(digest), self._timeout_s)
 
@@ -66,7 +67,7 @@ class AdapterStore:
         return await self._call("looking for the adapter's files", lambda: self._store.exists(digest), self._timeout_s)
 
     async def digests(self) -> frozenset[str]:
-        """Of all adapters in the store, with the rests of those that were being written when a process died."""
+        """Digests of all adapters in the store, partial ones left by dead processes included."""
         return await self._call("listing the adapter store", self._store.digests, self._timeout_s)
 
     async def _call(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
@@ -78,5 +79,5 @@ class AdapterStore:
 
 
 def _checked(digest: str) -> str:
-    assert is_digest(digest), digest
+    require(is_digest(digest), digest)
     return digest

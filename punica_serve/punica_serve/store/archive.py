@@ -1,8 +1,8 @@
-"""The members of an archive that a stranger made, read without trusting any of it.
+"""Lists the members of an untrusted archive.
 
-Tar is read here, not by tarfile, which takes headers of any size into memory and knows links, sparse files and
-devices. Of a zip the directory's size is checked before zipfile reads it. Only the names, kinds and sizes come out;
-nothing is written.
+Tar is parsed here: tarfile reads headers of any size into memory and supports links, sparse files and devices. For a
+zip, the directory's size and number of members are checked before zipfile reads it. The result has only names, kinds
+and sizes; nothing is written.
 """
 
 import gzip
@@ -19,14 +19,14 @@ from typing import IO, Literal, Protocol
 
 from punica_serve.errors import InvalidRequest, TooLarge
 
-#: Folders of training hold dozens of files.
+#: Training folders hold dozens of files.
 _MAX_MEMBERS = 10_000
 _MAX_ZIP_DIRECTORY_BYTES = 4 << 20
 
-#: What the readers of the standard library raise.
+#: Exceptions of the standard library's readers.
 _BROKEN = (
     zipfile.BadZipFile,
-    NotImplementedError,  # of a zip's features
+    NotImplementedError,  # an unsupported zip feature
     zlib.error,
     gzip.BadGzipFile,
     struct.error,
@@ -37,15 +37,18 @@ _BROKEN = (
 
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_BYTES = 22
+_ZIP_ENTRY_BYTES = 46
 
 _TAR_BLOCK_BYTES = 512
-#: Headers of long names, times and attributes: they say nothing of a file that has a short name.
+#: Headers of long names, times and attributes, which are irrelevant for a file with a short name.
 _TAR_METADATA = b"xgLK"
 _TAR_FILES = b"0\x007"
 _TAR_FOLDER = b"5"
 _MAX_TAR_METADATA_BYTES = 1 << 20
-#: Beside the files; a gigabyte of headers alone can be a small tar.gz.
+#: Limit for all headers; a small tar.gz can hold a gigabyte of headers alone.
 _MAX_TAR_HEADERS_BYTES = 16 << 20
+#: Includes metadata headers, one or two for each file.
+_MAX_TAR_HEADERS = 4 * _MAX_MEMBERS
 _OCTAL = re.compile(rb"[0-7]*")
 
 
@@ -57,7 +60,7 @@ class Member:
 
 
 class Bytes(Protocol):
-    """What is read of a file."""
+    """A readable stream."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -69,16 +72,18 @@ class _Seekable(Bytes, Protocol):
 
 
 class Archive(Protocol):
-    #: All of them, however many are of the same name.
+    #: All members, also those with equal names.
     members: tuple[Member, ...]
 
     def open(self, member: Member) -> Bytes:
-        """The content, which the caller reads to its size and no further."""
+        """The member's content. The caller must not read beyond its size."""
 
 
 @contextmanager
 def open_archive(path: Path, max_bytes: int) -> Iterator[Archive]:
-    """A zip, tar or tar.gz by its content. Raises InvalidRequest; TooLarge if it expands to more than ``max_bytes``."""
+    """Opens a zip, tar or tar.gz, recognised by its content. Raises InvalidRequest; TooLarge if it expands to more than
+    ``max_bytes``.
+    """
     with path.open("rb") as file, _refusing_broken():
         start = file.read(_TAR_BLOCK_BYTES)
         file.seek(0)
@@ -90,7 +95,7 @@ def open_archive(path: Path, max_bytes: int) -> Iterator[Archive]:
         elif start[257:262] == b"ustar":
             yield _Tar(file, max_bytes)
         else:
-            raise InvalidRequest("the upload is no zip, tar or tar.gz archive", param="file")
+            raise InvalidRequest("the upload is not a zip, tar or tar.gz archive", param="file")
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def _refusing_broken() -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise InvalidRequest(f"the archive is broken, or of an unusual kind: {error}", param="file") from error
+        raise InvalidRequest(f"the archive is damaged or of an unsupported kind: {error}", param="file") from error
 
 
 class _Zip:
@@ -118,13 +123,13 @@ def _zip_member(info: zipfile.ZipInfo) -> Member:
     if info.is_dir():
         return Member(info.filename, "folder", 0)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise zipfile.BadZipFile("it is not compressed by deflate")
+        raise zipfile.BadZipFile("it uses a compression other than deflate")
     is_file = stat.S_IFMT(mode) in (0, stat.S_IFREG) and not info.flag_bits & 1  # 1: encrypted
     return Member(info.filename, "file" if is_file else "other", info.file_size)
 
 
 def _check_zip_directory(file: IO[bytes]) -> None:
-    """zipfile takes the whole directory into memory, at many times its size."""
+    """Checks the directory's size first: zipfile reads all of it into memory, at many times its size."""
     file.seek(0, 2)
     if file.tell() < _ZIP_END_BYTES:
         raise zipfile.BadZipFile("it is truncated")
@@ -132,11 +137,28 @@ def _check_zip_directory(file: IO[bytes]) -> None:
     end = file.read()
     if end[:4] != _ZIP_END:
         raise zipfile.BadZipFile("it has a comment, or is truncated")
-    if int.from_bytes(end[12:16], "little") > _MAX_ZIP_DIRECTORY_BYTES:
-        raise TooLarge("the zip archive lists too many files, or is of the zip64 kind; send a tar", param="file")
-    file.seek(max(0, file.tell() - _ZIP_END_BYTES - 20))
+    num_directory_bytes = int.from_bytes(end[12:16], "little")
+    if num_directory_bytes > _MAX_ZIP_DIRECTORY_BYTES:
+        raise TooLarge("the zip archive lists too many files, or is a zip64; send a tar", param="file")
+    num_before = file.tell() - _ZIP_END_BYTES
+    file.seek(max(0, num_before - 20))
     if file.read(4) == b"PK\x06\x07":
-        raise zipfile.BadZipFile("zip64 is not read; send a tar")
+        raise zipfile.BadZipFile("zip64 is not supported; send a tar")
+    if num_directory_bytes > num_before:
+        raise zipfile.BadZipFile("it is truncated")
+    file.seek(num_before - num_directory_bytes)
+    _check_count(_num_zip_members(file.read(num_directory_bytes)))
+
+
+def _num_zip_members(directory: bytes) -> int:
+    """Counts the members one by one, as zipfile does: the archive's own count can't be trusted."""
+    count = start = 0
+    while start < len(directory):
+        # lengths of name, extra field and comment
+        lengths = struct.unpack_from("<HHH", directory, start + 28)
+        start += _ZIP_ENTRY_BYTES + sum(lengths)
+        count += 1
+    return count
 
 
 class _Tar:
@@ -148,8 +170,7 @@ class _Tar:
             member = _tar_member(header)
             members.append(member)
             self._offsets[member] = file.tell()
-            if len(members) > _MAX_MEMBERS:
-                raise TooLarge(f"the archive holds more than {_MAX_MEMBERS} files", param="file")
+            _check_count(len(members))
         self.members = tuple(members)
 
     def open(self, member: Member) -> Bytes:
@@ -158,11 +179,14 @@ class _Tar:
 
 
 def _tar_headers(file: _Seekable, max_bytes: int) -> Iterator[bytes]:
-    """Those of files, folders and links; the file stands behind each when it comes."""
-    position = 0
+    """Headers of files, folders and links. When one is yielded, the file is positioned right after it."""
+    position = num_headers = 0
     while header := file.read(_TAR_BLOCK_BYTES):
         if header == bytes(_TAR_BLOCK_BYTES):
             return
+        num_headers += 1
+        if num_headers > _MAX_TAR_HEADERS:
+            raise _too_many()
         num_bytes = _checked_tar_size(header)
         position += _TAR_BLOCK_BYTES + -(-num_bytes // _TAR_BLOCK_BYTES) * _TAR_BLOCK_BYTES
         _check_size(position, max_bytes + _MAX_TAR_HEADERS_BYTES)
@@ -174,7 +198,7 @@ def _tar_headers(file: _Seekable, max_bytes: int) -> Iterator[bytes]:
 
 
 def _checked_tar_size(header: bytes) -> int:
-    """The size that a header gives, if its checksum says that it is one."""
+    """The size in a header, if its checksum is right."""
     if len(header) < _TAR_BLOCK_BYTES:
         raise EOFError("it is truncated")
     checksum = sum(header) - sum(header[148:156]) + 8 * ord(" ")
@@ -184,10 +208,10 @@ def _checked_tar_size(header: bytes) -> int:
 
 
 def _number(field: bytes) -> int:
-    """Never negative, as what ``int`` takes may be: a reader would go back by it, for ever."""
+    """Parses an octal number. Never negative, unlike ``int``: a negative size would make a reader go back forever."""
     digits = field.strip(b"\x00 ")
     if not _OCTAL.fullmatch(digits):
-        raise ValueError("a header's number is not octal")
+        raise ValueError("a number in a header is not octal")
     return int(digits or b"0", 8)
 
 
@@ -205,7 +229,16 @@ def _text(field: bytes) -> str:
     return field.partition(b"\x00")[0].decode("utf-8", "replace")
 
 
+def _check_count(num_members: int) -> None:
+    if num_members > _MAX_MEMBERS:
+        raise _too_many()
+
+
+def _too_many() -> TooLarge:
+    return TooLarge(f"the archive holds more than {_MAX_MEMBERS} files; send only the adapter's files", param="file")
+
+
 def _check_size(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
-        message = f"the archive expands to more than {max_bytes} bytes, the limit; send the adapter's files alone"
+        message = f"the archive expands to more than {max_bytes} bytes, the limit; send only the adapter's files"
         raise TooLarge(message, param="file")

@@ -1,7 +1,7 @@
-"""The folder of a host that adapters are downloaded into, by all its processes that do: what blocks of host_cache.py.
+"""The cache folder that all processes of a host download adapters into: the blocking part of host_cache.py.
 
-DIGEST/            an adapter; its time of change is when it was last used
-incoming/...       one that a process downloads, or removes, or was about to when it died
+DIGEST/            an adapter; its modification time is when it was last used
+incoming/...       an adapter that a process downloads or removes, or did when it died
 """
 
 import os
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from punica_serve.process.private_files import FOLDER_MODE, make_private_folder
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.locked_folder import LockedFolder
 
@@ -26,11 +27,11 @@ class _Entry:
 
 
 class CacheFolder:
-    """Whoever holds an adapter's folder shared may read it; it is removed only by who holds it alone."""
+    """Adapters under locks: reading one needs a shared lock, removing it an exclusive one."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        (root / _INCOMING).mkdir(parents=True, exist_ok=True)
+        make_private_folder(root / _INCOMING)
         for rest in (root / _INCOMING).iterdir():
             if owned := LockedFolder.own(rest):
                 shutil.rmtree(rest)
@@ -43,17 +44,17 @@ class CacheFolder:
         return frozenset(filter(is_digest, os.listdir(self._root)))
 
     def hold(self, digest: str) -> LockedFolder | None:
-        """The adapter, marked as used now; None when it is not here."""
+        """Locks the adapter for reading and marks it as used; None if it is not here."""
         held = LockedFolder.share(self.path(digest))
         if held is not None:
             os.utime(self.path(digest))
         return held
 
     def fill(self, digest: str, download: Callable[[Path], None]) -> LockedFolder | None:
-        """Downloads the adapter and holds it; None while another process does, or has just done so."""
+        """Downloads the adapter and locks it; None while another process downloads it, or has just done so."""
         incoming = self._root / _INCOMING / digest
-        with suppress(FileExistsError):  # mkdir's own exist_ok fails if it is removed just then
-            incoming.mkdir()
+        with suppress(FileExistsError):  # mkdir's own exist_ok fails if the folder is removed at this moment
+            incoming.mkdir(mode=FOLDER_MODE)
         owned = LockedFolder.own(incoming)
         if owned is None:
             return None
@@ -71,11 +72,11 @@ class CacheFolder:
         return self.hold(digest)
 
     def remove(self, digest: str) -> bool:
-        """Whether the adapter is no longer here: False while anyone holds it."""
+        """Removes the adapter and returns whether it is gone. False while anyone uses it."""
         owned = LockedFolder.own(self.path(digest))
         if owned is None:
             return not self.path(digest).exists()
-        # Renamed first: who dies in the midst of removing files must not leave half an adapter.
+        # Renamed first: a process that dies while removing files must not leave part of an adapter.
         going = self._root / _INCOMING / uuid.uuid4().hex
         self.path(digest).rename(going)
         shutil.rmtree(going)
@@ -83,7 +84,7 @@ class CacheFolder:
         return True
 
     def make_room(self, num_bytes: int, budget_bytes: int) -> None:
-        """Removes what was used longest ago, until ``num_bytes`` more are within the budget, or all else is held."""
+        """Removes the least recently used adapters until ``num_bytes`` more fit the budget or the rest are in use."""
         entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
         excess = sum(entry.num_bytes for entry in entries) + num_bytes - budget_bytes
         for entry in entries:

@@ -1,4 +1,4 @@
-"""What the configuration says of the sources that begin with a prefix: their options, credentials above all."""
+"""Options, mainly credentials, that the config has for sources by prefix."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from punica_serve.store.filesystems import FileSystems
 from punica_serve.store.secrets import resolved
 from punica_serve.store.source_policy import begins_with
 
-#: Of Hugging Face's hub. Its client would otherwise lend the operator's own token to everybody.
+#: Hugging Face's hub. Without explicit options its client would use the operator's own token for everybody.
 _HUB = "hf://"
 _ANONYMOUS = {"token": False}
 
 
 class Credentials:
-    """The longest prefix counts."""
+    """Options by prefix; the longest matching prefix wins."""
 
     def __init__(self, by_prefix: Mapping[str, Mapping[str, Any]]) -> None:
         self._by_prefix = {_HUB: {}, **by_prefix}
@@ -25,7 +25,7 @@ class Credentials:
         return self._others if prefix is None else self._filesystems[prefix]
 
     def headers(self, uri: str) -> dict[str, str]:
-        """Of a web server. Raises ConfigError when a secret is missing."""
+        """Headers for a web server. Raises ConfigError when a secret is missing."""
         prefix = self._prefix(uri)
         return {} if prefix is None else resolved(self._by_prefix[prefix]).get("headers", {})
 

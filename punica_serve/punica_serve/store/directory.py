@@ -1,4 +1,4 @@
-"""A store in a folder, most often one that all hosts of the cluster mount."""
+"""A store in a folder, usually one that all hosts of the cluster mount."""
 
 import filecmp
 import os
@@ -8,19 +8,20 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from punica_serve.process.private_files import FOLDER_MODE, make_private_folder, open_private
 from punica_serve.store.adapter_files import STORED_FILES, is_digest
 
-#: What the names of folders start with that are no adapters yet, or no more.
+#: Prefix of folders that are not adapters yet, or no longer are.
 _PASSING = ".passing-"
 
-#: No copy takes so long: what is older was left by a process that died.
+#: No copy takes this long: older folders were left by processes that died.
 _DEAD_S = 24 * 3600.0
 
 
 class DirectoryStore:
-    """Adapters as folders that are renamed into place and out of it, and so are there whole or not at all.
+    """Adapters as folders that are renamed into and out of place, so they are either complete or absent.
 
-    A damaged one gets new files in place of its own, one by one: a folder can't be renamed onto another. Blocks.
+    A damaged adapter's files are replaced one by one, since a folder can't be renamed onto another. Blocks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -33,20 +34,21 @@ class DirectoryStore:
         return (self._root / digest).is_dir()
 
     def holds(self, folder: Path, digest: str) -> bool:
-        """Whether it is there with the very bytes of ``folder``: what was damaged on the disk is to be put again."""
-        filecmp.clear_cache()  # it goes by times and sizes, which a failing disk leaves as they are
+        """Whether the store has exactly the bytes of ``folder``; False for a copy damaged on the disk."""
+        filecmp.clear_cache()  # it compares times and sizes, which a failing disk leaves unchanged
         try:
             return all(filecmp.cmp(folder / name, self._root / digest / name, shallow=False) for name in STORED_FILES)
         except OSError:
-            return False  # to be put, which tells what is wrong with the disk
+            return False  # the following put reports what is wrong with the disk
 
     def put(self, folder: Path, digest: str) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._root)
         passing = self._passing_folder()
-        passing.mkdir()
+        passing.mkdir(mode=FOLDER_MODE)
         try:
             for name in STORED_FILES:
-                shutil.copyfile(folder / name, passing / name)
+                open_private(passing / name, "xb").close()
+                shutil.copyfile(folder / name, passing / name)  # keeps the mode of an existing file
                 _flush(passing / name)
             _flush(passing)
             self._rename_into_place(passing, digest)
@@ -60,7 +62,7 @@ class DirectoryStore:
             shutil.rmtree(passing)
 
     def digests(self) -> frozenset[str]:
-        """Also removes what processes that died have left."""
+        """All digests. Also removes what dead processes have left."""
         if not self._root.is_dir():
             return frozenset()
         names = os.listdir(self._root)
@@ -78,7 +80,7 @@ class DirectoryStore:
         except OSError:
             if not self.exists(digest):
                 raise
-            # Another process was first, with the same bytes; or a damaged copy is there, which may be being read.
+            # Another process was first, with the same bytes; or there is a damaged copy, which may be in use.
             for name in STORED_FILES:
                 (passing / name).replace(self._root / digest / name)
             _flush(self._root / digest)
@@ -86,7 +88,7 @@ class DirectoryStore:
 
 
 def _flush(path: Path) -> None:
-    """To the disk itself: a name that survives a power cut must not lead to files that did not."""
+    """Flushes to the disk: after a power cut, a name must not refer to files that were never written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

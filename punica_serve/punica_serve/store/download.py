@@ -1,4 +1,4 @@
-"""An adapter of the store -> a folder of this host, checked by its digest."""
+"""Downloads an adapter from the store to a folder of this host and checks its digest."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.process.private_files import open_private
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
@@ -16,7 +17,8 @@ from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreacha
 def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, stop: Event) -> None:
     """Writes the two files of an adapter into ``folder``. Blocks; ends soon after ``stop`` is set.
 
-    Raises StoreUnavailable; AdapterRejected when the store no longer has it, or has other bytes under its name.
+    Raises StoreUnavailable; AdapterRejected when the store no longer has the adapter, or has other bytes for its
+    digest.
     """
     with store_errors("fetching an adapter from the store"):
         filesystem, root = filesystems.open(ref.uri)
@@ -29,19 +31,19 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, st
                     raise
                 message = f"adapter {ref.digest} is no longer in the store; register it again"
                 raise AdapterRejected(message, param="uri") from error
-            with source, (folder / name).open("wb") as target:
+            with source, open_private(folder / name, "wb") as target:
                 hashes.append(_copy(source, target, limit_bytes, stop))
     if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
-        message = f"adapter {ref.digest}: the store holds other bytes than were registered; register it again"
+        message = f"adapter {ref.digest}: the store's bytes differ from those registered; register it again"
         raise AdapterRejected(message, param="digest")
 
 
 def _copy(source: BinaryIO, target: BinaryIO, limit_bytes: int, stop: Event) -> bytes:
-    """The sha256 of what was copied: of one byte more than the limit, if there is more."""
+    """Copies at most the limit plus one byte. Returns the sha256 of what was copied."""
     hasher, rest = hashlib.sha256(), limit_bytes + 1
     while chunk := source.read(min(CHUNK_BYTES, rest)):
         if stop.is_set():
-            raise StoreUnavailable("fetching an adapter from the store was given up")
+            raise StoreUnavailable("fetching an adapter from the store was cancelled")
         hasher.update(chunk)
         target.write(chunk)
         rest -= len(chunk)

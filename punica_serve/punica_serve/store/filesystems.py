@@ -1,4 +1,4 @@
-"""URLs -> file systems of fsspec, and all their failures -> StoreUnavailable."""
+"""Opens fsspec file systems by URL, and turns all their failures into StoreUnavailable."""
 
 import errno
 import logging
@@ -17,13 +17,13 @@ from fsspec.core import url_to_fs
 from punica_serve.errors import ConfigError, PunicaError, StoreUnavailable
 from punica_serve.store.secrets import resolved
 
-#: A request to an object store takes tens of milliseconds, however little it asks for.
+#: A request to an object store takes tens of milliseconds, however small.
 CHUNK_BYTES = 16 << 20
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-# Beneath what the configuration says, how long a server may be silent. The clients' own limits are minutes, and a call
-# that was given up holds its thread for so long.
+# Below the configured timeouts: how long a server may be silent. The clients' own limits are minutes, and an abandoned
+# call holds its thread for that long.
 _CONNECT_S, _SILENCE_S = 5, 20
 _S3_CLIENT = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": {"max_attempts": 1}}
 _S3_TRIES = 2
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 
 class FileSystems:
-    """The file systems of one set of options, one for each scheme: making a client may take a second. For any thread.
+    """File systems of one set of options, one per scheme, since creating a client may take a second. Thread-safe.
 
-    Without fsspec's caches: other processes change what is there.
+    fsspec's caches are off: other processes change the files.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """``options`` are fsspec's, and may name secrets."""
+        """``options`` are fsspec's, and may refer to secrets."""
         self._options = options
         self._by_scheme: dict[str, fsspec.AbstractFileSystem] = {}
         self._lock = Lock()
 
     def open(self, url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The file system of a URL, and the URL's path in it. Raises ConfigError."""
+        """The file system of a URL, and the path within it. Raises ConfigError."""
         scheme = url.partition("://")[0]
         with self._lock:
             if scheme not in self._by_scheme:
@@ -72,23 +72,23 @@ def _make(scheme: str, url: str, options: dict[str, Any]) -> fsspec.AbstractFile
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder that a path or a file:// URL means; None for other URLs."""
+    """The folder of a path or file:// URL; None for other URLs."""
     if uri.startswith("file://"):
         return Path(unquote(uri.removeprefix("file://")))
     return None if "://" in uri else Path(uri)
 
 
 def is_unreachable(error: FileNotFoundError) -> bool:
-    """fsspec takes an HTTP server that can't be reached, or fails, for a file that is not there."""
+    """Whether the server is the problem: fsspec reports an unreachable or failing HTTP server as a missing file."""
     cause = error.__cause__
     return isinstance(cause, aiohttp.ClientError) and getattr(cause, "status", None) != HTTPStatus.NOT_FOUND
 
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Turns whatever a file system raises into StoreUnavailable, which says ``what`` failed.
+    """Turns any exception of a file system into StoreUnavailable, whose message says that ``what`` failed.
 
-    File systems raise exceptions of all their libraries. Those name servers and folders, so they go to the log alone.
+    File systems raise exceptions of all their libraries. Those name servers and folders, so they only go to the log.
     """
     try:
         yield
@@ -96,6 +96,8 @@ def store_errors(what: str) -> Iterator[None]:
         if isinstance(error, PunicaError) and not isinstance(error, ConfigError):
             raise
         logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
-        reason = "is full" if isinstance(error, OSError) and error.errno in _FULL else "can't be used now"
-        message = f"{what} failed: the storage {reason}; try again later, or tell the operator, whose log says more"
+        reason = "is full" if isinstance(error, OSError) and error.errno in _FULL else "is not available"
+        message = (
+            f"{what} failed: the storage {reason}; try again later, or tell the operator, whose log has the details"
+        )
         raise StoreUnavailable(message) from error

@@ -1,4 +1,4 @@
-"""A form, as in multipart/form-data, whose parts are an adapter's files."""
+"""A multipart/form-data form whose parts are an adapter's files."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,24 +8,25 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.adapters.other_weights import refuse_other_weights
 from punica_serve.errors import InvalidRequest, TooLarge
-from punica_serve.store.adapter_files import ADAPTER_FILES, PICKLE_NAME
-from punica_serve.store.sinks import ArchiveSink, FileSink, Sink
-from punica_serve.store.unpack import refuse_pickle
+from punica_serve.store.adapter_files import ADAPTER_FILES
+from punica_serve.store.file_sink import FileSink
+from punica_serve.store.sinks import ArchiveSink, Sink
 
 _MAX_PARTS = 32
 _WHAT_TO_SEND = f"send one archive, or {CONFIG_NAME} and {WEIGHTS_NAME} under their names"
 
 
 class FormSink:
-    """Parts that are files count; others, such as text fields, are passed over."""
+    """Takes the parts that are files and ignores others, such as text fields."""
 
     def __init__(self, boundary: bytes, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._archive: Sink | None = None
         self._files: dict[str, Sink] = {}
-        #: Of the part under way: what its headers say so far, and where its data goes.
+        #: The current part: its headers so far, and where its data goes.
         self._header = self._value = b""
         self._disposition = b""
         self._target: Sink | None = None
@@ -65,7 +66,7 @@ class FormSink:
             sink.finish()
 
     def close(self) -> None:
-        with ExitStack() as closing:  # on a full disk one fails to, and must not leave the next one's bytes there
+        with ExitStack() as closing:  # on a full disk one may fail to close, and the next one must still be closed
             for sink in self._sinks():
                 closing.callback(sink.close)
 
@@ -103,9 +104,8 @@ class FormSink:
         self._is_complete = True
 
     def _open(self, name: str) -> Sink:
-        """Where the file of that name goes."""
-        if name == PICKLE_NAME:
-            raise refuse_pickle()
+        """The sink for the file of that name."""
+        refuse_other_weights([name])
         is_known = name in ADAPTER_FILES
         if self._archive or name in self._files or (self._files and not is_known):
             raise InvalidRequest(f"the form holds `{name[:200]}` beside other files; {_WHAT_TO_SEND}", param="file")

@@ -1,4 +1,4 @@
-"""The adapters on a host's disk, as a runner uses them: downloaded once, however many ask, and kept within a budget."""
+"""The adapters on a host's disk, as runners use them: each is downloaded once, and they share a size budget."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from punica_serve.errors import StoreUnavailable
+from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
@@ -18,12 +19,12 @@ from punica_serve.store.filesystems import FileSystems, folder_of, store_errors
 from punica_serve.store.locked_folder import LockedFolder
 from punica_serve.store.threads import StoreThreads
 
-#: Adapters that are downloaded at once.
+#: Concurrent downloads.
 _NUM_DOWNLOADS = 16
-#: For what touches this host's disk alone, so that a slow store delays no adapter that is here.
+#: For work on this host's disk only, so that a slow store does not delay adapters that are already here.
 _NUM_LOCAL = 4
 _LOCAL_TIMEOUT_S = 30.0
-#: How often to look for what another process of the host is downloading.
+#: How often to check for an adapter that another process of the host is downloading.
 _POLL_S = 0.05
 
 OnChange = Callable[[frozenset[str], frozenset[str]], None]
@@ -31,7 +32,7 @@ OnChange = Callable[[frozenset[str], frozenset[str]], None]
 
 @dataclass(slots=True)
 class _Use:
-    """An adapter that someone waits for or uses."""
+    """An adapter that is awaited or in use."""
 
     bringing: asyncio.Task[LockedFolder]
     count: int = 0
@@ -40,8 +41,8 @@ class _Use:
 class DiskCache:
     """Adapters in a folder that all runners of a host may share. For one event loop; its owner closes it.
 
-    Invariants: an adapter is downloaded by one process of the host at a time. What is in use is never removed, and
-    comes on top of the budget if it must. Only whole adapters, checked by their digest, are ever in use.
+    Invariants: one process of the host at a time downloads an adapter. An adapter in use is never removed, even if that
+    exceeds the budget. Only complete adapters with the right digest are ever in use.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class DiskCache:
         timeout_s: float = 300.0,
         on_change: OnChange = lambda came, left: None,
     ) -> None:
-        """``options`` are fsspec's, of the store. ``on_change`` hears which digests came to the disk and left it.
+        """``options`` are fsspec's options for the store. ``on_change`` is called with the digests that were added to
+        the disk and removed from it.
 
-        Reads the folder, which blocks: for the start of a process.
+        Reads the folder, which blocks: call it while the process starts.
         """
         self._folder = CacheFolder(folder)
         self._budget_bytes = budget_bytes
@@ -67,23 +69,23 @@ class DiskCache:
         self._forgotten: set[str] = set()
         self._removals: set[asyncio.Task[bool]] = set()
         self._downloads = StoreThreads(_NUM_DOWNLOADS, "fetching the adapter from the store")
-        self._local = StoreThreads(_NUM_LOCAL, "the host's folder of adapters")
+        self._local = StoreThreads(_NUM_LOCAL, "the host's adapter cache")
 
     @property
     def digests(self) -> frozenset[str]:
-        """What is on the disk, as far as this process has noticed."""
+        """The adapters on the disk, as far as this process knows."""
         return self._digests
 
     async def fetch(self, ref: AdapterRef) -> Path:
         """The adapter's folder on this host, in use until ``release(ref.digest)``: one release for each fetch.
 
-        An adapter that lies in a folder is used there, and never copied. Raises StoreUnavailable, after which another
-        try may succeed; AdapterRejected, after which none will.
+        An adapter that is in a plain folder is used in place and never copied. Raises StoreUnavailable, which another
+        attempt may cure, and AdapterRejected, which none will.
         """
         folder = folder_of(ref.uri)
         if folder is not None:
             return folder
-        assert is_digest(ref.digest), ref.digest
+        require(is_digest(ref.digest), ref.digest)
         self._forgotten.discard(ref.digest)
         use = self._uses.get(ref.digest)
         if use is None:
@@ -97,7 +99,7 @@ class DiskCache:
         return self._folder.path(ref.digest)
 
     def release(self, digest: str) -> None:
-        """Ends one use. Of an adapter that was used in place, it does nothing."""
+        """Ends one use. Does nothing for an adapter that was used in place."""
         use = self._uses.get(digest)
         if use is None:
             return
@@ -112,7 +114,9 @@ class DiskCache:
             removal.add_done_callback(self._removals.discard)
 
     async def forget(self, digest: str) -> bool:
-        """Removes the adapter, now or at its last release here. Whether it is gone: other processes may use it too."""
+        """Removes the adapter, now or at its last release here. Returns whether it is gone: other processes may use it
+        too.
+        """
         self._forgotten.add(digest)
         if digest in self._uses:
             return False
@@ -123,7 +127,7 @@ class DiskCache:
         return is_gone
 
     async def close(self) -> None:
-        """Gives up what is being downloaded, and ends all uses."""
+        """Cancels all downloads and ends all uses."""
         tasks = [use.bringing for use in self._uses.values()] + list(self._removals)
         self._uses.clear()
         for task in tasks:
@@ -149,21 +153,21 @@ class DiskCache:
             stop.set()
 
     async def _hold_or_download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
-        """None while another process downloads it."""
+        """Returns None while another process downloads the adapter."""
         held = await self._local.call(lambda: self._folder.hold(ref.digest), timeout_s=_LOCAL_TIMEOUT_S)
         return held or await self._downloads.call(lambda: self._download(ref, stop), timeout_s=self._timeout_s)
 
     def _download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
-        with store_errors("keeping an adapter on the host's disk"):
+        with store_errors("caching an adapter on the host's disk"):
             self._folder.make_room(ref.num_bytes, self._budget_bytes)
             held = self._folder.fill(
                 ref.digest, lambda incoming: download_adapter(ref, incoming, self._filesystems, stop)
             )
-            self._folder.make_room(0, self._budget_bytes)  # others may have come meanwhile
+            self._folder.make_room(0, self._budget_bytes)  # other processes may have added some meanwhile
             return held
 
     async def _notice(self) -> None:
-        """Finds out what came and left, by other processes too."""
+        """Finds adapters that were added or removed, also by other processes."""
         before = self._digests
         self._digests = now = await self._local.call(self._folder.digests, timeout_s=_LOCAL_TIMEOUT_S)
         if now != before:
@@ -171,7 +175,7 @@ class DiskCache:
 
 
 def _give_up(task: asyncio.Task[Any]) -> None:
-    """Cancels a task, or lets go what it has brought."""
+    """Cancels a task, or closes its result."""
     if task.done():
         _let_go(task)
     else:
@@ -180,7 +184,7 @@ def _give_up(task: asyncio.Task[Any]) -> None:
 
 
 def _let_go(bringing: asyncio.Task[Any]) -> None:
-    """Closes what a task has brought, if it has."""
+    """Closes the result of a task, if it has one."""
     with suppress(asyncio.CancelledError, Exception):
         held = bringing.result()
         if isinstance(held, LockedFolder):

@@ -1,7 +1,7 @@
-"""Folders that processes of one host lock while they read, fill or remove them.
+"""Folders that the processes of one host lock while they read, fill or remove them.
 
-The lock is flock's, on the folder itself: it goes with the process that held it, and leaves no file behind. A folder
-may be renamed or removed while another process opens it, so a lock counts only if the name still means what it locked.
+The lock is flock's, on the folder itself: it ends with its process and leaves no file behind. A folder may be renamed
+or removed while another process opens it, so a lock counts only if the path still refers to the locked folder.
 """
 
 import fcntl
@@ -11,19 +11,21 @@ from pathlib import Path
 
 
 class LockedFolder:
-    """A folder that is held: shared by who reads it, alone by who changes it. Let go by ``close``, or when dropped."""
+    """A locked folder: shared for reading, exclusive for changing. ``close`` unlocks it, and so does garbage
+    collection.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
     def share(cls, path: Path) -> "LockedFolder | None":
-        """None when there is no such folder, or it is held alone."""
+        """None if there is no such folder, or it is locked exclusively."""
         return cls._lock(path, fcntl.LOCK_SH)
 
     @classmethod
     def own(cls, path: Path) -> "LockedFolder | None":
-        """None when there is no such folder, or it is held."""
+        """None if there is no such folder, or it is locked."""
         return cls._lock(path, fcntl.LOCK_EX)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Adapters in folders and object stores: whatever fsspec reads."""
+"""Adapter sources in folders and object stores: anything fsspec reads."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,18 @@ from threading import Event
 from typing import Any
 
 from punica_serve.errors import Forbidden, StoreUnavailable
-from punica_serve.plain_files import open_plain
+from punica_serve.errors.plain_files import open_plain
+from punica_serve.store.adapter_files import check_file_size
+from punica_serve.store.file_sink import FileSink
 from punica_serve.store.filesystems import FileSystems, folder_of
-from punica_serve.store.sinks import FileSink
 from punica_serve.store.source_errors import source_refusals
 from punica_serve.store.source_policy import SourcePolicy, begins_with, plain_uri
-from punica_serve.store.unpack import check_file_size
 
 _CHUNK_BYTES = 4 << 20
 
 
 class ObjectSource:
-    """A folder of a file system, for one caller. Blocks; ends soon after ``stop`` is set."""
+    """A folder of a file system, read for one caller. Blocks; ends soon after ``stop`` is set."""
 
     def __init__(self, uri: str, filesystems: FileSystems, policy: SourcePolicy, stop: Event) -> None:
         self._uri = uri
@@ -28,7 +28,7 @@ class ObjectSource:
         self._stop = stop
 
     def fetch(self, path: Path, max_adapter_bytes: int) -> bool:
-        """Writes the file of the folder that is called like ``path`` there. False when there is none."""
+        """Copies the source's file of that name to ``path``. False if there is none."""
         self._check_links(path.name)
         try:
             file = self._open(path.name, max_adapter_bytes)
@@ -50,7 +50,7 @@ class ObjectSource:
         try:
             while chunk := self._read(file):
                 if self._stop.is_set():
-                    raise StoreUnavailable("fetching the adapter from its source was given up")
+                    raise StoreUnavailable("fetching the adapter from its source was cancelled")
                 sink.write(chunk)
         finally:
             sink.close()
@@ -61,9 +61,9 @@ class ObjectSource:
         return chunk
 
     def _check_links(self, name: str) -> None:
-        """A link within a folder that is allowed must not lead out of it."""
+        """Refuses a link inside an allowed folder that leads out of it."""
         if self._folder is None or self._policy.is_admin:
             return
         real = plain_uri(os.path.realpath(self._folder / name))
         if not any(begins_with(real, prefix) for prefix in self._policy.config.allowed):
-            raise Forbidden(f"{self._uri}/{name} leads out of the folders that are allowed", param="uri")
+            raise Forbidden(f"{self._uri}/{name} leads out of the allowed folders", param="uri")

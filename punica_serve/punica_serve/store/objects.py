@@ -1,4 +1,4 @@
-"""A store at any fsspec URL but a folder's, such as s3://bucket/adapters."""
+"""A store at any fsspec URL except a folder, such as s3://bucket/adapters."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +9,21 @@ import fsspec
 from punica_serve.store.adapter_files import STORED_FILES, is_digest
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems
 
+#: By default s3fs keeps ten parts of 50 MB of a file in memory while it sends them.
+_S3_PUT = {"chunksize": 8 << 20, "max_concurrency": 2}
+
 
 class ObjectStore:
     """Adapters as objects under a prefix. Blocks.
 
-    Objects can't be renamed. An adapter is there when its last file is, the configuration: written after the weights,
+    Objects can't be renamed, so an adapter exists when its configuration does: that is written after the weights and
     deleted before them.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url.rstrip("/")
         self._filesystems = FileSystems(options)
+        self._put_options = _S3_PUT if self._url.startswith("s3://") else {}
 
     def uri(self, digest: str) -> str:
         return f"{self._url}/{digest}"
@@ -29,9 +33,10 @@ class ObjectStore:
         return bool(filesystem.exists(f"{path}/{STORED_FILES[-1]}"))
 
     def holds(self, folder: Path, digest: str) -> bool:
-        """Whether it is there with the very bytes of ``folder``.
+        """Whether the store has exactly the bytes of ``folder``.
 
-        Looked at before it is put again: where writing is not atomic, as over sftp, that breaks a copy for its readers.
+        Checked before a put: where writing is not atomic, as over sftp, overwriting would break a copy that is being
+        read.
         """
         filesystem, path = self._filesystems.open(self.uri(digest))
         try:
@@ -42,7 +47,7 @@ class ObjectStore:
     def put(self, folder: Path, digest: str) -> None:
         filesystem, path = self._filesystems.open(self.uri(digest))
         for name in STORED_FILES:
-            filesystem.put_file(str(folder / name), f"{path}/{name}")
+            filesystem.put_file(str(folder / name), f"{path}/{name}", **self._put_options)
 
     def delete(self, digest: str) -> None:
         filesystem, path = self._filesystems.open(self.uri(digest))
@@ -51,7 +56,7 @@ class ObjectStore:
                 filesystem.rm_file(f"{path}/{name}")
 
     def digests(self) -> frozenset[str]:
-        """Of all that something is there of, also if a process died before it was whole."""
+        """Digests of everything under the prefix, also of what a dead process left incomplete."""
         filesystem, root = self._filesystems.open(self._url)
         try:
             paths = filesystem.ls(root, detail=False)

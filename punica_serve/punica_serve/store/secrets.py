@@ -1,4 +1,4 @@
-"""Options whose values are elsewhere: in the environment, or in a file that a service manager hands out."""
+"""Options whose values are in the environment, or in a file that a service manager provides."""
 
 import os
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.errors import ConfigError
-from punica_serve.reasons import reason_of
+from punica_serve.errors.reasons import reason_of
 
 
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with every {env: NAME} and {file: PATH} in them replaced. Raises ConfigError."""
+    """The options, with every {env: NAME} and {file: PATH} replaced. Raises ConfigError."""
     return {name: _value(value) for name, value in options.items()}
 
 
@@ -28,11 +28,15 @@ def _variable(name: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
-        raise ConfigError(f"`store` needs the environment variable {name}, which is not set", param="store") from None
+        raise ConfigError(
+            f"`store` needs the environment variable {name}, which is not set; set it", param="store"
+        ) from None
 
 
 def _content(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`store` needs {path}, which can't be read: {reason_of(error)}", param="store") from error
+        raise ConfigError(
+            f"`store` needs the file {path}, which can't be read: {reason_of(error)}", param="store"
+        ) from error

@@ -1,11 +1,12 @@
-"""What takes a body, or a part of one, piece by piece. Blocks."""
+"""Sinks: they take a body, or a part of one, piece by piece. Blocking."""
 
 from pathlib import Path
 from typing import Protocol
 
-from punica_serve.store.unpack import check_file_size, unpack
+from punica_serve.process.private_files import open_private
+from punica_serve.store.unpack import unpack
 
-#: Under this name an archive waits to be complete: no file of an adapter has it.
+#: The name of an incomplete archive, which no file of an adapter has.
 _ARCHIVE = ".archive"
 
 
@@ -13,20 +14,20 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
-        """The body is complete."""
+        """Called when the body is complete."""
 
     def close(self) -> None:
-        """Whatever happened."""
+        """Always called, whatever happened."""
 
 
 class ArchiveSink:
-    """Takes an archive, and unpacks it once it is complete."""
+    """Takes an archive, and unpacks it when it is complete."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._path = folder / _ARCHIVE
-        self._file = self._path.open("xb")
+        self._file = open_private(self._path, "xb")
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
@@ -35,27 +36,6 @@ class ArchiveSink:
         self._file.close()
         unpack(self._path, self._folder, self._max_bytes)
         self._path.unlink()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class FileSink:
-    """Takes one of an adapter's files."""
-
-    def __init__(self, path: Path, max_adapter_bytes: int) -> None:
-        self._name = path.name
-        self._max_adapter_bytes = max_adapter_bytes
-        self._num_bytes = 0
-        self._file = path.open("xb")
-
-    def write(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        check_file_size(self._name, self._num_bytes, self._max_adapter_bytes)
-        self._file.write(data)
-
-    def finish(self) -> None:
-        self._file.close()
 
     def close(self) -> None:
         self._file.close()

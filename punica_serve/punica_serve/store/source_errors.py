@@ -1,4 +1,4 @@
-"""What the failure of a source means to whoever named it: something to be mended, or an outage."""
+"""Classifies failures of a source: a mistake that the caller can mend, or an outage."""
 
 import errno
 import logging
@@ -10,18 +10,18 @@ from pathlib import PurePath
 from aiohttp import ClientSSLError
 
 from punica_serve.errors import AdapterRejected, ConfigError
-from punica_serve.plain_files import NotPlain
+from punica_serve.errors.plain_files import NotPlain
 
-#: Answers of a server that may be others a little later.
+#: HTTP statuses that may change on their own.
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
-_NOT_SET_UP = "this cluster is not set up for it, and its operator's log says what is missing"
-_NO_CREDENTIALS = "this cluster has no credentials for it, which its operator may add"
+_NOT_SET_UP = "this cluster is not set up for it; its operator's log says what is missing"
+_NO_CREDENTIALS = "this cluster has no credentials for it; its operator may add them"
 _NO_ACCESS = "this cluster may not read it; give it access"
 _NO_TLS = "its server shows no certificate that this cluster trusts, or does not speak TLS"
-_NO_FOLDER = "it is not the URI of a folder that there is"
+_NO_FOLDER = "there is no such folder"
 
-#: By the names of their classes: they are of libraries that need not be installed.
+#: By class name: the libraries that define them may not be installed.
 _REASONS = {
     "NoCredentialsError": _NO_CREDENTIALS,
     "PartialCredentialsError": _NO_CREDENTIALS,
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def source_refusals(uri: str) -> Iterator[None]:
-    """Raises AdapterRejected in place of an error that trying again would not mend. What may pass is raised as it is.
+    """Raises AdapterRejected in place of an error that a retry would not mend. Temporary errors pass unchanged.
 
-    File systems raise exceptions of all their libraries. Those name servers, so they go to the log alone.
+    File systems raise exceptions of all their libraries. Those name servers, so they only go to the log.
     """
     try:
         yield
@@ -47,22 +47,22 @@ def source_refusals(uri: str) -> Iterator[None]:
         if reason is None:
             raise
         logger.warning("%s can't be read: %s: %s", uri, type(error).__name__, error)
-        raise AdapterRejected(f"{uri} can't be read: {reason}; or upload the adapter", param="uri") from error
+        raise AdapterRejected(f"{uri} can't be read: {reason}; or upload the adapter instead", param="uri") from error
 
 
 def is_refusal(status: int) -> bool:
-    """Whether a server that answers with this HTTP status will do so again."""
+    """Whether a server that answers with this HTTP status would do so again."""
     return status // 100 == 4 and status not in _PASSING
 
 
 def _reason(error: Exception) -> str | None:
-    """None: the source is down or slow."""
+    """The reason for the caller; None if the source is down or slow."""
     if isinstance(error, ConfigError):
         return _NOT_SET_UP
     if isinstance(error, ClientSSLError):
         return _NO_TLS
     if isinstance(error, NotPlain):
-        return f"{PurePath(error.filename).name} is no plain file"
+        return f"{PurePath(error.filename).name} is not a regular file"
     if isinstance(error, PermissionError):
         return _NO_ACCESS
     if isinstance(error, NotImplementedError) or (isinstance(error, OSError) and error.errno in _NO_FOLDERS):
@@ -78,6 +78,6 @@ def _reason_of_status(status: int | None) -> str | None:
 
 
 def _http_status(error: Exception) -> int | None:
-    """Of the answer that a client's library made an error of."""
+    """The HTTP status in an error of a client library."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None

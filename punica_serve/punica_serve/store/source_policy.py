@@ -5,27 +5,27 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import quote, unquote, urlsplit
 
+from punica_serve.config.store_section import SourcesConfig
 from punica_serve.errors import Forbidden, InvalidRequest
-from punica_serve.store.config import SourcesConfig
 
 SCHEMES = ("file", "s3", "hf", "https", "http")
 
-#: Spaces and control characters, and what would mean something else to some reader of URLs.
+#: Spaces, control characters, and characters that URL parsers interpret differently.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\?#]")
 
-#: Addresses of IPv6 that a gateway turns into those of IPv4 in their last 32 bits.
+#: IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePolicy:
-    """What one caller may do. Admins may name any place."""
+    """One caller's permissions. Administrators may use any place."""
 
     config: SourcesConfig
     is_admin: bool
 
     def admit(self, uri: str) -> str:
-        """The URI in its plain form. Raises InvalidRequest, and Forbidden when this caller may not use it."""
+        """The URI in canonical form. Raises InvalidRequest, and Forbidden if this caller may not use it."""
         plain = plain_uri(uri)
         if not self.is_admin and not any(begins_with(plain, prefix) for prefix in self.config.allowed):
             allowed = ", ".join(self.config.allowed) or "nowhere"
@@ -34,13 +34,13 @@ class SourcePolicy:
         return plain
 
     def may_reach(self, address: str) -> bool:
-        """Whether a connection may be made to this address, which a name was resolved to."""
+        """Whether connecting to this resolved address is allowed."""
         ip = ip_address(address)
         return self.is_admin or _is_public(ip) or any(ip in network for network in self.config.private_networks)
 
 
 def plain_uri(uri: str) -> str:
-    """The URI of an adapter's folder: scheme and host in lower case, no slash at its end."""
+    """The canonical URI of an adapter's folder: scheme and host in lower case, no trailing slash."""
     if uri.startswith("/"):
         uri = f"file://{quote(uri)}"
     scheme, separator, rest = uri.partition("://")
@@ -50,19 +50,19 @@ def plain_uri(uri: str) -> str:
         raise InvalidRequest(f"{uri[:200]!r} must begin with one of {schemes}", param="uri")
     host, slash, path = rest.partition("/")
     if _UNSAFE.search(uri) or not {".", ".."}.isdisjoint(unquote(path).split("/")):
-        message = f"{uri[:200]!r} must be the plain URI of a folder, without .. segments, spaces, queries and fragments"
+        message = f"{uri[:200]!r} must be the plain URI of a folder, without .. segments, spaces, query or fragment"
         raise InvalidRequest(message, param="uri")
     if (scheme == "file" and host) or (scheme != "file" and not host):
         raise InvalidRequest(f"{uri[:200]!r} must name {'no host' if host else 'a host or bucket'}", param="uri")
     if scheme in ("http", "https"):
         host = _checked_host(uri, host.lower())
-    elif "::" in rest:  # by which fsspec would take what follows for another URL
+    elif "::" in rest:  # fsspec would take what follows for another URL
         raise InvalidRequest(f"{uri[:200]!r} must be one URI", param="uri")
     return f"{scheme}://{host}{slash}{path}".rstrip("/")
 
 
 def begins_with(uri: str, prefix: str) -> bool:
-    """Up to a slash: s3://a/b begins s3://a/b/c, but not s3://a/bc."""
+    """Whether ``uri`` begins with ``prefix`` up to a slash: s3://a/b is a prefix of s3://a/b/c, but not of s3://a/bc."""
     return uri == prefix or uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
@@ -70,7 +70,7 @@ def _checked_host(uri: str, host: str) -> str:
     try:
         parts = urlsplit(f"//{host}")
         is_plain = parts.hostname and "@" not in host and (parts.port is None or parts.port > 0)
-    except ValueError:  # of a port that is no number, or an address that is broken
+    except ValueError:  # the port is not a number, or the address is malformed
         is_plain = False
     if not is_plain:
         raise InvalidRequest(f"{uri[:200]!r} must name a host, without a user or password", param="uri")
@@ -78,7 +78,7 @@ def _checked_host(uri: str, host: str) -> str:
 
 
 def _is_public(ip: IPv4Address | IPv6Address) -> bool:
-    """Also of the IPv4 address that is hidden in one of IPv6."""
+    """Also checks an IPv4 address embedded in an IPv6 address."""
     if isinstance(ip, IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
         if ip in _NAT64:

@@ -1,4 +1,4 @@
-"""Where adapters are registered from by URI: file, s3, hf, https. Only an adapter's files are read, within limits."""
+"""Fetches adapters by URI (file, s3, hf, https). Only an adapter's files are read, within limits."""
 
 import asyncio
 from functools import partial
@@ -6,9 +6,9 @@ from pathlib import Path
 from threading import Event
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.store.adapter_files import ADAPTER_FILES
-from punica_serve.store.config import StoreConfig
 from punica_serve.store.credentials import Credentials
 from punica_serve.store.filesystems import store_errors
 from punica_serve.store.object_source import ObjectSource
@@ -17,13 +17,13 @@ from punica_serve.store.source_policy import SourcePolicy
 from punica_serve.store.threads import StoreThreads
 from punica_serve.store.web_source import WebSource
 
-#: Fetches at once.
+#: Concurrent fetches.
 _NUM_FETCHES = 16
 _WHAT = "fetching the adapter from its source"
 
 
 class Sources:
-    """Fetches adapters for callers, as far as each may."""
+    """Fetches adapters for callers, within their permissions."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
@@ -32,10 +32,10 @@ class Sources:
         self._threads = StoreThreads(_NUM_FETCHES, _WHAT)
 
     async def fetch(self, uri: str, folder: Path, *, is_admin: bool) -> None:
-        """Writes the adapter's files into an empty ``folder``, which the caller removes whatever happens.
+        """Writes the adapter's files into an empty ``folder``, which the caller removes in any case.
 
-        Raises InvalidRequest and Forbidden for the URI; AdapterRejected when there is no adapter that can be read, and
-        trying again would not help; TooLarge; StoreUnavailable when the source is down or slow, or the disk full.
+        Raises InvalidRequest and Forbidden for the URI; AdapterRejected when no adapter can be read and a retry would
+        not help; TooLarge; StoreUnavailable when the source is down or slow, or the disk is full.
         """
         policy = SourcePolicy(self._config.sources, is_admin)
         plain = policy.admit(uri)
@@ -74,6 +74,6 @@ def _check_missing(name: str, uri: str) -> None:
     if name in (CONFIG_NAME, WEIGHTS_NAME):
         message = (
             f"there is no {name} in {uri}, or the cluster may not see it; register the URI of a folder that holds "
-            f"{CONFIG_NAME} and {WEIGHTS_NAME}"
+            f"{CONFIG_NAME} and {WEIGHTS_NAME}, and convert split or pickled weights to it first"
         )
         raise AdapterRejected(message, param="uri")

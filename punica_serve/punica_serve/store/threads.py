@@ -1,7 +1,7 @@
-"""Calls that may hang, on threads that can be given up.
+"""Calls that may hang, on threads that can be abandoned.
 
-A disk or a server that answers no more would otherwise hold whoever waits for it, and Python's own thread pools even
-the end of the process. Here a caller waits until its deadline, and no longer; the thread ends when its call does.
+A disk or server that stops answering would otherwise block its callers, and Python's own thread pools would even block
+the process from exiting. Here a caller waits until its deadline and no longer; the thread ends when its call does.
 """
 
 import asyncio
@@ -16,14 +16,16 @@ T = TypeVar("T")
 
 
 class StoreThreads:
-    """At most ``num_threads`` calls at once, those given up included. One event loop uses it."""
+    """At most ``num_threads`` concurrent calls, abandoned ones included. For one event loop."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._name = name
         self._free = asyncio.Semaphore(num_threads)
 
     async def call(self, function: Callable[[], T], *, timeout_s: float) -> T:
-        """What ``function`` returns or raises; StoreUnavailable when it takes, or waits for a thread, too long."""
+        """Runs ``function`` and returns or raises what it does. Raises StoreUnavailable if it takes, or waits for a
+        thread, too long.
+        """
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
@@ -40,7 +42,7 @@ class StoreThreads:
 
         def finish(result: T | None, error: BaseException | None) -> None:
             self._free.release()
-            if future.done():  # given up
+            if future.done():  # abandoned
                 return
             if error is None:
                 future.set_result(result)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The body of an upload -> the adapter's files in a folder, without ever holding more than a little in memory.
+"""Receives an upload's body and writes the adapter's files to a folder, with little of it in memory at a time.
 
-A body is one archive (zip, tar, tar.gz), or a form of files: an archive, or the adapter's files by their names. What
-parses and writes blocks, and so runs on threads of its own, a batch of the body at a time.
+A body is one archive (zip, tar, tar.gz), or a form of files: an archive, or the adapter's files by their names. Parsing
+and writing block, so they run on threads of their own, one batch of the body at a time.
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -21,10 +21,10 @@ from punica_serve.store.threads import StoreThreads
 
 T = TypeVar("T")
 
-#: Of a body, that is handed to a thread at once.
+#: Bytes handed to a thread at once.
 _BATCH_BYTES = 1 << 20
 _NUM_THREADS = 8
-#: A disk that has not written a batch by then, or unpacked an archive, is taken to be stuck.
+#: A disk that has not written a batch, or unpacked an archive, by then is considered stuck.
 _TIMEOUT_S = 120.0
 _FORM = b"multipart/form-data"
 
@@ -33,13 +33,13 @@ class Uploads:
     """Receives bodies, for one event loop."""
 
     def __init__(self, max_bytes: int, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """``max_bytes`` bounds a body, what an archive expands to, and the weights."""
+        """``max_bytes`` limits the body, the expanded archive, and the weights."""
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._threads = StoreThreads(_NUM_THREADS, "the disk of adapters on their way in")
+        self._threads = StoreThreads(_NUM_THREADS, "the disk for incoming adapters")
 
     async def receive(self, body: AsyncIterable[bytes], content_type: str, folder: Path) -> None:
-        """Writes the adapter's files into an empty ``folder``, which the caller removes whatever happens.
+        """Writes the adapter's files into an empty ``folder``, which the caller removes in any case.
 
         Raises InvalidRequest, TooLarge, AdapterRejected for pickles, and StoreUnavailable when the disk is full or
         stuck.
@@ -50,7 +50,7 @@ class Uploads:
                 await self._call(partial(sink.write, batch))
             await self._call(sink.finish)
         finally:
-            with suppress(OSError, StoreUnavailable):  # what it could not write was said before, and logged
+            with suppress(OSError, StoreUnavailable):  # a failed write was reported before, and logged
                 await self._threads.call(sink.close, timeout_s=self._timeout_s)
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -67,7 +67,7 @@ async def _batches(body: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[
     async for chunk in body:
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise TooLarge(f"the upload has more than {max_bytes} bytes, the limit", param="file")
+            raise TooLarge(f"the upload is larger than {max_bytes} bytes, the limit", param="file")
         batch += chunk
         if len(batch) >= _BATCH_BYTES:
             yield bytes(batch)

@@ -1,9 +1,9 @@
 """Chat templates: Jinja programs that come with a model and turn a conversation into its prompt.
 
 They follow transformers' conventions (blocks trimmed, ``raise_exception``, ``tojson``, ``strftime_now``, loop controls,
-the special tokens as variables) and run in Jinja's immutable sandbox, since a model folder is not code to be trusted.
-The sandbox bounds what they reach, not the time and memory that they take: those of tenants' adapters are compiled and
-rendered by ``template_worker``, a process of its own.
+the special tokens as variables) and run in Jinja's immutable sandbox, since a model folder is not trusted code. The
+sandbox limits what they can access, not their time and memory: templates of tenants' adapters are compiled and rendered
+by ``template_worker``, a separate process.
 """
 
 import json
@@ -21,7 +21,7 @@ class ChatTemplate:
     """A compiled chat template. Immutable; safe to share between tasks and threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, of: str) -> None:
-        """Raises ModelRejected when ``source`` is no Jinja template; ``of`` says whose in the message."""
+        """Raises ModelRejected if ``source`` is not a valid Jinja template; its message names ``of`` as the owner."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -31,19 +31,19 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            message = f"the chat template of {of} is wrong in line {error.lineno}: {error.message}"
+            message = f"the chat template of {of} is invalid in line {error.lineno}: {error.message}"
             raise ModelRejected(message, param="chat_template") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The prompt of ``messages``. Raises InvalidRequest when the template refuses them."""
+        """The prompt for ``messages``. Raises InvalidRequest if the template refuses them."""
         try:
             prompt = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
-            prompt.encode()  # a template may spell half characters, which no tokenizer takes
+            prompt.encode()  # a template may output half of a surrogate pair, which no tokenizer accepts
             return prompt
-        # A template may trip over anything, such as a message that lacks what it reads.
+        # A template may fail in any way, for example on a message that lacks a field.
         except Exception as error:
             message = f"the chat template refuses these messages: {str(error) or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error

@@ -1,9 +1,9 @@
-"""Tokens to text while they are generated, so that what has been given out never changes.
+"""Turns tokens into text as they are generated, such that text once returned never changes.
 
-Decoding a token alone is wrong twice: a character may be spread over up to four tokens, and a token may owe its leading
-space to the one before it. So the newest tokens are decoded together with a few before them, and only the text beyond
-what those gave is new (the two offsets of Hugging Face TGI's detokenizer). U+FFFD at the end is held back until later
-tokens complete it or make it final.
+Decoding tokens one by one is wrong in two ways: a character may span up to four tokens, and a token's leading space may
+depend on the one before it. So the newest tokens are decoded together with a few before them, and only the text beyond
+those is new (the two offsets of Hugging Face TGI's detokenizer). A trailing U+FFFD is held back until later tokens
+complete it or make it final.
 """
 
 from collections.abc import Sequence
@@ -13,38 +13,38 @@ from punica_serve.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 
-#: An unfinished character shows as at most so many U+FFFD (one for each of its bytes, with byte fallback tokens).
+#: An unfinished character shows as at most this many U+FFFD (one for each of its bytes, with byte fallback tokens).
 _MAX_UNFINISHED = 3
 
-#: Tokens of the prompt that the first generated one is decoded with.
+#: Prompt tokens that the first generated one is decoded with.
 _NUM_PROMPT_TOKENS = 32
 
-#: Tokens decoded together before the oldest are forgotten. Cost per token grows with it, cost of forgetting falls.
+#: Tokens decoded together before the oldest are dropped. A larger window costs more per token, but drops less often.
 _MAX_WINDOW = 16
 
 
 class IncrementalDetokenizer:
-    """The text of one stream of generated tokens, special tokens left out.
+    """The text of one stream of generated tokens, without special tokens.
 
-    All that ``add`` and then ``finish`` return, joined, is what the generated tokens add to the decoded prompt. Where
-    bytes turn out to be no UTF-8, each stays a U+FFFD and text given out before them is not taken back.
+    The results of ``add`` and then ``finish``, joined, are what the generated tokens add to the decoded prompt. Bytes
+    that turn out to be invalid UTF-8 each stay a U+FFFD; text returned before them is not taken back.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        #: The newest tokens, without special ones. Starts where a character starts, unless that is long ago.
+        #: The newest tokens, without special ones. Starts at the start of a character, unless that is too far back.
         self._window = self._context_of(prompt_ids)
-        #: The part of the window's text that is not to be given out again.
+        #: The part of the window's text that was already returned.
         self._given = tokenizer.decode(self._window)
-        #: Tokens of the window up to where its text last ended with a whole character.
+        #: Number of the window's tokens up to where its text last ended with a complete character.
         self._num_whole = len(self._window)
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Takes the next generated tokens; returns the text that they make final."""
+        """Takes the next generated tokens; returns the text that has become final."""
         return "".join(self._add(token_id) for token_id in token_ids)
 
     def finish(self) -> str:
-        """The stream has ended: what was held back is final as it is."""
+        """Ends the stream; returns the text that was held back."""
         text = self._tokenizer.decode(self._window)
         if not text.startswith(self._given):
             text = self._forget(self._num_whole)
@@ -58,7 +58,7 @@ class IncrementalDetokenizer:
         text = self._tokenizer.decode(self._window)
         num_held = self._num_unfinished(text)
         if num_held and len(self._window) - self._num_whole <= _MAX_UNFINISHED:
-            # Byte fallback tokens spoil the whole characters before them as long as they are no character themselves.
+            # Incomplete byte fallback tokens also spoil the complete characters before them.
             return ""
         if not text.startswith(self._given):
             text = self._forget(self._num_whole)
@@ -71,10 +71,10 @@ class IncrementalDetokenizer:
         return new
 
     def _slide(self, num_held: int) -> None:
-        """Forgets the oldest tokens of a full window, up to where a character started.
+        """Drops the oldest tokens of a full window, up to the start of a character.
 
-        A stream that has not ended with a whole character for a whole window is cut in the middle: by then the cut is
-        far from the unfinished character.
+        A stream without a complete character in a whole window is cut in the middle: by then the cut is far from the
+        unfinished character.
         """
         last_whole = self._num_whole
         if num_held:
@@ -90,14 +90,14 @@ class IncrementalDetokenizer:
         self._given = text[: max(0, len(text) - num_held)]
 
     def _forget(self, num_tokens: int) -> str:
-        """Drops the window's first tokens and all that is known of their text; returns the text of the others."""
+        """Drops the window's first tokens and resets what is known of their text; returns the text of the rest."""
         self._window = self._window[num_tokens:]
         self._num_whole = max(0, self._num_whole - num_tokens)
         self._given = ""
         return self._tokenizer.decode(self._window)
 
     def _context_of(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The end of the prompt, without special tokens, from where a character starts."""
+        """The end of the prompt, without special tokens, from the start of a character."""
         shown = (token_id for token_id in reversed(prompt_ids) if token_id not in self._tokenizer.special_ids)
         window = list(islice(shown, _NUM_PROMPT_TOKENS))[::-1]
         is_cut = next(shown, None) is not None
@@ -106,14 +106,16 @@ class IncrementalDetokenizer:
         return window
 
     def _num_unfinished(self, text: str) -> int:
-        """Characters at the end of the window's text that later tokens may complete to others."""
+        """Number of characters at the end of the window's text that later tokens may still change."""
         num_replacements = len(text) - len(text.rstrip(_REPLACEMENT))
         if num_replacements and self._ends_whole():
             return 0
         return min(num_replacements, _MAX_UNFINISHED)
 
     def _ends_whole(self) -> bool:
-        """With byte fallback it can be told whether U+FFFD is what the tokens mean or what is left of a character."""
+        """Whether the text ends with a complete character. With byte fallback, a literal U+FFFD can be told from an
+        incomplete one.
+        """
         byte_values = self._tokenizer.byte_values
         values = [byte_values.get(token_id) for token_id in self._window[self._num_whole :]]
         if not byte_values or None in values:

@@ -1,4 +1,4 @@
-"""Generated tokens to text: detokenized as they come, and ended before a stop string. Pure."""
+"""Generated tokens to text: detokenized as they arrive, and cut before a stop string. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from punica_serve.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What some tokens add to an answer."""
+    """The text that some tokens add to an answer."""
 
-    #: May be empty while a character or a stop string may be unfinished.
+    #: May be empty while a character or a possible stop string is incomplete.
     text: str
-    #: How many of the tokens count: those after the one that completes a stop string don't.
+    #: Number of tokens that count: tokens after the one that completes a stop string don't.
     num_tokens: int
-    #: Why the answer ends with this piece; None if it goes on.
+    #: The reason why the answer ends with this piece; None if it continues.
     finish_reason: FinishReason | None
 
 
@@ -33,7 +33,7 @@ class GeneratedText:
         self._end_ids = end_ids
 
     def feed(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextPiece:
-        """Takes the next tokens, and why the request ended if these are its last. After an end nothing may be fed."""
+        """Takes the next tokens, and the finish reason if these are the last. Must not be called after an end."""
         pieces = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
             text = "" if token_id in self._end_ids else self._detokenizer.add([token_id])

@@ -1,22 +1,22 @@
-"""Stop strings: end a stream of text before the first of some strings, however the text is cut into pieces. Pure."""
+"""Stop strings: cut a stream of text before the first of some strings, however the text is split into pieces. Pure."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Holds back only what may still become a stop string.
+    """Holds back only text that may still become a stop string.
 
-    The stop string that is complete first wins, of two that end together the longer one: so the outcome does not depend
-    on how the stream was cut. After a stop nothing may be fed.
+    The first stop string to be complete wins, and the longer one of two that end together, so the result does not
+    depend on how the stream was split. Must not be fed after a stop.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """``stops`` are not empty strings; there may be none of them."""
+        """``stops`` may be empty, but must not hold empty strings."""
         self._stops = tuple(stops)
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Takes the next piece; returns the text that is free to go and whether a stop string was found."""
+        """Takes the next piece; returns the text that is final, and whether a stop string was found."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -29,15 +29,16 @@ class StopStrings:
         return text[: len(text) - num_held], False
 
     def flush(self) -> str:
-        """The stream has ended: what was held back is no stop string after all."""
+        """Ends the stream; returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that ``stop`` starts with, short of all of it."""
+    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
     length = min(len(text), len(stop) - 1)
-    # Only where the last character is the same: of long stop strings, all other lengths would cost half a millisecond.
+    # Only tries lengths at which the last character matches: for long stop strings, trying all would take half a
+    # millisecond.
     while length and (length := stop.rfind(text[-1], 0, length) + 1):
         if text.endswith(stop[:length]):
             return length

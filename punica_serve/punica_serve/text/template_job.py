@@ -1,39 +1,76 @@
-"""What a process that renders chat templates is told, and answers: frames of msgpack on its pipes."""
+"""Messages to and from the process that renders and tokenizes prompts: msgpack frames on pipes."""
 
 import struct
 from typing import Any
 
 import msgspec
 
-#: Of a frame; the length of the rest comes first, in four bytes.
+#: Limit of a frame's size; four bytes with the length of the rest come first.
 MAX_FRAME_BYTES = 64 << 20
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
 
-class TemplateJob(msgspec.Struct, frozen=True):
-    """Renders a conversation through the template ``source``. Without messages it is only compiled."""
+class RenderJob(msgspec.Struct, frozen=True, tag=True):
+    """A request to render a conversation with the template ``source``; without messages, only to compile it.
+
+    The answer is a Text, or, for a long text, Rendered and then TokenIds.
+    """
 
     source: str
     special_tokens: dict[str, str]
     messages: list[dict[str, Any]] | None
     add_generation_prompt: bool
+    add_special_tokens: bool
 
 
-class TemplateAnswer(msgspec.Struct, frozen=True):
-    text: str = ""
-    #: Why there is none.
-    error: str | None = None
+class EncodeJob(msgspec.Struct, frozen=True, tag=True):
+    """A request to tokenize a text that is not too long. The answer is its TokenIds."""
+
+    text: str
+    add_special_tokens: bool
 
 
-def frame(content: TemplateJob | TemplateAnswer) -> bytes:
+class Text(msgspec.Struct, frozen=True, tag=True):
+    """A prompt short enough to be tokenized in the serving process."""
+
+    text: str
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """The template is done and the prompt is being tokenized. If the process dies now, the template is not to blame."""
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag=True):
+    ids: list[int]
+
+
+class TooLong(msgspec.Struct, frozen=True, tag=True):
+    """The prompt has too many characters, or too many tokens."""
+
+    num_chars: int
+    #: None if it was not tokenized.
+    num_tokens: int | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The template is invalid, or refuses the messages."""
+
+    reason: str
+
+
+Job = RenderJob | EncodeJob
+Answer = Text | Rendered | TokenIds | TooLong | Refused
+
+
+def frame(content: Job | Answer) -> bytes:
     body = msgspec.msgpack.encode(content)
     return _LENGTH.pack(len(body)) + body
 
 
 def body_bytes(head: bytes) -> int:
-    """The length of what follows a frame's first bytes."""
+    """Length of a frame's body, from the frame's first bytes."""
     length: int
     (length,) = _LENGTH.unpack(head)
     return length

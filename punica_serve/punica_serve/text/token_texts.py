@@ -1,13 +1,13 @@
-"""Single tokens as texts and bytes, for those who look at an answer token by token."""
+"""Single tokens as texts and bytes, for clients that look at an answer token by token."""
 
 from punica_serve.text.tokenizer import Tokenizer
 
-#: Any plain text: a token is decoded after it, since what comes first in a text may lose its leading space.
+#: Any plain text: a token is decoded after it, since the first token of a text may lose its leading space.
 _BEFORE = "a"
 
 
 class TokenTexts:
-    """The texts of a tokenizer's tokens, each looked up once."""
+    """The texts of a tokenizer's tokens, cached."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -16,14 +16,14 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """Special tokens have their names; a part of a character is U+FFFD."""
+        """A token's text. Special tokens give their names; part of a character gives U+FFFD."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self._text(token_id)
         return text
 
     def bytes_of(self, token_id: int) -> list[int] | None:
-        """UTF-8, or the bytes of a part of a character; None where they can't be told."""
+        """UTF-8, or the bytes of part of a character; None if they are unknown."""
         if (value := self._tokenizer.byte_values.get(token_id)) is not None:
             return [value]
         text = self.text(token_id)

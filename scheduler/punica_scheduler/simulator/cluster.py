@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from punica_scheduler import events
-from punica_scheduler.actions import Action, Deliver, Start, Stop
-from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Action, Deliver, Start, Stop
+from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.simulator.recorder import Recorder
 from punica_scheduler.simulator.stream_audit import StreamAudit
+from punica_serve.errors.invariants import require
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentsFailed,
     GpuInfo,
     Request,
-    RowNames,
+    RowHeaderEncoder,
     SamplingParams,
     StartRequest,
     StepReport,
@@ -45,7 +46,7 @@ class _Gpu:
     """A simulated worker and the commands that wait for the end of its step."""
 
     worker: SimulatedWorker
-    names: RowNames = field(default_factory=RowNames)
+    row_headers: RowHeaderEncoder = field(default_factory=RowHeaderEncoder)
     inbox: deque[Command] = field(default_factory=deque)
     is_stepping: bool = False
 
@@ -96,7 +97,7 @@ class SimulatedCluster:
         self._prompts: dict[int, tuple[int, ...]] = {}
 
     def run(self, on_progress: Callable[[float], None] = lambda _now_s: None) -> None:
-        """AssertionError: a stream did not come out exactly once, or some books are wrong. That is a bug of ours."""
+        """AssertionError: a stream did not come out exactly once, or some state are wrong. That is a bug of ours."""
         self._join()
         self._plan(0.0, self._tick)
         self._plan(0.0, partial(self._watch, on_progress))
@@ -151,7 +152,7 @@ class SimulatedCluster:
                 self._handle(events.GpuJoined(runner_id, info))
 
     def _tick(self) -> None:
-        assert self.now_s <= self.arrivals.times_s[-1] + _MAX_DRAIN_S, "some requests never end"
+        require(self.now_s <= self.arrivals.times_s[-1] + _MAX_DRAIN_S, "some requests never end")
         self._handle(events.Tick())
         self._plan(self.now_s + TICK_S, self._tick)
 
@@ -213,7 +214,7 @@ class SimulatedCluster:
 
     def _report(self, gpu: _Gpu, report: Report) -> None:
         if isinstance(report, StepReport):
-            report = gpu.names.shorten(report)
+            report = gpu.row_headers.encode(report)
         self._plan(self.now_s + self._latency_s, partial(self._reported, report))
 
     def _reported(self, report: Report) -> None:

@@ -8,10 +8,10 @@ from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
-from punica_serve.collector import calm
-from punica_serve.config import ClusterConfig, SchedulerConfig
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import read_model_config
+from punica_serve.process.memory_tuning import tuned_gc
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
 from punica_serve.simulation.profile import load_profile
 from punica_serve.simulation.step_time import StepTimeModel
@@ -56,7 +56,7 @@ def simulate(
 ) -> Result:
     """Runs the config's cluster over these arrivals; ``on_progress`` gets the simulated seconds now and then.
 
-    Raises ConfigError. AssertionError: a stream did not come out exactly once, or books are wrong.
+    Raises ConfigError. AssertionError: a stream did not come out exactly once, or state are wrong.
     """
     simulation = config.simulation
     model = read_model_config(config.engine.model)
@@ -83,7 +83,7 @@ def simulate(
         link_latency_s=simulation.link_latency_ms / 1e3,
         interval_s=simulation.interval_s,
     )
-    with calm():
+    with tuned_gc():
         cluster.run(on_progress)
     snapshot = scheduler.snapshot(round(cluster.now_s * 1e9))
     return Result(cluster.recorder.timeline(cluster.now_s), summarize(cluster, snapshot), cluster.audit.failures)

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from punica_serve.errors.invariants import require
 from punica_serve.protocol import Deliveries, Ending, FinishReason
 from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
@@ -84,14 +85,14 @@ class StreamAudit:
         """At the end: all streams have ended, and those that did not fail are whole."""
         self.check()
         never = [stream for stream, reason in enumerate(self._ended_by) if reason is None]
-        assert not never, f"stream {never[0]} never ended"
+        require(not never, f"streams {never[:3]} never ended")
         whole = np.array([reason == "length" for reason in self._ended_by])
         everyone = np.arange(len(self._lengths))
         _hold((self._num_tokens == self._lengths) | ~whole, everyone, "has lost tokens")
 
     def _end(self, ending: Ending) -> None:
         stream, reason = ending.handle, ending.reason
-        assert self._ended_by[stream] is None, f"stream {stream} ended twice"
+        require(self._ended_by[stream] is None, f"stream {stream} ended twice")
         self._ended_by[stream] = reason
         self.num_ended += 1
         if reason == "length":

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 
 from process_tree import with_environment
 from punica_faults.cluster import cluster_document
-from punica_serve.config import parse_config
+from punica_serve.config.cluster import parse_config
 from waits import until
 
 #: Marks all processes of a test, wherever Ray moves them in the tree.

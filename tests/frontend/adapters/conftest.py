@@ -14,29 +14,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from echo_cluster import EchoCluster
 from punica_frontend.adapters import deletions
-from punica_frontend.adapters import warden as warden_module
+from punica_frontend.adapters import reconciler as reconciler_module
+from punica_frontend.adapters.addresses import Address
 from punica_frontend.adapters.deletions import Deletions
+from punica_frontend.adapters.garbage_collector import AdapterGarbageCollector
 from punica_frontend.adapters.pins import Pins
-from punica_frontend.adapters.registration import Bring, Registrar
+from punica_frontend.adapters.reconciler import AdapterReconciler
+from punica_frontend.adapters.registration import Fetch, Registrar
 from punica_frontend.adapters.staging import Staging
-from punica_frontend.adapters.sweep import Sweep
-from punica_frontend.adapters.warden import Warden
-from punica_frontend.caller import Caller
-from punica_frontend.errors import install_error_handlers
+from punica_frontend.api.caller import Caller
+from punica_frontend.api.errors import install_error_handlers
 from punica_frontend.routes.adapters import adapters_router
 from punica_frontend.routes.deletions import deletions_router
+from punica_frontend.routes.pinning import pinning_router
 from punica_frontend.routes.registrations import registrations_router
 from punica_frontend.routes.vllm import vllm_router
-from punica_frontend.routes.warmth import warmth_router
+from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.store.adapter_store import AdapterStore
-from punica_serve.store.config import StoreConfig
-from punica_serve.store.intake import Intake
 from punica_serve.store.sources import Sources
 from punica_serve.store.upload import Uploads
+from punica_serve.store.validator import ValidatedAdapter
 
 
 @dataclass
@@ -49,7 +50,7 @@ class World:
     registrar: Registrar
     deletions: Deletions
     pins: Pins
-    sweep: Sweep
+    collector: AdapterGarbageCollector
     cluster: EchoCluster
     folder: Path
 
@@ -57,14 +58,16 @@ class World:
         return {path.name for path in (self.folder / "store").iterdir()}
 
 
-async def check(folder: Path, _tenant: str, _name: str) -> Intake:
+async def check(folder: Path, _address: Address) -> ValidatedAdapter:
     """Any two files are an adapter."""
     config, weights = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
     digest = hashlib.sha256(config.read_bytes() + weights.read_bytes()).hexdigest()
-    return Intake(AdapterRef(digest, str(folder), 100, {"q_proj": 8}), base_model="numbers", chat_template=None)
+    return ValidatedAdapter(
+        AdapterRef(digest, str(folder), 100, {"q_proj": 8}), base_model="numbers", chat_template=None
+    )
 
 
-def bringing(content: str) -> Bring:
+def bringing(content: str) -> Fetch:
     """Different contents are different adapters."""
 
     async def bring(folder: Path) -> None:
@@ -75,7 +78,7 @@ def bringing(content: str) -> Bring:
 
 
 @pytest.fixture(name="bringing")
-def bringing_fixture() -> Callable[[str], Bring]:
+def bringing_fixture() -> Callable[[str], Fetch]:
     return bringing
 
 
@@ -89,7 +92,7 @@ async def world(
     tmp_path: Path, registry: Registry, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     monkeypatch.setattr(deletions, "GRACE_S", 0.0)
-    monkeypatch.setattr(warden_module, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(reconciler_module, "INTERVAL_S", 0.05)
     store = AdapterStore(str(tmp_path / "store"))
     staging = Staging(tmp_path / "staging")
     removing = Deletions(registry, store, cluster, by="frontend-1")
@@ -100,7 +103,7 @@ async def world(
         Registrar(registry, store, cluster, staging, check, base_name="numbers"),
         removing,
         Pins(registry, cluster),
-        Sweep(registry, store, cluster, staging, removing),
+        AdapterGarbageCollector(registry, store, cluster, staging, removing),
         cluster,
         tmp_path,
     )
@@ -110,13 +113,15 @@ async def world(
 class CallerFromHeader:
     """Lets the test say who calls: "TENANT ROLE"; everybody else is the administrator."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry) -> None:
         self._app = app
+        self._registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant, role = HTTPConnection(scope).headers.get("caller", "default admin").split()
         assert role in ("admin", "user")
-        scope["state"] = {"caller": Caller(tenant, role)}  # type: ignore[arg-type]
+        tenant_id = self._registry.snapshot.tenant(tenant).tenant_id
+        scope["state"] = {"caller": Caller(tenant_id, tenant, role)}  # type: ignore[arg-type]
         await self._app(scope, receive, send)
 
 
@@ -151,19 +156,19 @@ def fetched(sources: ScriptedSources) -> list[str]:
 
 @pytest.fixture
 async def api(world: World, sources: ScriptedSources) -> AsyncIterator[httpx.AsyncClient]:
-    """The routes of adapters, with a warden behind them."""
+    """The routes of adapters, with a reconciler behind them."""
     for tenant in ("acme", "globex"):
         await world.registry.put_tenant(tenant, TenantQuota(), by="test")
-    warden = Warden(world.registry, world.deletions, world.pins, world.sweep)
+    reconciler = AdapterReconciler(world.registry, world.deletions, world.pins, world.collector)
     app = FastAPI()
     install_error_handlers(app)
-    app.add_middleware(CallerFromHeader)
+    app.add_middleware(CallerFromHeader, registry=world.registry)
     app.include_router(registrations_router(world.registrar, sources, Uploads(1 << 20)))
     app.include_router(adapters_router(world.registry, world.cluster))
-    app.include_router(warmth_router(world.registry, world.cluster))
-    app.include_router(deletions_router(world.registry, world.cluster, warden))
-    app.include_router(vllm_router(world.registry, world.registrar, sources, warden))
-    running = asyncio.create_task(warden.run())
+    app.include_router(pinning_router(world.registry, world.cluster))
+    app.include_router(deletions_router(world.registry, world.cluster, reconciler))
+    app.include_router(vllm_router(world.registry, world.registrar, sources, reconciler))
+    running = asyncio.create_task(reconciler.run())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60.0) as client:
         yield client

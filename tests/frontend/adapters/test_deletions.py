@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from punica_frontend.adapters.registration import Wish
-from punica_frontend.caller import ANYONE
+from punica_frontend.adapters.registration import RegistrationRequest
+from punica_frontend.api.caller import ANYONE
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.errors import ClusterUnavailable, StoreUnavailable
 from punica_serve.protocol import AdapterRef, AdapterResidency
-from punica_serve.registry.config import sqlite_url
 from punica_serve.registry.database import Database
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
@@ -23,14 +23,14 @@ def config_files(name: str, content: str) -> SharedAdapters:
     """An adapter with the bytes of what is brought."""
     ref = AdapterRef(hashlib.sha256(b"{}" + content.encode()).hexdigest(), "/adapters/roman", 100, {"q_proj": 8})
     return SharedAdapters(
-        {name: AdapterVersion("shared", name, 1, ref, "/adapters/roman", None, None, False, created_s=0.0)}
+        {name: AdapterVersion("shared", "shared", name, 1, ref, "/adapters/roman", None, None, False, created_s=0.0)}
     )
 
 
 async def registered(world: Any, bringing: Bringing, name: str = "roman", content: str = "1") -> AdapterRef:
     """On all GPUs."""
-    wish = Wish(name, prefetch=True)
-    ref: AdapterRef = (await world.registrar.register(ANYONE, wish, bringing(content))).adapter.ref
+    wanted = RegistrationRequest(name, prefetch=True)
+    ref: AdapterRef = (await world.registrar.register(ANYONE, wanted, bringing(content))).adapter.ref
     return ref
 
 
@@ -44,7 +44,7 @@ async def test_nothing_is_left(world: Any, bringing: Bringing) -> None:
     assert await world.registry.forgotten() == {}
 
 
-async def test_what_is_used_stays_until_it_is_not(world: Any, bringing: Bringing) -> None:
+async def test_an_adapter_in_use_stays_until_it_is_free(world: Any, bringing: Bringing) -> None:
     ref = await registered(world, bringing)
     await world.registry.delete("default", "roman", by="test")
     world.cluster.in_use = {ref.digest}
@@ -57,7 +57,7 @@ async def test_what_is_used_stays_until_it_is_not(world: Any, bringing: Bringing
     assert world.stored() == set()
 
 
-async def test_what_another_frontend_just_deleted_is_not_taken_for_served(
+async def test_an_adapter_that_another_frontend_just_deleted_does_not_count_as_served(
     world: Any, bringing: Bringing, tmp_path: Path
 ) -> None:
     ref = await registered(world, bringing)
@@ -79,7 +79,7 @@ async def test_bytes_that_another_adapter_has_too_stay(world: Any, bringing: Bri
 
 
 @pytest.mark.parametrize("shared", [config_files("roman", "1")])
-async def test_of_bytes_that_a_config_files_adapter_has_too_the_stores_copy_goes(
+async def test_only_the_stores_copy_goes_of_bytes_that_the_config_file_serves(
     world: Any, bringing: Bringing, shared: SharedAdapters
 ) -> None:
     ref = await registered(world, bringing, "mine")
@@ -101,7 +101,7 @@ async def test_an_older_version_goes_too(world: Any, bringing: Bringing) -> None
     assert world.stored() == {*world.cluster.resident} == {newer.digest}
 
 
-async def test_what_fails_is_done_later(world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_step_is_repeated(world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await registered(world, bringing)
     await world.registry.delete("default", "roman", by="test")
     world.cluster.connected = False

@@ -1,14 +1,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from punica_frontend.adapters.registration import Wish
-from punica_frontend.caller import ANYONE
+from punica_frontend.adapters.registration import RegistrationRequest
+from punica_frontend.api.caller import ANYONE
 
 Bringing = Callable[[str], Any]
 
 
 async def test_pins_are_sent_again_until_they_end(world: Any, bringing: Bringing) -> None:
-    adapter = (await world.registrar.register(ANYONE, Wish("roman", pinned=True), bringing("1"))).adapter
+    adapter = (await world.registrar.register(ANYONE, RegistrationRequest("roman", pinned=True), bringing("1"))).adapter
     world.cluster.pinned.clear()  # the workers have started anew
     await world.pins.send()
     assert world.cluster.pinned == {adapter.ref.digest}
@@ -19,7 +19,7 @@ async def test_pins_are_sent_again_until_they_end(world: Any, bringing: Bringing
 
 
 async def test_the_pin_of_a_deleted_adapter_is_not_sent(world: Any, bringing: Bringing) -> None:
-    await world.registrar.register(ANYONE, Wish("roman", pinned=True), bringing("1"))
+    await world.registrar.register(ANYONE, RegistrationRequest("roman", pinned=True), bringing("1"))
     await world.pins.send()
     await world.registry.delete("default", "roman", by="test")
     world.cluster.resident.clear()

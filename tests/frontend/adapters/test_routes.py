@@ -24,7 +24,7 @@ def archive(content: str) -> bytes:
     return buffer.getvalue()
 
 
-def parts(content: str) -> dict[str, Any]:
+def form_files(content: str) -> dict[str, Any]:
     return {
         "config": ("adapter_config.json", b"{}"),
         "weights": ("adapter_model.safetensors", content.encode()),
@@ -42,9 +42,9 @@ async def test_an_archive_and_a_form_are_the_same_adapter(api: httpx.AsyncClient
     card = first.json()
     assert (card["full_name"], card["owner"], card["version"]) == ("acme/roman", "acme", 1)
     assert (card["ranks"], card["num_bytes"], card["pinned"]) == ({"q_proj": 8}, 100, False)
-    again = await api.post("/v1/adapters", params={"name": "roman"}, files=parts("1"), headers=USER)
+    again = await api.post("/v1/adapters", params={"name": "roman"}, files=form_files("1"), headers=USER)
     assert again.status_code == 200 and again.json()["version"] == 1
-    newer = await api.post("/v1/adapters", params={"name": "roman"}, files=parts("2"), headers=USER)
+    newer = await api.post("/v1/adapters", params={"name": "roman"}, files=form_files("2"), headers=USER)
     assert newer.status_code == 201 and newer.json()["version"] == 2
 
 
@@ -91,13 +91,27 @@ async def test_a_name_that_no_adapter_may_have_is_400_whatever_is_wrong_with_it(
         assert "must be 1 to 128 letters" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("limit", [{"max_adapters": 1}, {"max_adapter_bytes": 150}])
+async def test_exceeding_the_tenants_limits_is_403_with_its_own_code(
+    api: httpx.AsyncClient, world: Any, limit: dict[str, int]
+) -> None:
+    await world.registry.patch_tenant("acme", limit, by="test")
+    await upload(api, "roman", "1")
+    by_source = await api.post("/v1/adapters", json={"name": "greek", "uri": "s3://bucket/3"}, headers=USER)
+    for refused in (await upload(api, "greek", "2"), by_source):
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (403, "adapter_limit_reached")
+        assert next(iter(limit)) in error["message"] and "retry-after" not in refused.headers
+    assert (await upload(api, "roman", "2")).status_code in (200, 201), "a new version takes the place of the old"
+
+
 async def test_nothing_is_called_by_a_long_name(api: httpx.AsyncClient) -> None:
     for method, action in (("GET", ""), ("DELETE", ""), ("POST", "/pin"), ("POST", "/prefetch")):
         assert (await api.request(method, f"/v1/adapters/{'x' * 300}{action}")).status_code == 404
     assert (await api.get("/v1/adapters", params={"after": "x" * 300})).status_code == 400
 
 
-async def test_what_is_no_body_is_400(api: httpx.AsyncClient) -> None:
+async def test_an_invalid_body_is_400(api: httpx.AsyncClient) -> None:
     cases = [
         ({}, b"{}", "Content-Type"),
         ({"content-type": "text/plain"}, b"{}", "Content-Type"),
@@ -144,7 +158,7 @@ async def test_pins(api: httpx.AsyncClient, world: Any) -> None:
     assert world.cluster.pinned == {digest}
     assert not (await api.post("/v1/adapters/acme/roman/unpin", headers=USER)).json()["pinned"]
     assert world.cluster.pinned == set()
-    # Without a scheduler it is the registry's all the same, and the warden tells the cluster later.
+    # Without a scheduler it is the registry's all the same, and the reconciler sends it to the cluster later.
     world.cluster.connected = False
     assert (await api.post("/v1/adapters/roman/pin", headers=USER)).json()["pinned"]
 
@@ -192,7 +206,7 @@ async def test_bytes_that_another_has_too_are_no_reason_to_wait(api: httpx.Async
     assert refused.status_code == 404 and "not deleted: acme/latin has them" in refused.text
 
 
-async def test_nobody_is_told_that_others_have_the_same_bytes(api: httpx.AsyncClient) -> None:
+async def test_other_tenants_adapters_with_the_same_bytes_are_not_revealed(api: httpx.AsyncClient) -> None:
     await upload(api, "roman", "1")
     await upload(api, "theirs", "1", **OTHER)
     answer = (await api.delete("/v1/adapters/roman", headers=USER)).json()
@@ -200,7 +214,7 @@ async def test_nobody_is_told_that_others_have_the_same_bytes(api: httpx.AsyncCl
     assert (await api.get(answer["status_url"], headers=USER)).json()["status"] == "deleted"
 
 
-async def test_what_was_never_deleted_is_not_found(api: httpx.AsyncClient) -> None:
+async def test_the_deletion_of_unknown_bytes_is_not_found(api: httpx.AsyncClient) -> None:
     digest = (await upload(api, "roman", "1")).json()["digest"]
     for caller, unknown in ((USER, digest), (OTHER, digest), ({}, digest), (USER, "0" * 64), ({}, "0" * 64)):
         answer = await api.get(f"/v1/adapter-deletions/{unknown}", headers=caller)

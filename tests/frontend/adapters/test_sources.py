@@ -1,4 +1,4 @@
-"""What a client is told of a source, over real servers: what it can mend is 400, what may pass is 503 with a time."""
+"""Errors of sources, over real servers: one that the client can mend is 400, a temporary one is 503 with a time."""
 
 import socket
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from file_server import FileServer, serve_files
-from punica_serve.store.config import StoreConfig
+from punica_serve.config.store_section import StoreConfig
 from punica_serve.store.sources import Sources
 
 
@@ -45,4 +45,4 @@ async def test_a_server_that_is_down(api: httpx.AsyncClient) -> None:
 async def test_a_folder_that_is_none(api: httpx.AsyncClient) -> None:
     answer = await register(api, "file:///etc/passwd")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "uri")
-    assert "not the URI of a folder" in answer.json()["error"]["message"]
+    assert "there is no such folder" in answer.json()["error"]["message"]

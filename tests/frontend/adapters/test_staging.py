@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from file_modes import others_may
 from punica_frontend.adapters.staging import Staging
 from punica_serve.errors import StoreUnavailable
 from punica_serve.store.locked_folder import LockedFolder
@@ -39,6 +40,14 @@ async def test_folders_come_and_go(tmp_path: Path) -> None:
     assert names(tmp_path / "staging") == []
 
 
+@pytest.mark.usefixtures("any_umask")
+async def test_folders_are_private(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "data/staging")
+    async with staging.folder():
+        assert not others_may(tmp_path / "data")
+    staging.close()
+
+
 async def test_registrations_that_come_first_together_share_the_locked_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +67,7 @@ async def test_registrations_that_come_first_together_share_the_locked_folder(
     staging.close()
 
 
-async def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+async def test_leftovers_of_dead_processes_are_removed_and_folders_of_living_ones_kept(tmp_path: Path) -> None:
     living, cleaning = Staging(tmp_path), Staging(tmp_path)
     dying = await asyncio.create_subprocess_exec(sys.executable, "-c", _DYING, str(tmp_path))
     assert await dying.wait() == 9

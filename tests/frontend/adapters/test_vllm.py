@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from punica_frontend.adapters.vllm_words import uri_of
+from punica_frontend.adapters.vllm_answers import uri_of
 from punica_serve.errors import Conflict
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.records import AdapterVersion
@@ -61,7 +61,7 @@ async def test_a_field_that_is_missing(api: httpx.AsyncClient, body: dict[str, s
     assert error_of(answer) == (400, "InvalidUserInput", message)
 
 
-async def test_what_is_not_there(api: httpx.AsyncClient) -> None:
+async def test_an_unknown_adapter(api: httpx.AsyncClient) -> None:
     answer = await load(api, path="s3://bucket/missing")
     message = "Loading lora roman failed: No adapter found for s3://bucket/missing"
     assert error_of(answer) == (404, "NotFoundError", message)
@@ -74,7 +74,15 @@ async def test_what_is_not_there(api: httpx.AsyncClient) -> None:
     assert error_of(answer) == (400, "InvalidUserInput", message)
 
 
-async def test_what_can_not_be_loaded(api: httpx.AsyncClient) -> None:
+async def test_a_tenant_at_its_limit_gets_an_error(api: httpx.AsyncClient, world: Any) -> None:
+    await world.registry.patch_tenant("default", {"max_adapters": 1}, by="test")
+    await load(api)
+    status, kind, message = error_of(await load(api, name="greek", path="s3://bucket/2"))
+    assert (status, kind) == (403, "PermissionDeniedError")
+    assert "may have 1 adapter (`max_adapters`) and has 1; delete one first" in str(message)
+
+
+async def test_an_adapter_that_can_not_be_loaded(api: httpx.AsyncClient) -> None:
     assert error_of(await load(api, name="numbers"))[:2] == (400, "InvalidUserInput")
     assert error_of(await load(api, path="s3://bucket/broken"))[:2] == (500, "InternalServerError")
     assert error_of(await load(api, path="s3://bucket/down"))[:2] == (503, "InternalServerError")
@@ -82,15 +90,15 @@ async def test_what_can_not_be_loaded(api: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(
     "shared",
-    [SharedAdapters({"roman": AdapterVersion("shared", "roman", 1, REF, None, None, None, False, 0.0)})],
+    [SharedAdapters({"roman": AdapterVersion("shared", "shared", "roman", 1, REF, None, None, None, False, 0.0)})],
 )
 async def test_the_config_files_adapters_stay(api: httpx.AsyncClient, shared: SharedAdapters) -> None:
     answer = await api.post("/v1/unload_lora_adapter", json={"lora_name": "roman"})
-    message = "adapter 'shared/roman' is the config file's; change it there"
+    message = "adapter 'shared/roman' comes from the config file; change it there"
     assert error_of(answer) == (400, "InvalidUserInput", message)
 
 
-def test_what_vllm_calls_a_path() -> None:
+def test_a_path_becomes_a_uri() -> None:
     assert uri_of("/adapters/roman") == "file:///adapters/roman"
     assert uri_of("s3://bucket/roman") == "s3://bucket/roman"
     assert uri_of("owner/roman") == "hf://owner/roman"

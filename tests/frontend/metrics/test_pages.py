@@ -1,4 +1,4 @@
-"""What the pages say, read by Prometheus' own parsers."""
+"""The metrics pages, read by Prometheus' own parsers."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from punica_frontend.metrics import catalogue, table
 from punica_frontend.metrics.adapters import NamedAdapter, adapter_lines
 from punica_frontend.metrics.cluster import cluster_lines
-from punica_frontend.metrics.figures import Figures
+from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.metrics.own import own_lines
 from punica_frontend.metrics.text import Metric, family, labelled
 from punica_serve.protocol import AdapterResidency, ClusterSnapshot, GpuInfo, GpuSnapshot, ScaleAdvice
@@ -33,24 +33,26 @@ ADAPTERS = [
 ]
 
 
-def figures() -> Figures:
-    """Of a frontend on which everything has happened that has a label."""
-    figures = Figures()
-    figures.refused("adapter_not_found")
-    figures.num_cut["stalled"] += 2
-    figures.num_websockets = 3
+def metrics() -> Metrics:
+    """A frontend's metrics with a value for every label."""
+    metrics = Metrics()
+    metrics.refused("adapter_not_found")
+    metrics.num_cut["stalled"] += 2
+    metrics.unknown_field("tools", "refused")
+    metrics.unknown_field(None, "ignored")
+    metrics.num_websockets = 3
     for adapter, outcome in (("shared/roman", "stop"), ("acme/hex", "cancelled")):
-        request = figures.begin(10.0, 4, adapter=adapter, tenant="acme")
+        request = metrics.begin(10.0, 4, adapter=adapter, tenant="acme")
         request.add_tokens(1, 10.02)
         request.add_tokens(2, 110.0)
         request.outcome = outcome
         request.end(111.0)
-    figures.begin(10.0, 4, adapter="acme/new", tenant="acme")
-    return figures
+    metrics.begin(10.0, 4, adapter="acme/new", tenant="acme")
+    return metrics
 
 
 def own() -> str:
-    return "".join(own_lines(figures(), "numbers", is_connected=True, is_draining=True))
+    return "".join(own_lines(metrics(), "numbers", is_connected=True, is_draining=True))
 
 
 def cluster() -> str:
@@ -58,7 +60,7 @@ def cluster() -> str:
 
 
 def adapters() -> str:
-    return "".join(adapter_lines(figures(), ADAPTERS, CLUSTER, "numbers", now_s=99.5))
+    return "".join(adapter_lines(metrics(), ADAPTERS, CLUSTER, "numbers", now_s=99.5))
 
 
 def values(text: str) -> dict[str, float]:
@@ -79,6 +81,8 @@ def test_a_frontends_own_figures() -> None:
     assert shown["vllm:prompt_tokens_total numbers"] == 12
     assert shown["punica_requests_failed_total adapter_not_found"] == 1
     assert shown["punica_connections_cut_total stalled"] == 2
+    assert shown["punica_unknown_fields_total tools refused"] == 1
+    assert shown["punica_unknown_fields_total other ignored"] == 1
     assert shown["punica_websockets"] == 3
     assert shown["punica_scheduler_connected"] == 1
     assert shown["punica_draining"] == 1
@@ -127,9 +131,7 @@ def test_where_the_adapters_are() -> None:
 @pytest.mark.parametrize(
     ("texts", "metrics"), [((own, adapters), catalogue.OWN), ((cluster,), catalogue.CLUSTER)], ids=["own", "cluster"]
 )
-def test_all_that_is_told_is_in_the_catalogue_and_the_other_way_round(
-    texts: Iterable[object], metrics: tuple[Metric, ...]
-) -> None:
+def test_the_page_and_the_catalogue_have_the_same_metrics(texts: Iterable[object], metrics: tuple[Metric, ...]) -> None:
     told = {
         shape: shape
         for text in texts
@@ -153,7 +155,7 @@ def test_a_label_may_hold_what_means_something_to_prometheus() -> None:
 
 
 def test_the_page_is_bounded_whatever_is_used() -> None:
-    one, many = Figures(num_named=3), Figures(num_named=3)
+    one, many = Metrics(num_named=3), Metrics(num_named=3)
     for subject, num_adapters in ((one, 4), (many, 2_000)):
         for number in range(num_adapters):
             subject.begin(0.0, 1, adapter=f"acme/{number}", tenant=f"tenant-{number}").end(1.0)

@@ -4,8 +4,14 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from echo_cluster import EchoCluster
+from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.generation.templates import TemplateRenderer
+from punica_frontend.openai.chat_body import InputMessage
+from punica_frontend.openai.conversation import Conversations
+from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
@@ -58,4 +64,21 @@ async def test_a_hostile_one_is_refused_and_others_go_on(client: httpx.AsyncClie
 async def test_a_wrong_one_is_its_owners_to_mend(client: httpx.AsyncClient, registry: Registry) -> None:
     await register(registry, "fine\n{% endfor %}")
     error = (await chat(client)).json()["error"]
-    assert error["message"].startswith("the chat template of the adapter is wrong in line 2")
+    assert error["message"].startswith("the chat template of the adapter is invalid in line 2")
+
+
+async def test_a_tenant_that_overloads_the_template_of_a_shared_adapter_keeps_nobody_else_from_it(
+    registry: Registry, tokenizer: Tokenizer, templates: TemplateRenderer, prompts: PromptEncoder
+) -> None:
+    quadratic = "{% for a in messages[0].content %}{% for b in messages[0].content %}{% endfor %}{% endfor %}4"
+    ref = AdapterRef("d2", "/store/d2", 100, {"q_proj": 8})
+    shared = await registry.register("shared", "ours", ref, chat_template=quadratic, by="the test")
+    conversations = Conversations(tokenizer, templates, prompts)
+
+    async def ask(content: str, tenant: str) -> list[int]:
+        messages = [InputMessage(role="user", content=content)]
+        return await conversations.prompt_ids(messages, shared, tenant, add_generation_prompt=True)
+
+    with pytest.raises(InvalidRequest, match="too much time"):
+        await ask("x" * 60_000, "hog")
+    assert await ask("x", "acme") == tokenizer.encode("4", add_special_tokens=False)

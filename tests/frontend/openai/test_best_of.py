@@ -1,10 +1,12 @@
-from punica_frontend.answers import Answer, Logprob, Usage
+from punica_frontend.generation.answers import GenerateAnswer, Logprob, TokenUsage
 from punica_frontend.openai.best_of import best_of_each
 
 
-def answer(text: str, *logprobs: float) -> Answer:
+def answer(text: str, *logprobs: float) -> GenerateAnswer:
     of_tokens = tuple(Logprob(5, logprob, ()) for logprob in logprobs)
-    return Answer("r", None, text, (5,) * len(logprobs), "stop", Usage(1, len(logprobs), 1 + len(logprobs)), of_tokens)
+    return GenerateAnswer(
+        "r", None, text, (5,) * len(logprobs), "stop", TokenUsage(1, len(logprobs), 1 + len(logprobs)), of_tokens
+    )
 
 
 def test_the_likeliest_per_token_of_each_prompt_come_first() -> None:

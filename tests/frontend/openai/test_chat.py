@@ -29,6 +29,7 @@ async def prompt_of(client: httpx.AsyncClient, cluster: EchoCluster, tokenizer: 
 async def test_an_answer(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     answer = await chat(client, model="roman")
     assert answer.pop("id").startswith("chatcmpl-") and answer.pop("created") > 0
+    assert answer.pop("system_fingerprint").startswith("punica-serve-")
     message = {"role": "assistant", "content": "u:hi|a:", "refusal": None}
     assert answer == {
         "object": "chat.completion",
@@ -44,7 +45,7 @@ MESSAGES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"role": "developer", "content": "be brief"}, *HELLO], "s:be brief|u:hi|a:"),
     ([*HELLO, {"role": "assistant", "content": None}, {"role": "assistant"}], "u:hi|a:|a:|a:"),
     ([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}], "u:h\ni|a:"),
-    ([{"role": "user", "content": "hi", "name": "bob", "tool_calls": None, "made_up": 1}], "u:hi|a:"),
+    ([{"role": "user", "content": "hi", "name": "bob", "tool_calls": None, "made_up": []}], "u:hi|a:"),
 ]
 
 
@@ -125,7 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+async def test_refused_bodies(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     for body, param in REFUSED:
         response = await client.post("/v1/chat/completions", json={"messages": HELLO, **body})
         error = response.json()["error"]
@@ -134,14 +135,14 @@ async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) 
     assert not cluster.requests
 
 
-async def test_what_asks_for_nothing_is_no_harm(client: httpx.AsyncClient) -> None:
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
     nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {}, "n": 1}
     ignored = {"user": "u", "metadata": {}, "store": False, "service_tier": "auto", "parallel_tool_calls": True}
     ignored |= {"reasoning_effort": "low", "priority": 1, "add_special_tokens": False}
     await chat(client, **nothing, **ignored)
 
 
-async def test_an_unknown_role_is_told_which_there_are(client: httpx.AsyncClient) -> None:
+async def test_the_error_for_an_unknown_role_names_all_roles(client: httpx.AsyncClient) -> None:
     body = {"messages": [{"role": "alien", "content": "hi"}]}
     answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400

@@ -50,7 +50,7 @@ async def test_an_unknown_model(client: httpx.AsyncClient) -> None:
     for name in ("unheard-of", "numbers:unheard-of", "x" * 999):
         status, error = await refusal(client, model=name, prompt="4")
         assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
-        assert error["message"] == f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
+        assert error["message"] == f"the model {name[:200]!r} does not exist; GET /v1/models lists the models"
 
 
 async def test_a_model_that_is_not_served_says_why(client: httpx.AsyncClient) -> None:
@@ -75,7 +75,7 @@ async def test_every_field_reaches_the_cluster(client: httpx.AsyncClient, cluste
         "ignore_eos": True,
         "logprobs": 2,
     }
-    await complete(client, prompt=[5, 6], stop=["x"], user="u", made_up=1, top_a=None, **sampling)
+    await complete(client, prompt=[5, 6], stop=["x"], user="u", made_up=None, top_a=0, **sampling)
     request = cluster.requests[0]
     assert request.prompt_ids == (5, 6)
     assert {name: getattr(request.sampling, name) for name in sampling} == {**sampling, "stop_token_ids": (7, 8)}
@@ -187,7 +187,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+async def test_refused_bodies(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     for body, param in REFUSED:
         status, error = await refusal(client, **{"prompt": "4", **body})
         assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param), (body, error)
@@ -203,7 +203,7 @@ INSTEAD = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), INSTEAD)
-async def test_what_has_another_name_here_is_told_it(
+async def test_the_error_for_a_field_with_another_name_here_gives_it(
     client: httpx.AsyncClient, cluster: EchoCluster, name: str, value: Any, message: str
 ) -> None:
     status, error = await refusal(client, prompt="4", model="numbers", **{name: value})
@@ -211,7 +211,7 @@ async def test_what_has_another_name_here_is_told_it(
     assert not cluster.requests
 
 
-async def test_what_changes_no_answer_is_no_harm(client: httpx.AsyncClient) -> None:
+async def test_fields_that_change_no_answer_are_accepted(client: httpx.AsyncClient) -> None:
     off = {"typical_p": 1.0, "mirostat": 0, "xtc_probability": 0.0, "no_repeat_ngram_size": 0, "lora_id": None}
     hints = {"priority": 1, "store": True, "user": "u", "add_special_tokens": True, "return_token_ids": False}
     await complete(client, prompt="4", **off, **hints)
@@ -294,6 +294,6 @@ async def test_more_at_once_than_the_tenant_may_ever_have_starts_nothing(
     await registry.put_tenant("default", quota=TenantQuota(max_concurrent=1), by="the test")
     status, error = await refusal(client, **body, stream=stream and "best_of" not in body)
     assert (status, error["param"], error["code"]) == (400, "n", "invalid_request")
-    assert "need 2 requests at a time, and tenant 'default' may have 1" in error["message"]
+    assert "need 2 concurrent requests, and tenant 'default' may have 1" in error["message"]
     assert not cluster.requests
     await complete(client, prompt="4")

@@ -6,24 +6,24 @@ import pytest
 from openai.types import Model
 
 from echo_cluster import EchoCluster
-from punica_frontend.tenancy.door import Lock
+from punica_frontend.tenancy.authenticator import AuthMode
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.registry import Registry
 
 
 @pytest.fixture
-def lock() -> Lock:
+def auth_mode() -> AuthMode:
     return "keys"
 
 
 @pytest.fixture
 async def secrets(registry: Registry) -> dict[str, str]:
-    """Of keys of users of two tenants, and of an administrator. Both tenants have an adapter called `tone`."""
+    """Keys of users of two tenants, and of an administrator. Both tenants have an adapter called `tone`."""
     secrets = {}
     for tenant in ("acme", "rival"):
-        await registry.put_tenant(tenant, TenantQuota(), by="the test")
+        tenant_id = (await registry.put_tenant(tenant, TenantQuota(), by="the test")).tenant_id
         ref = AdapterRef(f"digest-{tenant}", f"/secret/{tenant}", 100, {"q_proj": 8})
-        await registry.register(tenant, "tone", ref, source_uri="s3://bucket/tone", by="the test")
+        await registry.register(tenant_id, "tone", ref, source_uri="s3://bucket/tone", by="the test")
         _, secrets[tenant] = await registry.make_key(tenant, "user", "", by="the test")
     _, secrets["admin"] = await registry.make_key("default", "admin", "", by="the test")
     return secrets
@@ -44,7 +44,7 @@ async def test_everybody_sees_their_own(client: httpx.AsyncClient, secrets: dict
     assert await ids(client, secrets["admin"]) == ["numbers", "roman", "acme/tone", "rival/tone"]
 
 
-async def test_what_was_granted_is_listed_by_the_name_it_can_be_asked_for_by(
+async def test_granted_adapters_are_listed_under_the_callers_name_for_them(
     client: httpx.AsyncClient, secrets: dict[str, str], registry: Registry
 ) -> None:
     await registry.grant("rival", "tone", "acme", by="the test")
@@ -92,7 +92,7 @@ async def test_somebody_elses_is_as_if_it_were_not_there(client: httpx.AsyncClie
             assert response.status_code == 404
             error = response.json()["error"]
             assert (error["code"], error["param"]) == ("model_not_found", "model")
-            assert error["message"] == f"the model {name!r} does not exist; GET /v1/models lists those that do"
+            assert error["message"] == f"the model {name!r} does not exist; GET /v1/models lists the models"
 
 
 async def test_each_tenant_gets_its_own(

@@ -43,7 +43,7 @@ async def test_an_answer_that_is_not_streamed_is_refused(address: str, text: dic
     errors = {frame["request_id"]: frame["error"] for frame in frames if frame["error"]}
     assert set(errors) == {"False"} and errors["False"]["param"] == "stream"
     assert errors["False"]["message"] == (
-        "`stream`: every answer of a socket is streamed; leave it out, or ask over HTTP, got false"
+        "`stream`: Answers on a websocket are always streamed; leave it out, or use HTTP, got false"
     )
 
 

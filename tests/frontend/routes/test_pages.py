@@ -18,7 +18,7 @@ def page(request: pytest.FixtureRequest) -> Page:
 
 
 def test_all_that_a_page_asks_for_is_there(page: Page) -> None:
-    ours = (asset.content.decode() for name, asset in page.files.items() if name.endswith((".html", ".js")))
+    ours = [asset.content.decode() for name, asset in page.files.items() if name.endswith((".html", ".js"))]
     asked = {path for text in ours for path in re.findall(r'(?:src|href)="(/\w+/[^"]+)"', text)}
     assert asked and asked <= PAGES["/dashboard"].paths | PAGES["/docs"].paths
     modules = {
@@ -27,6 +27,8 @@ def test_all_that_a_page_asks_for_is_there(page: Page) -> None:
         if name.endswith(".js")
     }
     assert set().union(*modules.values()) <= modules.keys()
+    imported = {path for text in ours for path in re.findall(r' from "(/[^"]+)"', text)}
+    assert imported <= PAGES["/dashboard"].paths
 
 
 async def test_its_files_and_its_policy(client: httpx.AsyncClient, page: Page) -> None:
@@ -54,18 +56,30 @@ async def test_the_bare_address_leads_a_browser_to_the_dashboard(client: httpx.A
 
 class TestKeys:
     @pytest.fixture
-    def lock(self) -> str:
+    def auth_mode(self) -> str:
         return "keys"
 
-    async def test_the_dashboard_is_there_to_log_in_and_all_else_is_closed(
+    async def test_the_pages_are_there_to_log_in_and_all_else_is_closed(
         self, app: Api, client: httpx.AsyncClient, registry: Any
     ) -> None:
         await registry.make_key("default", "admin", "", None, by="the test")
-        statuses = {path: (await client.get(path)).status_code for path in PAGES["/dashboard"].paths}
+        paths = PAGES["/dashboard"].paths | PAGES["/docs"].paths
+        statuses = {path: (await client.get(path)).status_code for path in paths}
         assert set(statuses.values()) == {200}
         assert (await client.get("/")).headers["location"] == "/dashboard"
         assert (await client.post("/", json={"inputs": "42"})).status_code == 401
-        paths = app.openapi()["paths"]
-        assert "security" not in paths["/"]["get"] and "security" in paths["/"]["post"]
-        for path in ("/docs", "/openapi.json", "/v1/cluster"):
+        routes = app.openapi()["paths"]
+        assert "security" not in routes["/"]["get"] and "security" in routes["/"]["post"]
+        for path in ("/openapi.json", "/v1/cluster", "/docs/nothing"):
             assert (await client.get(path)).status_code == 401
+
+    async def test_the_api_page_asks_for_a_key_and_reads_the_routes_with_its_cookie(
+        self, client: httpx.AsyncClient, registry: Any
+    ) -> None:
+        """As its script does; a browser does it in dashboard/test_page.py."""
+        _, secret = await registry.make_key("default", "user", "", None, by="the test")
+        page = await client.get("/docs")
+        assert page.headers["content-type"].startswith("text/html") and 'id="login-form"' in page.text
+        assert (await client.get("/openapi.json")).status_code == 401
+        await client.post("/v1/login", json={"key": secret}, headers={"origin": "http://frontend"})
+        assert "/v1/generate" in (await client.get("/openapi.json")).json()["paths"]

@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosedError
 
 from echo_cluster import EchoCluster
 from punica_frontend.app import max_body_bytes
-from punica_frontend.http_server import EmbeddedServer
-from punica_frontend.parts import Parts
+from punica_frontend.dependencies import AppDependencies
+from punica_frontend.http.uvicorn_private import EmbeddedServer
 from punica_serve.protocol import WireError
 from waits import DEADLINE_S, until
 
@@ -138,13 +138,13 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
 ]
 
 
-async def test_who_misspells_a_format_hears_of_all(socket: ClientConnection) -> None:
+async def test_the_error_for_a_misspelt_format_names_all_formats(socket: ClientConnection) -> None:
     await send(socket, op="generate", request_id="x", prompt="4", format="xx")
     message = (await receive(socket))["error"]["message"]
     assert message == "`format`: Input should be 'native' or 'openai', got 'xx'"
 
 
-async def test_malformed_frames_harm_nobody_else(socket: ClientConnection, cluster: EchoCluster) -> None:
+async def test_malformed_frames_affect_no_other_request(socket: ClientConnection, cluster: EchoCluster) -> None:
     cluster.pause_at = 1
     await send(socket, op="generate", request_id="good", prompt="42")
     assert (await receive(socket))["text"] == "4"
@@ -180,10 +180,10 @@ async def test_a_long_frame_of_mistakes_is_one_error(socket: ClientConnection) -
     assert "more)" not in frame["error"]["message"]
 
 
-async def test_a_frame_that_is_too_long_harms_nobody_else(
-    socket: ClientConnection, cluster: EchoCluster, parts: Parts
+async def test_a_frame_that_is_too_long_affects_no_other_request(
+    socket: ClientConnection, cluster: EchoCluster, dependencies: AppDependencies
 ) -> None:
-    max_bytes = max_body_bytes(parts.model, parts.config.engine)
+    max_bytes = max_body_bytes(dependencies.model, dependencies.config.engine)
     cluster.pause_at = 1
     await send(socket, op="generate", request_id="good", prompt="42")
     assert (await receive(socket))["text"] == "4"
@@ -196,8 +196,10 @@ async def test_a_frame_that_is_too_long_harms_nobody_else(
     assert [frame["text"] for frame in (await frames_until_end(socket, 1))["good"]] == ["2", ""]
 
 
-async def test_a_frame_that_is_far_too_long_closes_the_socket(socket: ClientConnection, parts: Parts) -> None:
-    await socket.send("x" * (2 * max_body_bytes(parts.model, parts.config.engine) + 1))
+async def test_a_frame_that_is_far_too_long_closes_the_socket(
+    socket: ClientConnection, dependencies: AppDependencies
+) -> None:
+    await socket.send("x" * (2 * max_body_bytes(dependencies.model, dependencies.config.engine) + 1))
     with pytest.raises(ConnectionClosedError) as closed:
         await receive(socket)
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
@@ -218,7 +220,7 @@ def openai(request_id: str, **fields: Any) -> dict[str, Any]:
 
 
 async def chunk_frames(socket: ClientConnection) -> list[dict[str, Any]]:
-    """Of the only request, until it is done."""
+    """Returns the frames of the only request, until it is done."""
     frames = [await receive(socket)]
     while not frames[-1]["done"]:
         frames.append(await receive(socket))
@@ -306,7 +308,7 @@ async def test_a_ping_is_answered_between_the_frames_of_requests(
 async def test_too_many_live_requests(
     socket: ClientConnection, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("punica_frontend.socket.MAX_LIVE", 1)
+    monkeypatch.setattr("punica_frontend.websocket.websocket_session.MAX_LIVE", 1)
     cluster.pause_at = 0
     await send(socket, op="generate", request_id="a", prompt="7")
     await send(socket, op="generate", request_id="b", prompt="7")
@@ -324,7 +326,7 @@ async def test_a_request_that_fails_fails_alone(
     await send(socket, op="generate", request_id="a", prompt="42")
     last = (await frames_until_end(socket, 1))["a"][-1]
     assert (last["finish_reason"], last["index"]) == ("error", 1)
-    assert last["error"]["message"] == ("internal error; the frontend's log says more" if unexpected else "gave up")
+    assert last["error"]["message"] == ("internal error; see the frontend's log" if unexpected else "gave up")
     cluster.failure = None
     await send(socket, op="generate", request_id="a", prompt="7")
     assert (await frames_until_end(socket, 1))["a"][-1]["finish_reason"] == "stop"

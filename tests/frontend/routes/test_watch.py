@@ -10,7 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from echo_cluster import EchoCluster
-from punica_frontend.caller import ANYONE, Caller
+from punica_frontend.api.caller import ANYONE, Caller
 from punica_frontend.watch import view
 from punica_frontend.watch.frames import Frames
 from punica_frontend.watch.view import Viewer
@@ -47,7 +47,7 @@ async def test_the_past_is_asked_for_and_encoded_once_however_many_dial(
     assert cluster.num_histories == 1 and all(frame is told[0] for frame in told)
 
 
-async def test_a_cluster_is_encoded_once_for_all_who_are_told_the_same(
+async def test_a_view_is_encoded_once_for_all_who_may_see_the_same(
     cluster: EchoCluster, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[Any] = []
@@ -60,7 +60,7 @@ async def test_a_cluster_is_encoded_once_for_all_who_are_told_the_same(
     cluster.marks = [Mark(1, 5, "migrated", "A", 1)]
     cluster.resident_adapters = ("d1", "of-somebody")
     frames, snapshot = Frames(cluster), await cluster.cluster()
-    tenant = Caller("acme", "user")
+    tenant = Caller("acme-1", "acme", "user")
 
     async def told(caller: Caller, since_ns: int) -> str:
         return (await frames.cluster(snapshot, Viewer(caller, registry), since_ns)).frame
@@ -75,7 +75,7 @@ async def test_a_cluster_is_encoded_once_for_all_who_are_told_the_same(
     assert len(encoded) == 4
 
 
-async def test_who_asks_once_shares_what_is_encoded_for_watchers(cluster: EchoCluster, registry: Registry) -> None:
+async def test_a_single_request_shares_the_watchers_encoding(cluster: EchoCluster, registry: Registry) -> None:
     frames, snapshot = Frames(cluster), await cluster.cluster()
     one, other = await asyncio.gather(*(frames.cluster(snapshot, Viewer(ANYONE, registry)) for _ in range(2)))
     assert one is other
@@ -92,7 +92,7 @@ async def test_a_tenant_has_so_many_watchers(address: str, monkeypatch: pytest.M
                 pass
         assert refused.value.response.status_code == 429
         error = json.loads(refused.value.response.body)["error"]
-        assert error["code"] == "quota_exceeded" and "close a watcher" in error["message"]
+        assert error["code"] == "quota_exceeded" and "close one" in error["message"]
 
     for attempt in range(100):  # the frontend notices soon that they have left
         await asyncio.sleep(0.05 * attempt)
@@ -103,7 +103,7 @@ async def test_a_tenant_has_so_many_watchers(address: str, monkeypatch: pytest.M
     pytest.fail("nobody is let in after those who left")
 
 
-async def test_marks_are_told_until_they_grow_no_more(address: str, cluster: EchoCluster) -> None:
+async def test_marks_are_sent_until_they_are_final(address: str, cluster: EchoCluster) -> None:
     cluster.now_ns = 10_000_000_000
     cluster.marks = [Mark(1, 3_000_000_000, "migrated", "A", 1), Mark(2, 9_500_000_000, "evicted", None, 2)]
     async with watching(address) as socket:
@@ -163,7 +163,7 @@ async def test_a_watcher_who_does_not_read_misses_what_was_between(cluster: Echo
     await asyncio.wait((watching,))
 
 
-async def test_what_a_watcher_says_is_not_listened_to(address: str) -> None:
+async def test_a_watchers_messages_are_ignored(address: str) -> None:
     async with watching(address) as socket:
         await socket.send("no JSON")
         assert [(await next_frame(socket))["type"] for _ in range(3)] == ["history", "cluster", "cluster"]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from punica_frontend.tenancy.door import Lock
+from punica_frontend.tenancy.authenticator import AuthMode
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.records import ApiKey, Role
 from punica_serve.registry.registry import Registry
@@ -29,7 +29,7 @@ class Keys:
 
 
 @pytest.fixture
-def lock() -> Lock:
+def auth_mode() -> AuthMode:
     return "keys"
 
 
@@ -37,10 +37,10 @@ def lock() -> Lock:
 async def keys(registry: Registry) -> Keys:
     secrets = []
     for tenant, adapter in (("acme", "latin"), ("bolt", "greek")):
-        await registry.put_tenant(tenant, quota=TenantQuota(), by="the test")
+        tenant_id = (await registry.put_tenant(tenant, quota=TenantQuota(), by="the test")).tenant_id
         ref = AdapterRef(adapter.encode().hex().ljust(64, "0"), f"/store/{adapter}", 100, {"q_proj": 8})
         await registry.register(
-            tenant, adapter, ref, source_uri=None, base_model=None, chat_template=None, by="the test"
+            tenant_id, adapter, ref, source_uri=None, base_model=None, chat_template=None, by="the test"
         )
         secrets.append((await registry.make_key(tenant, "user", "", None, by="the test"))[1])
     admin = (await registry.make_key("default", "admin", "", None, by="the test"))[1]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from echo_cluster import EchoCluster
-from punica_frontend.parts import Parts
+from punica_frontend.dependencies import AppDependencies
 from punica_frontend.tenancy.usage_writer import UsageWriter
 from punica_serve.protocol import AdapterRef, TenantQuota
 
@@ -42,9 +42,7 @@ ADMIN_ONLY = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ADMIN_ONLY)
-async def test_what_is_for_administrators(
-    acme: httpx.AsyncClient, keys: Any, method: str, path: str, body: Any
-) -> None:
+async def test_routes_for_administrators(acme: httpx.AsyncClient, keys: Any, method: str, path: str, body: Any) -> None:
     before = keys.registry.snapshot.revision
     response = await acme.request(method, path, json=body)
     assert response.status_code == 403
@@ -63,10 +61,11 @@ async def test_a_tenant_is_made_changed_and_deleted(admin: httpx.AsyncClient, ke
     assert (await admin.patch("/v1/tenants/nobody", json={})).status_code == 404
     names = [tenant["name"] for tenant in (await admin.get("/v1/tenants")).json()["data"]]
     assert names == ["acme", "bolt", "carl", "default", "shared"]
-    assert (await admin.delete("/v1/tenants/carl")).json() == {"name": "carl", "deleted": True}
+    gone = {"name": "carl", "tenant_id": made["tenant_id"], "deleted": True}
+    assert (await admin.delete("/v1/tenants/carl")).json() == gone
     for unknown in ("tenants/carl", "keys/carl"):
-        gone = await admin.delete(f"/v1/{unknown}")
-        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+        refused = await admin.delete(f"/v1/{unknown}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
     for unknown in ("acme/grants/carl/x", "acme/grants/bolt/nothing", "carl/grants/acme/latin"):
         assert (await admin.put(f"/v1/tenants/{unknown}")).status_code == 404
     refused = await admin.delete("/v1/tenants/acme")
@@ -136,9 +135,10 @@ async def test_a_grant_lets_another_tenant_use_an_adapter(admin: httpx.AsyncClie
 
 
 async def test_a_grant_says_by_which_name_it_is_used_and_what_that_hides(admin: httpx.AsyncClient, keys: Any) -> None:
+    bolt = keys.registry.snapshot.tenant("bolt").tenant_id
     for name in ("roman", "latin"):  # a shared one and one of acme's own
         ref = AdapterRef(name.encode().hex().ljust(64, "1"), f"/store/{name}", 100, {"q_proj": 8})
-        await keys.registry.register("bolt", name, ref, by="the test")
+        await keys.registry.register(bolt, name, ref, by="the test")
         await admin.put(f"/v1/tenants/acme/grants/bolt/{name}")
     granted = (await admin.get("/v1/tenants/acme/grants")).json()["data"]
     assert {grant["adapter"]: (grant["name"], grant["shadows"]) for grant in granted} == {
@@ -148,13 +148,13 @@ async def test_a_grant_says_by_which_name_it_is_used_and_what_that_hides(admin: 
 
 
 async def test_users_see_their_own_usage_and_administrators_all(
-    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: Any, keys: Any, parts: Parts
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: Any, keys: Any, dependencies: AppDependencies
 ) -> None:
     delivered = 0
     for client, lora_id in ((acme, "latin"), (acme, None), (client_of(keys.bolt), "greek")):
         answer = (await client.post("/v1/generate", json={"prompt": "42", "lora_id": lora_id})).json()
         delivered += len(answer["token_ids"])
-    await UsageWriter(parts.meter, parts.registry).flush()
+    await UsageWriter(dependencies.meter, dependencies.registry).flush()
     own = (await acme.get("/v1/usage")).json()["data"]
     assert [(row["tenant"], row["adapter"], row["version"]) for row in own] == [
         ("acme", None, None),
@@ -182,7 +182,7 @@ async def test_users_see_of_the_cluster_only_adapters_that_they_may_use(
     admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: Any, keys: Any, cluster: EchoCluster
 ) -> None:
     latin, greek = (
-        keys.registry.snapshot.adapter(tenant, name).ref.digest
+        keys.registry.snapshot.adapter(keys.registry.snapshot.tenant(tenant).tenant_id, name).ref.digest
         for tenant, name in (("acme", "latin"), ("bolt", "greek"))
     )
     cluster.resident_adapters = ("d1", latin, greek, "forgotten")

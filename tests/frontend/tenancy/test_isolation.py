@@ -1,9 +1,10 @@
-"""Over all routes: another tenant's adapter is told apart by nothing from one that does not exist.
+"""Over all routes, another tenant's adapter looks exactly like one that does not exist.
 
-A route that is not in the table fails the first test: whoever adds one says here what it could tell of others.
+A route that is missing from the table fails the first test: add it, with what it could reveal about others.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -30,8 +31,8 @@ NAMING: dict[str, Any] = {
     "POST /tokenize": {"prompt": "4", "model": "NAME"},
     "POST /detokenize": {"tokens": [5], "model": "NAME"},
     "GET /v1/models/{model:path}": None,
-    "GET /v1/adapters/{name:path}": None,
-    "DELETE /v1/adapters/{name:path}": None,
+    "GET /v1/adapters/{name:adapter}": None,
+    "DELETE /v1/adapters/{name:adapter}": None,
     "POST /v1/adapters/{name:path}/pin": None,
     "POST /v1/adapters/{name:path}/unpin": None,
     "POST /v1/adapters/{name:path}/prefetch": {},
@@ -67,6 +68,9 @@ BLIND = {
     "GET /",
     "GET /health",
     "GET /ready",
+    "GET /ping",
+    "POST /ping",
+    "GET /version",
     "GET /v1/generate/stream/schema",
     "GET /v1/cluster/watch/schema",
     "GET /openapi.json",
@@ -104,9 +108,9 @@ def bolt(client_of: Any, keys: Any) -> httpx.AsyncClient:
 
 
 async def answer(client: httpx.AsyncClient, route: str, name: str, digest: str) -> tuple[int, str, dict[str, str]]:
-    """Of a route that names an adapter; its name and digest left out of what is told."""
+    """Returns the answer of a route that names an adapter, with the name and the digest left out."""
     method, path = route.split(" ")
-    path = path.replace("{model:path}", name).replace("{name:path}", name).replace("{digest}", digest)
+    path = re.sub("{(model|name):[a-z]+}", name, path).replace("{digest}", digest)
     body = json.loads(json.dumps(NAMING[route]).replace("NAME", name))
     response = await client.request(method, path, json=body, headers={"x-request-id": "the-same"})
     headers = {key: value for key, value in response.headers.items() if key not in ("date", "server")}
@@ -134,6 +138,14 @@ async def test_lists_do_not_tell_of_others(
     assert THEIRS not in response.text and DIGEST not in response.text and "acme" not in response.text
 
 
+async def test_how_many_adapters_a_host_holds_is_for_administrators(client_of: Any, keys: Any) -> None:
+    told = {}
+    for key in (keys.admin, keys.bolt):
+        (gpu,) = (await client_of(key).get("/v1/cluster")).json()["gpus"]
+        told[key] = gpu["num_cached_adapters"]
+    assert told == {keys.admin: 5, keys.bolt: None}
+
+
 async def test_websockets_do_not_either(address: str, keys: Any) -> None:
     headers = {"authorization": f"Bearer {keys.bolt}"}
     frames = []
@@ -151,4 +163,5 @@ async def test_watching_the_cluster_does_not_either(address: str, keys: Any, clu
     async with connect(f"ws://{address}/v1/cluster/watch?per_s=5", additional_headers=headers, proxy=None) as socket:
         frames = [str(await socket.recv()) for _ in range(2)]
     assert '"d1"' in frames[1], "what one may use is told"
+    assert '"num_cached_adapters":null' in frames[1]
     assert all(THEIRS not in frame and DIGEST not in frame and "acme" not in frame for frame in frames)

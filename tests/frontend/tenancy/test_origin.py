@@ -33,7 +33,7 @@ def test_a_page_without_a_host_is_no_match() -> None:
         check_origin(connection(origin="null"))
 
 
-def test_what_is_no_browser_has_no_origin_and_no_cookie() -> None:
+def test_clients_other_than_browsers_have_no_origin_and_no_cookie() -> None:
     check_origin(connection(host="a.example"))
     for kind in ("http", "websocket"):
         with pytest.raises(Forbidden, match="Authorization: Bearer"):

@@ -1,4 +1,4 @@
-"""What is older than the config keeps it goes, and nothing else."""
+"""Rows older than the config keeps them are removed, and no others."""
 
 import asyncio
 import time
@@ -7,9 +7,9 @@ import pytest
 
 from punica_frontend.tenancy import retention
 from punica_frontend.tenancy.retention import Retention
+from punica_serve.config.registry_section import RegistryConfig
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.protocol import TenantQuota
-from punica_serve.registry.config import RegistryConfig
 from punica_serve.registry.records import Usage
 from punica_serve.registry.registry import Registry
 from waits import until
@@ -19,7 +19,7 @@ DAY_S = 86_400
 
 async def add_days(registry: Registry, *ages: int) -> None:
     hours = [int(time.time() - age * DAY_S) // 3600 * 3600 for age in ages]
-    rows = [Usage(hour_s, "acme", None, None, 1, 2, 3, 0.5) for hour_s in hours]
+    rows = [Usage(hour_s, "default", "default", None, None, None, 1, 2, 3, 0.5) for hour_s in hours]
     await registry.add_usage(rows, source="the test", number=1)
 
 
@@ -27,7 +27,7 @@ async def ages(registry: Registry) -> list[int]:
     return [round((time.time() - row.hour_s) / DAY_S) for row in await registry.usage(None, 0, time.time() + 1)]
 
 
-async def test_what_is_too_old_goes_in_batches(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_rows_are_removed_in_batches(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH_ROWS", 2)
     await add_days(registry, 500, 450, 402, 401, 399, 0)
     await registry.put_tenant("acme", TenantQuota(), by="the test")
@@ -36,7 +36,7 @@ async def test_what_is_too_old_goes_in_batches(registry: Registry, monkeypatch: 
     assert len(await registry.audit_log(10)) == 1
 
 
-async def test_what_is_kept_for_ever_stays(registry: Registry) -> None:
+async def test_rows_without_a_limit_stay(registry: Registry) -> None:
     await add_days(registry, 5_000, 2)
     await Retention(registry, RegistryConfig(usage_days=None, audit_days=1)).remove_old()
     assert await ages(registry) == [5_000, 2]
@@ -63,4 +63,4 @@ async def test_a_registry_that_is_away_is_asked_again(
     await until(is_gone, "old usage is removed at the second try")
     running.cancel()
     await asyncio.wait([running])
-    assert "stay for now: away" in caplog.text
+    assert "audit entries yet: away" in caplog.text

@@ -5,8 +5,9 @@ from typing import cast
 
 import pytest
 
+from punica_frontend.api.caller import Caller
 from punica_frontend.tenancy import usage_writer
-from punica_frontend.tenancy.meter import Meter
+from punica_frontend.tenancy.meter import BilledPrompt, Meter
 from punica_frontend.tenancy.usage_writer import UsageWriter
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.registry.records import Usage
@@ -49,7 +50,7 @@ def writer(meter: Meter, registry: FlakyRegistry) -> UsageWriter:
 
 
 def use(meter: Meter, num_tokens: int, tenant: str = "acme") -> None:
-    meter.begin(tenant, None, 1).add_tokens(num_tokens)
+    meter.begin(Caller(f"{tenant}-1", tenant, "user"), None, BilledPrompt(1)).add_tokens(num_tokens)
 
 
 async def test_nothing_is_written_of_nothing(writer: UsageWriter, registry: FlakyRegistry) -> None:
@@ -72,7 +73,7 @@ async def test_a_batch_of_unknown_fate_counts_once(
     assert registry.num_tokens == 15
 
 
-async def test_what_is_much_goes_in_several_batches(
+async def test_many_rows_are_written_in_several_batches(
     writer: UsageWriter, meter: Meter, registry: FlakyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage_writer, "MAX_BATCH_ROWS", 2)
@@ -102,6 +103,6 @@ async def test_it_writes_by_itself_and_says_once_that_it_can_not(
         registry.is_down = False
         use(meter, 7)
         await until(lambda: registry.num_tokens == 18)
-    assert [record.getMessage() for record in caplog.records] == ["usage waits to be written: the registry is down"]
+    assert [record.getMessage() for record in caplog.records] == ["can't write usage yet: the registry is down"]
     running.cancel()
     await asyncio.wait([running])

@@ -53,7 +53,7 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 async def test_parameters(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     for parameters, sampling in SAMPLING:
-        await generate(client, "4", api_token="t", adapter_source="hub", **parameters)
+        await generate(client, "4", api_token=None, adapter_source="", **parameters)
         given = cluster.requests[-1].sampling
         assert {name: getattr(given, name) for name in sampling} == sampling, parameters
 
@@ -79,7 +79,7 @@ async def test_details(client: httpx.AsyncClient) -> None:
     assert len(prefill) == 3 and (prefill[0]["text"], prefill[0]["logprob"]) == ("4", None)
 
 
-async def test_a_seed_is_told_of_what_was_drawn(client: httpx.AsyncClient) -> None:
+async def test_a_sampled_answer_has_its_seed(client: httpx.AsyncClient) -> None:
     assert (await generate(client, details=True, do_sample=True, seed=7))["details"]["seed"] == 7
     assert (await generate(client, details=True, seed=7))["details"]["seed"] is None
 
@@ -89,7 +89,7 @@ async def test_alternatives(client: httpx.AsyncClient) -> None:
     (alternative,) = details["tokens"][0]["alternative_tokens"]
     assert (alternative["text"], alternative["logprob"]) == ("4", -0.5) and "top_tokens" not in details
     details = (await generate(client, "4", details=True, top_n_tokens=1))["details"]
-    assert [top["text"] for (top,) in details["top_tokens"]] == ["4", "</s>"]
+    assert [(top["text"], top["special"]) for (top,) in details["top_tokens"]] == [("4", False), ("</s>", True)]
     assert "alternative_tokens" not in details["tokens"][0]
 
 
@@ -139,8 +139,9 @@ async def test_a_stream(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_stream_with_top_tokens(client: httpx.AsyncClient) -> None:
-    first, *_ = await events(client, "4", top_n_tokens=1, return_k_alternatives=1)
-    assert first["top_tokens"] == first["token"]["alternative_tokens"]
+    first, last = await events(client, "4", top_n_tokens=1, return_k_alternatives=1)
+    assert first["top_tokens"] == [{**first["token"]["alternative_tokens"][0], "special": False}]
+    assert [top["special"] for top in last["top_tokens"]] == [True]
     first, *_ = await events(client, "4")
     assert "top_tokens" not in first and "alternative_tokens" not in first["token"]
 
@@ -174,7 +175,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+async def test_refused_bodies(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
     for route, body, says in REFUSED:
         response = await client.post(route, json={"inputs": "4", **body})
         error = response.json()
@@ -187,7 +188,7 @@ async def test_what_is_refused(client: httpx.AsyncClient, cluster: EchoCluster) 
     ("body", "says"),
     [(b'{"inputs": "\xff"}', "it is not UTF-8 at byte 12"), (b'{"inputs"}', "the body is not JSON"), (b"7", "must be")],
 )
-async def test_a_body_that_cannot_be_read_is_told_in_their_shape(
+async def test_an_unreadable_body_is_answered_in_their_format(
     client: httpx.AsyncClient, body: bytes, says: str
 ) -> None:
     response = await client.post("/generate", content=body, headers={"content-type": "application/json"})
@@ -195,8 +196,8 @@ async def test_a_body_that_cannot_be_read_is_told_in_their_shape(
     assert response.status_code == 422 and says in error["error"] and error["error_type"] == "validation", error
 
 
-async def test_what_asks_for_nothing_is_no_harm(client: httpx.AsyncClient) -> None:
-    await generate(client, merged_adapters=None, watermark=False, typical_p=None, response_format=None, made_up=1)
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
+    await generate(client, merged_adapters=None, watermark=False, typical_p=None, response_format=None, made_up={})
 
 
 ERRORS = [
@@ -248,7 +249,7 @@ async def test_an_error_in_the_middle_of_a_stream(client: httpx.AsyncClient, clu
     assert not cluster.live
 
 
-async def test_what_is_served(client: httpx.AsyncClient) -> None:
+async def test_info(client: httpx.AsyncClient) -> None:
     info = (await client.get("/info")).json()
     assert (info["model_id"], info["model_dtype"]) == ("numbers", "torch.float32")
     assert (info["max_total_tokens"], info["max_input_length"]) == (64, 63)

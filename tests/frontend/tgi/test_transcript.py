@@ -1,8 +1,9 @@
 import pytest
 
-from punica_frontend.answers import Frame, Logprob
-from punica_frontend.caller import ANYONE
-from punica_frontend.generation import Plan
+from punica_frontend.api.caller import ANYONE
+from punica_frontend.generation.answers import Frame, Logprob
+from punica_frontend.generation.generator import RequestPlan
+from punica_frontend.tenancy.meter import BilledPrompt
 from punica_frontend.tgi.body import Parameters
 from punica_frontend.tgi.transcript import Transcript
 from punica_serve.protocol import Request, SamplingParams
@@ -13,7 +14,7 @@ from punica_serve.text.tokenizer import Tokenizer
 @pytest.fixture
 def transcript(tokenizer: Tokenizer) -> Transcript:
     request = Request("r", 1, tuple(tokenizer.encode("42")), SamplingParams())
-    plan = Plan(request, ANYONE, "r", None, None, (), frozenset({0}), 0.0)
+    plan = RequestPlan(request, ANYONE, "r", None, None, (), frozenset({0}), BilledPrompt(1), 0.0)
     return Transcript(tokenizer, TokenTexts(tokenizer), plan, Parameters())
 
 

@@ -51,7 +51,7 @@ async def test_frames_as_they_are_sent_fit(frames: dict[str, Any]) -> None:
         validator.validate(frame)
 
 
-async def test_what_lacks_a_field_or_has_another_type_does_not_fit(frames: dict[str, Any]) -> None:
+async def test_missing_fields_and_other_types_do_not_fit(frames: dict[str, Any]) -> None:
     validator = jsonschema_rs.Draft202012Validator(schema.watch_schema())
     for name, frame in frames.items():
         (part,) = frame.keys() - {"type"}

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
 from tiny_config import tiny_config
 
 

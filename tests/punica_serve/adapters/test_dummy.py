@@ -1,5 +1,5 @@
 from punica_serve.adapters.dummy import dummy_adapters, dummy_name, dummy_number
-from punica_serve.lora_layout import pages_needed
+from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.shapes import shape_of
 
 MODEL = shape_of("llama-2-7b")

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
 from punica_serve.adapters.folder import ReadBuffer, load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
-from punica_serve.model_config import ModelConfig
 
 Q0_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 Q0_B = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
@@ -38,7 +40,7 @@ def refusal(folder: Path, model: ModelConfig, **options: Any) -> AdapterRejected
 
 
 def test_reads_a_folder(folder: Path, model: ModelConfig) -> None:
-    adapter = read_adapter(folder, model)
+    adapter = load_adapter(read_adapter(folder, model), model)
     assert list(adapter.pairs) == [(0, "q_proj"), (0, "up_proj"), (1, "q_proj"), (1, "up_proj")]
     pair = adapter.pairs[0, "q_proj"]
     assert (pair.a.shape, pair.b.shape, pair.rank, pair.scaling) == ((4, 24), (32, 4), 4, 1.0)
@@ -48,7 +50,7 @@ def test_reads_a_folder(folder: Path, model: ModelConfig) -> None:
 def test_the_ref_says_what_the_bytes_are(folder: Path, model: ModelConfig) -> None:
     config = (folder / "adapter_config.json").read_bytes()
     weights = (folder / "adapter_model.safetensors").read_bytes()
-    ref = read_adapter(folder, model).ref
+    ref = read_adapter(folder, model)
     digests = hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()
     assert ref.digest == hashlib.sha256(digests).hexdigest()
     assert ref.uri == str(folder.resolve())
@@ -62,7 +64,7 @@ def test_the_ref_has_the_highest_rank_of_each_module(
     set_config(rank_pattern={r"layers\.0\.self_attn\.q_proj": 6})
     edit_tensors(lambda tensors: tensors.update({Q0_A: np.ones((6, 24)), Q0_B: np.ones((32, 6))}))
     edit_tensors(lambda tensors: tensors.update({name: tensors[name].astype(np.float32) for name in (Q0_A, Q0_B)}))
-    adapter = read_adapter(folder, model)
+    adapter = load_adapter(read_adapter(folder, model), model)
     assert adapter.ref.ranks == {"q_proj": 6, "up_proj": 4}
     assert adapter.pairs[0, "q_proj"].scaling == 4 / 6
 
@@ -71,19 +73,75 @@ def test_a_relative_folder_gets_an_absolute_uri(
     folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    assert read_adapter(Path(folder.name), model).ref.uri == str(folder.resolve())
+    assert read_adapter(Path(folder.name), model).uri == str(folder.resolve())
 
 
 def test_loads_what_was_registered(folder: Path, model: ModelConfig) -> None:
-    adapter = read_adapter(folder, model)
-    again = load_adapter(adapter.ref, model)
-    assert again.ref == adapter.ref
-    np.testing.assert_array_equal(again.pairs[1, "up_proj"].b.array, adapter.pairs[1, "up_proj"].b.array)
+    ref = read_adapter(folder, model)
+    adapter = load_adapter(ref, model)
+    assert adapter.ref == ref
+    up_b = load_file(folder / "adapter_model.safetensors")[Q0_B.replace("0.self_attn.q", "1.mlp.up")]
+    np.testing.assert_array_equal(adapter.pairs[1, "up_proj"].b.array, up_b)
+
+
+PATTERNS = {"target_modules": ".*(q|up)_proj", "alpha_pattern": {r"layers\.1\..*": 3, "up_proj": 1 / 3}}
+
+
+def test_the_ref_has_the_scaling_of_each_module_where_they_differ(
+    folder: Path, model: ModelConfig, set_config: SetConfig
+) -> None:
+    assert read_adapter(folder, model).scalings == (1.0,)
+    set_config(**PATTERNS)
+    ref = read_adapter(folder, model)
+    assert ref.scalings == (1.0, 1 / 3 / 4, 3 / 4, 3 / 4)
+    scalings = {key: pair.scaling for key, pair in load_adapter(ref, model).pairs.items()}
+    assert scalings == dict(
+        zip([(0, "q_proj"), (0, "up_proj"), (1, "q_proj"), (1, "up_proj")], ref.scalings, strict=True)
+    )
+
+
+def test_loading_a_registered_adapter_matches_no_pattern(
+    folder: Path, model: ModelConfig, set_config: SetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_config(**PATTERNS)
+    ref = read_adapter(folder, model)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a worker must not")
+
+    for name in ("parse_peft_config", "lora_targets"):
+        monkeypatch.setattr(f"punica_serve.adapters.folder.{name}", never)
+    assert load_adapter(ref, model).ref == ref
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scalings": ()},
+        {"scalings": (1.0, 2.0)},
+        {"scalings": (1.0,) * 5},
+        {"ranks": {"q_proj": 4}},
+        {"ranks": {"q_proj": 4, "up_proj": 5}},
+    ],
+)
+def test_a_ref_that_is_not_of_the_file_is_refused(folder: Path, model: ModelConfig, changes: dict[str, Any]) -> None:
+    ref = structs.replace(read_adapter(folder, model), **changes)
+    with pytest.raises(AdapterRejected, match="register it again"):
+        load_adapter(ref, model)
+
+
+def test_an_adapter_of_another_base_is_refused(folder: Path, model: ModelConfig) -> None:
+    """As where a frontend's base model is not the worker's."""
+    ref = read_adapter(folder, model)
+    with pytest.raises(AdapterRejected, match="8 tensors for 2 modules of the base model"):
+        load_adapter(ref, replace(model, num_hidden_layers=1))
+    with pytest.raises(AdapterRejected, match="has shape"):
+        load_adapter(ref, replace(model, hidden_size=8))
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_does_not_load_what_changed_on_disk(folder: Path, model: ModelConfig, broken: bool) -> None:
-    ref = read_adapter(folder, model).ref
+    ref = read_adapter(folder, model)
     if broken:
         (folder / "adapter_config.json").write_text("{")
     else:
@@ -165,7 +223,7 @@ def test_a_hosts_trouble_is_not_held_against_a_registered_adapter(
     kind: type[Exception],
     message: str,
 ) -> None:
-    ref = read_adapter(folder, model).ref
+    ref = read_adapter(folder, model)
     trouble(folder, monkeypatch)
     with pytest.raises(kind, match=message):
         load_adapter(ref, model)
@@ -180,7 +238,7 @@ def test_a_hosts_trouble_refuses_a_new_adapter(
 
 
 def test_torch_can_take_the_arrays_as_they_are(folder: Path, model: ModelConfig) -> None:
-    for pair in read_adapter(folder, model).pairs.values():
+    for pair in load_adapter(read_adapter(folder, model), model).pairs.values():
         for array in (pair.a.array, pair.b.array):
             assert array.flags.writeable and array.flags.aligned and array.flags.c_contiguous
 
@@ -190,6 +248,17 @@ def test_pickles_are_refused_with_the_way_out(folder: Path, model: ModelConfig) 
     error = refusal(folder, model)
     assert error.param == "adapter_model.bin"
     assert "save_pretrained" in error.message
+
+
+@pytest.mark.parametrize("extra", ["adapter_model.safetensors.index.json", "adapter_model-00002-of-00002.safetensors"])
+def test_weights_in_several_files_are_refused_with_the_way_out(folder: Path, model: ModelConfig, extra: str) -> None:
+    (folder / extra).write_bytes(b"{}")
+    read_adapter(folder, model)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model-00001-of-00002.safetensors")
+    error = refusal(folder, model)
+    assert error.param == "adapter_model-00001-of-00002.safetensors"
+    assert error.message.startswith("adapter_model-00001-of-00002.safetensors: split adapters are not read")
+    assert "load_file, and save_file them together as adapter_model.safetensors" in error.message
 
 
 def test_a_broken_configuration_names_the_file_and_field(
@@ -257,7 +326,7 @@ def test_another_base_name_warns(
 ) -> None:
     set_config(base_model_name_or_path="org/other")
     with caplog.at_level(logging.WARNING):
-        ref = read_adapter(folder, model).ref
+        ref = read_adapter(folder, model)
         load_adapter(ref, model)
     (record,) = caplog.records
     assert "org/other" in record.getMessage()
@@ -276,7 +345,7 @@ def test_strict_base_refuses_another_base_name(
 @given(data=st.data())
 def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folder: Path, model: ModelConfig) -> None:
     write_random_adapter(folder, model, rank=1, seed=0, target_modules=("q_proj",))
-    good = read_adapter(folder, model).ref
+    good = read_adapter(folder, model)
     path = folder / data.draw(st.sampled_from(["adapter_config.json", "adapter_model.safetensors"]))
     content = bytearray(path.read_bytes())
     if data.draw(st.booleans(), label="truncate"):
@@ -288,12 +357,12 @@ def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folde
     changed = bytes(content) != path.read_bytes()
     path.write_bytes(content)
     try:
-        adapter = read_adapter(folder, model)
+        ref = read_adapter(folder, model)
     except AdapterRejected as error:
         assert changed
         assert str(error).startswith(f"{path}: ")
     else:
-        assert (adapter.ref.digest != good.digest) == changed
+        assert (ref.digest != good.digest) == changed
 
 
 def test_a_configuration_that_is_not_an_object_is_named(folder: Path, model: ModelConfig) -> None:
@@ -304,9 +373,10 @@ def test_a_configuration_that_is_not_an_object_is_named(folder: Path, model: Mod
 def test_a_reused_buffer_holds_one_adapter_after_the_other(folder: Path, model: ModelConfig, tmp_path: Path) -> None:
     other = write_random_adapter(tmp_path / "other", model, rank=2, seed=1, target_modules=("o_proj",))
     buffer = ReadBuffer()
-    kept = {path: read_adapter(path, model) for path in (folder, other)}
+    refs = {path: read_adapter(path, model) for path in (folder, other)}
+    kept = {path: load_adapter(ref, model) for path, ref in refs.items()}
     for path in (folder, other, folder):
-        again = load_adapter(kept[path].ref, model, buffer)
+        again = load_adapter(refs[path], model, buffer)
         assert np.shares_memory(again.file, buffer.take(1))
         for key, pair in kept[path].pairs.items():
             np.testing.assert_array_equal(again.pairs[key].a.array, pair.a.array)
@@ -321,7 +391,7 @@ def test_a_pipe_in_a_files_place_is_refused_and_nobody_waits_for_it(
     (folder / name).unlink()
     os.mkfifo(folder / name)
     refused = refusal(folder, model)
-    assert refused.message == f"{name}: can't be read: it is no plain file" and refused.param == name
+    assert refused.message == f"{name}: can't be read: it is not a regular file" and refused.param == name
 
 
 @pytest.mark.parametrize("alpha", [1e300, -1e40])

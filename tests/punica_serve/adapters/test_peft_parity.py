@@ -10,8 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from punica_serve.adapters.folder import read_adapter
-from punica_serve.model_config import ModelConfig
+from punica_serve.adapters.folder import load_adapter, read_adapter
+from punica_serve.base_model.model_config import ModelConfig
 
 #: PEFT calls what transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -85,7 +85,7 @@ def peft_layers(folder: Path, model: ModelConfig) -> dict[tuple[int, str], LoraL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_updates_are_pefts(tmp_path: Path, model: ModelConfig, variant: str, dtype: torch.dtype) -> None:
     folder = save_adapter(tmp_path, model, dtype, VARIANTS[variant])
-    adapter, layers = read_adapter(folder, model), peft_layers(folder, model)
+    adapter, layers = load_adapter(read_adapter(folder, model), model), peft_layers(folder, model)
     assert set(adapter.pairs) == set(layers)
     for key, pair in adapter.pairs.items():
         layer = layers[key]

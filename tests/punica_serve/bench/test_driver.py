@@ -7,12 +7,12 @@ import pytest
 
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.driver import InFlight, Policy, SameAdapterOnly, StaticBatches, bring, drive
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
@@ -76,7 +76,7 @@ def test_every_token_and_every_step_is_counted(engine: Engine) -> None:
 
 
 def test_a_request_that_fails_is_no_measurement(engine: Engine, tiny_model: ModelConfig, tmp_path: Path) -> None:
-    ref = read_adapter(write_random_adapter(tmp_path, tiny_model, rank=8, seed=0), tiny_model).ref
+    ref = read_adapter(write_random_adapter(tmp_path, tiny_model, rank=8, seed=0), tiny_model)
     (tmp_path / "adapter_config.json").write_text("{}")
     request = Request("0", 0, (1,), SamplingParams(max_tokens=1), ref)
     with pytest.raises(RequestFailed, match=r"a request of the benchmark failed: .*changed on disk"):
@@ -85,7 +85,7 @@ def test_a_request_that_fails_is_no_measurement(engine: Engine, tiny_model: Mode
 
 def test_brought_adapters_are_on_the_device(engine: Engine, tiny_model: ModelConfig, tmp_path: Path) -> None:
     folders = [write_random_adapter(tmp_path / f"{seed}", tiny_model, rank=8, seed=seed) for seed in range(3)]
-    refs = [read_adapter(folder, tiny_model).ref for folder in folders]
+    refs = [read_adapter(folder, tiny_model) for folder in folders]
     bring(engine, refs)
     assert set(engine.resident_adapters) == {ref.digest for ref in refs}
     with pytest.raises(RequestFailed, match="not on the device after 0 s"):

@@ -13,7 +13,7 @@ SETTINGS = FrontendSettings(num_sockets=4, requests_per_socket=2, num_gpus=2, to
 
 def test_a_load_that_would_be_over_before_its_end_is_refused() -> None:
     assert (SETTINGS.num_requests, SETTINGS.step_s) == (8, 0.002)
-    with pytest.raises(ConfigError, match="shorter time, or more requests"):
+    with pytest.raises(ConfigError, match="shorter time, or with more requests"):
         replace(SETTINGS, seconds=60.0)
 
 

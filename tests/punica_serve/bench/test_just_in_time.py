@@ -39,5 +39,5 @@ def test_the_report_compares_streams_with_themselves() -> None:
 
 def test_without_a_cluster_it_says_how_to_start_one() -> None:
     settings = JustInTimeSettings("http://127.0.0.1:1", DEMO, 1, 1, 16, 0.1)
-    with Progress() as progress, pytest.raises(ClusterUnavailable, match="`punica-serve up` starts a cluster"):
+    with Progress() as progress, pytest.raises(ClusterUnavailable, match="start a cluster with `punica-serve up`"):
         run(settings, None, progress)

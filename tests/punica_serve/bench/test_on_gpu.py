@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.kernels import run as kernels
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelSettings
@@ -16,8 +17,7 @@ from punica_serve.bench.layer.setting import LayerSettings
 from punica_serve.bench.overhead import run as overhead
 from punica_serve.bench.overhead.sweep import OverheadSettings
 from punica_serve.bench.subject import Subject
-from punica_serve.config import EngineConfig
-from punica_serve.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.shapes import shape_folder, shape_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.profile import measure_profile
 from punica_serve.bench.subject import Subject
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.simulation.profile import load_profile, write_profile
 from punica_serve.simulation.step_time import StepTimeModel

@@ -19,7 +19,7 @@ from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import Measured, Settings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
 from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.workload import RequestLength, shipped_workload
@@ -132,7 +132,7 @@ def test_rows_are_chosen_by_name() -> None:
     assert {*by_default} == {*GPU_ROWS, *COUNTERPARTS.values(), PEFT_ROW}
     assert set(parse_rows(None, on_gpu=False)) <= set(ROWS) and set(GPU_ROWS) <= set(ROWS)
     assert parse_rows("static, distinct,static", on_gpu=False) == ("distinct_320", "static", "distinct")
-    with pytest.raises(ConfigError, match=r"row 'zipf' is unknown; there are distinct, uniform"):
+    with pytest.raises(ConfigError, match=r"row 'zipf' does not exist; there are distinct, uniform"):
         parse_rows("zipf", on_gpu=True)
 
 

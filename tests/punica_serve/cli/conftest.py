@@ -1,9 +1,8 @@
 """A model folder and a config file that `up` would start, and a way to run a command in this process."""
 
 import json
-import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import pytest
 import tokenizers
 import yaml
 
-from ports import free_port, free_ports
+from ports import free_port
 from punica_serve.cli import main
 
 LLAMA = {
@@ -69,14 +68,6 @@ def write_config(tmp_path: Path, model_folder: Path) -> WriteConfig:
         return path
 
     return write
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    """The one before it is free."""
-    _, port = free_ports(2)
-    with socket.create_server(("127.0.0.1", port)):
-        yield port
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 
 from process_tree import is_alive
 from punica_serve.cli import children, watchdog
-from punica_serve.cli.children import Child, lifeline
+from punica_serve.cli.children import Child
 from punica_serve.errors import ConfigError
+from punica_serve.process.lifeline import lifeline
 from waits import DEADLINE_S, until
 
 
@@ -81,7 +82,7 @@ async def test_a_dead_process_is_started_again(
         os.kill(int(first), signal.SIGKILL)
         _, second = await lines(notes, 2)
         assert second != first
-    assert "the tester died: killed by SIGKILL; it starts again in" in caplog.text
+    assert "the tester died: killed by SIGKILL; restarting it in" in caplog.text
 
 
 async def test_one_that_has_ended_in_order_is_started_again_and_did_not_die(
@@ -91,7 +92,7 @@ async def test_one_that_has_ended_in_order_is_started_again_and_did_not_die(
     code = "import os; print('here', file=open(os.environ['NOTES'], 'a'))"
     async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         await lines(notes, 2)
-    assert "the tester has ended in order; it starts again in" in caplog.text
+    assert "the tester ended normally; restarting it in" in caplog.text
     assert "died" not in caplog.text
 
 
@@ -115,10 +116,10 @@ async def test_a_process_that_ignores_the_signal_is_killed(
 
 GIVE_SIGNS_OF_LIFE = """
 import asyncio, os, signal
-from punica_serve import notify
+from punica_serve.process import readiness
 signal.signal(signal.SIGINT, signal.default_int_handler)
 async def live():
-    signs = asyncio.create_task(notify.keep_alive())
+    signs = asyncio.create_task(readiness.keep_alive())
     await asyncio.sleep(0.1)
     with open(os.environ["NOTES"], "a") as notes:
         print(os.getpid(), file=notes)
@@ -137,7 +138,7 @@ async def test_a_frozen_process_is_killed_and_started_again(
         os.kill(int(first), signal.SIGSTOP)
         _, second = await lines(notes, 2)
         assert not is_alive(int(first)) and second != first
-    assert "the tester gives no sign of life and is killed" in caplog.text
+    assert "the tester is frozen and is killed" in caplog.text
 
 
 async def test_a_process_that_is_frozen_before_its_first_sign_is_killed_too(
@@ -163,10 +164,10 @@ async def test_a_process_inherits_only_the_reading_end_of_the_lifeline(lifeline_
     """So that it sees the end when this process closes, or loses, the writing end."""
     notes = tmp_path / "notes"
     code = (
-        "import os; from punica_serve import process\n"
+        "import os; from punica_serve.process import run\n"
         "note = open(os.environ['NOTES'], 'a')\n"
         "print('waiting', file=note, flush=True)\n"
-        "print(os.read(int(os.environ[process.LIFELINE_ENV]), 1), file=note, flush=True)"
+        "print(os.read(int(os.environ[run.LIFELINE_ENV]), 1), file=note, flush=True)"
     )
     with lifeline() as fd:
         waiting = kept_running(code, lifeline_fd=fd, NOTES=str(notes))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.model_config import read_model_config
+from punica_serve.base_model.model_config import read_model_config
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]
@@ -37,7 +37,18 @@ def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
 
 def test_a_gpu_need_not_be_on_the_host_that_checks(cli: Cli, write_config: WriteConfig) -> None:
     exit_code, stdout, _ = cli("config", "check", str(write_config(runner={"devices": ["cuda:0", "cuda:99"]})))
-    assert exit_code == 0 and "devices cuda:0, cuda:99: looked for at the start" in stdout
+    assert exit_code == 0 and "devices cuda:0, cuda:99: checked at the start" in stdout
+
+
+def test_defaults_of_the_model_that_are_not_implemented_are_named(
+    cli: Cli, write_config: WriteConfig, model_folder: Path
+) -> None:
+    (model_folder / "generation_config.json").write_text('{"num_beams": 4, "bad_words_ids": [[1]], "typical_p": 0.5}')
+    exit_code, stdout, _ = cli("config", "check", str(write_config(engine={"model": str(model_folder)})))
+    assert exit_code == 0
+    assert "not implemented: `num_beams` of generation_config.json is 4\n" in stdout
+    assert "not implemented: `bad_words_ids` of generation_config.json is [[1]]\n" in stdout
+    assert "typical_p" not in stdout, "it draws nothing"
 
 
 def test_a_name_is_not_read_as_markup(cli: Cli, write_config: WriteConfig, good_adapter: Path) -> None:
@@ -83,6 +94,8 @@ def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_
 def test_files_of_tls_that_are_not_there_are_named(cli: Cli, write_config: WriteConfig) -> None:
     exit_code, _, stderr = cli("config", "check", str(write_config(tls={"cert": "c", "key": "k", "ca": "a"})))
     assert exit_code == 2 and "`tls.cert`: can't read " in stderr
+    exit_code, _, stderr = cli("config", "check", str(write_config(frontend={"tls": {"cert": "c", "key": "k"}})))
+    assert exit_code == 2 and "`frontend.tls.key`: can't read " in stderr
 
 
 @pytest.mark.parametrize("folder", ["taken", "/proc", "/proc/x"])
@@ -92,7 +105,7 @@ def test_a_data_folder_that_cannot_be_written_is_refused(
     (tmp_path / "taken").touch()
     exit_code, _, stderr = cli("config", "check", str(write_config(data_folder=folder)))
     assert exit_code == 2
-    assert f"`data_folder` {tmp_path / folder} is no folder that can be written to: " in stderr
+    assert f"`data_folder` {tmp_path / folder} is not a folder that can be written to: " in stderr
 
 
 def test_dummies_larger_than_the_lora_pool_are_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
@@ -110,7 +123,7 @@ def test_a_scale_hook_must_be_there_and_executable(cli: Cli, write_config: Write
     hook.write_text("#!/bin/sh\n")
     not_executable = cli("config", "check", path)
     for exit_code, _, stderr in (missing, not_executable):
-        assert exit_code == 2 and f"`scheduler.scale.hook`: {hook} is no command" in stderr
+        assert exit_code == 2 and f"`scheduler.scale.hook`: {hook} is not a command" in stderr
     hook.chmod(0o700)
     assert cli("config", "check", path)[0] == 0
 

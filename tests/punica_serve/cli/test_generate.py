@@ -94,10 +94,10 @@ async def test_only_the_options_that_were_given_are_sent() -> None:
 
 async def test_the_servers_error_is_one_line() -> None:
     async def answer(socket: ServerConnection, _: dict[str, Any]) -> None:
-        await socket.send(frame("", "error", {"message": "no adapter is called 'x'", "code": "adapter_not_found"}))
+        await socket.send(frame("", "error", {"message": "there is no adapter 'x'", "code": "adapter_not_found"}))
 
     async with frontend(answer) as url:
-        assert await generate("--url", url, "42") == (1, "", "punica-serve: no adapter is called 'x'\n")
+        assert await generate("--url", url, "42") == (1, "", "punica-serve: there is no adapter 'x'\n")
 
 
 @pytest.mark.parametrize("close_code", [1000, 1011])
@@ -109,7 +109,7 @@ async def test_an_answer_that_breaks_off_is_an_error(close_code: int) -> None:
     async with frontend(answer) as url:
         exit_code, stdout, stderr = await generate("--url", url, "42")
     assert (exit_code, stdout) == (1, "XL")
-    assert stderr == "punica-serve: the server closed the connection before the answer's end\n"
+    assert stderr == "punica-serve: the server closed the connection before the end of the answer\n"
 
 
 async def test_ctrl_c_closes_the_socket_which_cancels_the_request() -> None:

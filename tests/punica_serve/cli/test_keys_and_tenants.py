@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import RegistrySnapshot
+
+KEPT = "its usage and audit log stay under its id"
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -47,11 +49,13 @@ def test_a_key_is_made_shown_once_and_revoked(cli: Cli, config: Path) -> None:
     _, others, _ = cli("keys", "list", "--tenant", "acme", "--config", str(config))
     assert key.key_id not in others
 
-    assert cli("keys", "revoke", key.key_id, "--config", str(config))[0] == 0
+    exit_code, _, stderr = cli("keys", "revoke", key.key_id, "--config", str(config))
+    assert exit_code == 1 and f"key '{key.key_id}' is the last admin key" in stderr and "--force" in stderr
+    assert cli("keys", "revoke", "--force", key.key_id, "--config", str(config))[0] == 0
     assert snapshot(config).key_of(secret.strip(), before_s) is None
     exit_code, _, stderr = cli("keys", "revoke", key.key_id, "--config", str(config))
     assert exit_code == 1
-    assert stderr.startswith(f"punica-serve: there is no key '{key.key_id}'; `punica-serve keys list`")
+    assert stderr.startswith(f"punica-serve: there is no key '{key.key_id}'; list them with `punica-serve keys list`")
 
 
 def test_a_key_that_no_calendar_sees_expire_is_refused(cli: Cli, config: Path) -> None:
@@ -74,7 +78,8 @@ def test_a_tenants_limits_are_set_one_by_one(cli: Cli, config: Path) -> None:
     assert snapshot(config).tenant("acme") == replace(tenant, suspended=True)
     assert "active" in cli("tenants", "resume", "acme", "--config", str(config))[1]
     assert snapshot(config).tenant("acme") == tenant
-    assert cli("tenants", "remove", "acme", "--config", str(config))[0] == 0
+    exit_code, removed, _ = cli("tenants", "remove", "acme", "--config", str(config))
+    assert (exit_code, removed) == (0, f"tenant acme is removed; {KEPT} {tenant.tenant_id}\n")
     assert "acme" not in [tenant.name for tenant in snapshot(config).tenants()]
 
 
@@ -82,10 +87,14 @@ def test_a_tenants_limits_are_set_one_by_one(cli: Cli, config: Path) -> None:
     ("command", "exit_code", "message"),
     [
         (("tenants", "set", "Acme"), 1, "must be 1 to 63 small letters"),
-        (("tenants", "suspend", "acme"), 1, "no tenant is called 'acme'; `punica-serve tenants list`"),
-        (("tenants", "remove", "acme"), 1, "no tenant is called 'acme'; `punica-serve tenants list`"),
-        (("tenants", "remove", "default"), 1, "always there"),
-        (("keys", "create", "--tenant", "acme"), 1, "no tenant is called 'acme'; `punica-serve tenants list`"),
+        (("tenants", "suspend", "acme"), 1, "there is no tenant 'acme'; list them with `punica-serve tenants list`"),
+        (("tenants", "remove", "acme"), 1, "there is no tenant 'acme'; list them with `punica-serve tenants list`"),
+        (("tenants", "remove", "default"), 1, "is built in"),
+        (
+            ("keys", "create", "--tenant", "acme"),
+            1,
+            "there is no tenant 'acme'; list them with `punica-serve tenants list`",
+        ),
         (("tenants", "set", "acme", "--max-adapters", "many"), 2, "--max-adapters is 'many'; give a number"),
         (("keys", "create", "--role", "boss"), 2, "'boss' is not one of"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process.run import TOKEN_ENV
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]
@@ -39,7 +39,7 @@ def test_a_process_that_could_not_export_its_traces_does_not_start(
     config = write_config(scheduler={"port": 1}, tracing={"otlp_endpoint": "http://collector:4318"})
     exit_code, _, stderr = cli(name, "--config", str(config))
     assert exit_code == 2
-    assert stderr.startswith("punica-serve: traces are to go to http://collector:4318, and ")
+    assert stderr.startswith("punica-serve: traces can't be exported to http://collector:4318: ")
     assert "pip install 'punica-serve[otel]'" in stderr and stderr.count("\n") == 1
 
 

@@ -32,4 +32,4 @@ def test_a_full_disk_is_told_in_a_line(cli: Cli) -> None:
 def test_a_folder_that_cannot_be_written_is_told_before_it_measures(cli: Cli) -> None:
     exit_code, _, stderr = cli("profile", "--out", "/proc/profile.yaml")
     assert exit_code == 2
-    assert stderr.startswith("punica-serve: `--out` /proc is no folder that can be written to: ")
+    assert stderr.startswith("punica-serve: `--out` /proc is not a folder that can be written to: ")

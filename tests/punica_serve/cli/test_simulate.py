@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from punica_serve.cli import app
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError, PunicaError
 
 CONFIG = """
@@ -99,7 +99,7 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
     [
         (["--live", "http://127.0.0.1:1"], "no frontend answers at http"),
         (["--live", "foo"], "'foo' is not a frontend"),
-        (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` goes without `--ablations`"),
+        (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` can't be combined with `--ablations`"),
     ],
 )
 def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[str], message: str) -> None:

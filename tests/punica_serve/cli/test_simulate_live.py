@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from punica_serve.cli.simulate_live import as_found, speed_of
-from punica_serve.config import load_config
-from punica_serve.replay.found import FoundGpu, GpuSize
+from punica_serve.config.cluster import load_config
+from punica_serve.simulation.live.found import FoundGpu, GpuSize
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -11,16 +11,16 @@ import torch
 from loader_harness import LoaderHarness
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import EngineConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine import device_runner, step_runner
-from punica_serve.engine.batch import Batch, build_batch
+from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
+from punica_serve.engine.batching.sequence import Sequence as EngineSequence
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_rows import StepRows, build_rows
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.host_loader import Fetch, no_fetch
-from punica_serve.engine.planner import StepPlan
-from punica_serve.engine.sampler import Draw
-from punica_serve.engine.sequence import Sequence as EngineSequence
-from punica_serve.engine.step_runner import CpuRunner, DrawnStep
-from punica_serve.model_config import ModelConfig
+from punica_serve.engine.sampler import SampledToken
+from punica_serve.engine.step_runner import CpuRunner, FinishedStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 MakeEngine = Callable[..., Engine]
@@ -56,23 +56,23 @@ def make_adapter(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFacto
     def make(rank: int = 8, seed: int = 0, **settings: Any) -> AdapterRef:
         folder = tmp_path_factory.mktemp("adapter")
         write_random_adapter(folder, tiny_model, rank=rank, seed=seed, **{"scale": 0.5, **settings})
-        return read_adapter(folder, tiny_model).ref
+        return read_adapter(folder, tiny_model)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def bring() -> Callable[[Engine, Iterable[AdapterRef]], None]:
+def load() -> Callable[[Engine, Iterable[AdapterRef]], None]:
     """Runs a request of one token on each adapter, so that all are there, for tests that want them in one step."""
 
-    def bring(engine: Engine, refs: Iterable[AdapterRef]) -> None:
+    def load(engine: Engine, refs: Iterable[AdapterRef]) -> None:
         for number, ref in enumerate(refs):
             engine.add(Request(f"bring {number}", 0, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref))
         while engine.num_requests:
             if not engine.step().has_run:
                 engine.wait(1.0)
 
-    return bring
+    return load
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def make_harness(tiny_model: ModelConfig) -> Iterator[Callable[..., LoaderHarnes
         harness.loader.close()
 
 
-class _LateStep(DrawnStep):
+class _LateStep(FinishedStep):
     was_read = False
 
-    def draws(self) -> Sequence[Draw | None]:
+    def sampled_tokens(self) -> Sequence[SampledToken | None]:
         assert not self.was_read
         self.was_read = True
-        return super().draws()
+        return super().sampled_tokens()
 
 
 class _LateRunner(CpuRunner):
@@ -105,23 +105,24 @@ class _LateRunner(CpuRunner):
     What the newest step has drawn is fed from the runner's own record, and so is noise where it was not finite.
     """
 
-    runs_ahead = True
+    overlap_scheduling = True
     _drawn: dict[EngineSequence, int] = {}  # noqa: RUF012  replaced, never changed
     _steps: tuple[_LateStep, ...] = ()
 
     def launch(self, plan: StepPlan) -> _LateStep:
         assert all(step.was_read for step in self._steps[:-1]), "two steps ahead"
-        with patch.object(step_runner, "build_batch", self._build_batch):
-            draws = super().launch(plan).draws()
+        with patch.object(step_runner, "build_rows", self._build_rows):
+            sampled_tokens = super().launch(plan).sampled_tokens()
         self._drawn = {
-            sequence: draw.token_id if draw else 0 for sequence, draw in zip(plan.sampled, draws, strict=True)
+            sequence: sampled.token_id if sampled else 0
+            for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True)
         }
-        self._steps = (*self._steps[-1:], _LateStep(draws))
+        self._steps = (*self._steps[-1:], _LateStep(sampled_tokens))
         return self._steps[-1]
 
-    def _build_batch(self, plan: StepPlan, device: torch.device) -> Batch:
+    def _build_rows(self, plan: StepPlan, device: torch.device) -> StepRows:
         assert plan.prefill is None or not plan.prefill.sequence.num_in_flight
-        batch = build_batch(plan, device)
+        batch = build_rows(plan, device)
         for row, sequence in enumerate(plan.decodes, batch.batch_len.num_prefill_rows):
             assert sequence.num_in_flight <= 1
             if sequence.num_in_flight:
@@ -130,6 +131,6 @@ class _LateRunner(CpuRunner):
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines on a CPU launch each step before they know the tokens of the one before, as on a GPU."""
     monkeypatch.setattr(device_runner, "CpuRunner", _LateRunner)

@@ -1,4 +1,4 @@
-"""Warming, pinning and forgetting adapters, as the step loop does it."""
+"""Prefetching, pinning and forgetting adapters, driven as the step loop does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from loader_harness import LoaderHarness
-from punica_serve.engine import host_loader
-from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.engine.adapters import host_loader
+from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.protocol import AdapterRef
 
 MakeAdapter = Callable[..., AdapterRef]
@@ -24,18 +24,20 @@ def _rests(harness: LoaderHarness) -> Callable[[], bool]:
     """Nothing is under way."""
     return lambda: (
         harness.loader._host.is_idle
-        and not harness.loader._warm
+        and not harness.loader._prefetched
         and not any(entry.work for entry in harness.loader._entries.values())
     )
 
 
-def test_a_warm_adapter_comes_to_host_and_device(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_a_prefetched_adapter_is_loaded_to_host_and_device(
+    make_harness: MakeHarness, make_adapter: MakeAdapter
+) -> None:
     harness, refs = make_harness(num_pages=4), [make_adapter(seed=seed) for seed in range(3)]
     for ref in refs:
-        harness.loader.warm(ref)
+        harness.loader.prefetch(ref)
     harness.until(_is_warm(harness, *refs))
     assert sorted(harness.host_cache.digests) == sorted(ref.digest for ref in refs)
-    assert not harness.loader.num_users
+    assert not harness.loader.refcounts
     harness.loader.acquire(refs[0])
     assert harness.loader.is_ready(refs[0].digest), "at once"
 
@@ -44,10 +46,10 @@ def test_one_that_is_on_the_host_already_goes_on_to_the_device(
     make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.loader.prefetch(ref)
+    harness.loader.prefetch_to_host(ref)
     harness.until(_rests(harness))
     assert harness.loader.resident == ()
-    harness.loader.warm(ref)
+    harness.loader.prefetch(ref)
     harness.until(_is_warm(harness, ref))
 
 
@@ -55,26 +57,26 @@ def test_one_that_is_on_the_device_comes_to_the_host_again(
     make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.bring(ref)
+    harness.load(ref)
     harness.host_cache.forget(ref.digest)
-    harness.loader.warm(ref, pin=True)
+    harness.loader.prefetch(ref, pin=True)
     harness.until(lambda: ref.digest in harness.host_cache)
     harness.until(_rests(harness))
     assert harness.loader.is_ready(ref.digest)
 
 
-def test_warming_displaces_the_unused_and_nobody_else(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_a_prefetch_evicts_unused_adapters_only(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness = make_harness(num_pages=3)
     used, pinned, unused, first, second = (make_adapter(seed=seed) for seed in range(5))
-    harness.loader.warm(pinned, pin=True)
+    harness.loader.prefetch(pinned, pin=True)
     harness.until(_is_warm(harness, pinned))
-    harness.bring(used, unused)
+    harness.load(used, unused)
     harness.loader.release(unused.digest)
-    harness.loader.warm(first)
+    harness.loader.prefetch(first)
     harness.until(_is_warm(harness, used, pinned, first))
-    harness.loader.warm(second, pin=True)
+    harness.loader.prefetch(second, pin=True)
     harness.until(_is_warm(harness, used, pinned, second))
-    harness.loader.warm(first)
+    harness.loader.prefetch(first)
     harness.until(_rests(harness))
     assert not harness.loader.is_ready(first.digest), "no room: all others are used or pinned"
     assert first.digest in harness.host_cache
@@ -88,21 +90,21 @@ def test_a_pinned_adapter_leaves_the_device_last_and_the_host_never(
         *(make_adapter(seed=seed) for seed in range(3)),
         make_adapter(rank=16, seed=3),
     )
-    harness.loader.warm(pinned, pin=True)
+    harness.loader.prefetch(pinned, pin=True)
     harness.until(_is_warm(harness, pinned))
-    harness.bring(unused)
+    harness.load(unused)
     harness.loader.release(unused.digest)
-    harness.bring(third)
+    harness.load(third)
     assert set(harness.loader.resident) == {pinned.digest, third.digest}, "though it is the longest unused"
     harness.loader.release(third.digest)
-    harness.bring(large)
+    harness.load(large)
     assert harness.loader.resident == (large.digest,)
     assert pinned.digest in harness.host_cache
-    harness.loader.warm(pinned, pin=False)
+    harness.loader.prefetch(pinned, pin=False)
     assert not harness.host_cache.is_pinned(pinned.digest)
 
 
-def test_one_copy_ahead_of_use_at_a_time(
+def test_one_prefetched_adapter_is_copied_at_a_time(
     make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness, refs = make_harness(num_pages=8), [make_adapter(seed=seed) for seed in range(5)]
@@ -115,13 +117,13 @@ def test_one_copy_ahead_of_use_at_a_time(
 
     monkeypatch.setattr(LoraPool, "write", spy)
     for ref in refs:
-        harness.loader.warm(ref)
+        harness.loader.prefetch(ref)
     assert not harness.loader.is_copying, "no step waits for them"
     harness.until(_is_warm(harness, *refs))
     assert max(most) <= 1 and len(most) == 5
 
 
-def test_what_cannot_be_warmed_is_told_in_the_log_alone(
+def test_a_failed_prefetch_is_only_logged(
     make_harness: MakeHarness,
     make_adapter: MakeAdapter,
     caplog: pytest.LogCaptureFixture,
@@ -129,19 +131,19 @@ def test_what_cannot_be_warmed_is_told_in_the_log_alone(
 ) -> None:
     harness, ref, large = make_harness(), make_adapter(seed=9), replace(make_adapter(), ranks={"o_proj": 1 << 20})
     (Path(ref.uri) / "adapter_model.safetensors").unlink()
-    harness.loader.warm(ref)
+    harness.loader.prefetch(ref)
     assert harness.until(_rests(harness)) == []
-    assert f"adapter {ref.digest} can't be warmed" in caplog.text and "adapter_model.safetensors" in caplog.text
-    harness.loader.warm(large, pin=True)
+    assert f"adapter {ref.digest} can't be prefetched" in caplog.text and "adapter_model.safetensors" in caplog.text
+    harness.loader.prefetch(large, pin=True)
     assert f"adapter {large.digest} is not pinned" in caplog.text
-    monkeypatch.setattr(host_loader, "_MAX_IN_LINE", 0)
-    harness.loader.warm(ref)
-    assert "too many wait for it" in caplog.text
+    monkeypatch.setattr(host_loader, "_MAX_QUEUED", 0)
+    harness.loader.prefetch(ref)
+    assert "too many prefetches are queued" in caplog.text
 
 
 def test_a_forgotten_adapter_leaves_device_and_host(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.loader.warm(ref, pin=True)
+    harness.loader.prefetch(ref, pin=True)
     harness.until(_is_warm(harness, ref))
     harness.loader.forget(ref.digest)
     assert harness.loader.resident == () and harness.pool.groups["o"].pages.num_free == 4
@@ -152,7 +154,7 @@ def test_a_forgotten_adapter_leaves_device_and_host(make_harness: MakeHarness, m
 
 def test_but_only_after_its_last_user(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.bring(ref, ref)
+    harness.load(ref, ref)
     harness.loader.forget(ref.digest)
     harness.loader.release(ref.digest)
     assert harness.loader.is_ready(ref.digest)
@@ -170,7 +172,7 @@ def test_one_that_is_on_its_way_goes_when_it_has_come(make_harness: MakeHarness,
     harness, (first, second, third) = make_harness(), (make_adapter(seed=seed) for seed in range(3))
     harness.loader.acquire(first)  # nobody uses it, but a thread reads it
     harness.loader.release(first.digest)
-    harness.loader.warm(second)
+    harness.loader.prefetch(second)
     harness.loader.acquire(third)
     for ref in (first, second, third):
         harness.loader.forget(ref.digest)
@@ -194,18 +196,18 @@ def test_one_that_is_being_copied_goes_after_the_copy(
 
 def test_a_request_after_a_forget_brings_it_again(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.bring(ref)
+    harness.load(ref)
     harness.loader.forget(ref.digest)
     harness.loader.release(ref.digest)
-    harness.bring(ref)
+    harness.load(ref)
     harness.loader.release(ref.digest)
     assert harness.loader.is_ready(ref.digest), "to forget is no ban"
 
 
-def test_warming_one_that_is_forgotten_and_used_keeps_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_prefetching_a_forgotten_adapter_in_use_keeps_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
-    harness.bring(ref)
+    harness.load(ref)
     harness.loader.forget(ref.digest)
-    harness.loader.warm(ref)
+    harness.loader.prefetch(ref)
     harness.loader.release(ref.digest)
     assert harness.loader.is_ready(ref.digest)

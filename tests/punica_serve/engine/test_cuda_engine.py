@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 MakeEngine = Callable[..., Engine]
@@ -94,7 +94,7 @@ def test_graphs_equal_launches_one_by_one_in_half_precision(
     folder = make_llama(**_WIDE_SHAPE, **shape)
     model = read_model_config(folder)
     folders = [write_random_adapter(tmp_path / f"{rank}", model, rank=rank, seed=rank) for rank in (4, 16, 64)]
-    refs = [None, *(read_adapter(adapter, model).ref for adapter in folders)] * 3
+    refs = [None, *(read_adapter(adapter, model) for adapter in folders)] * 3
     settings = {"model": folder, "device": "cuda", "dtype": "bfloat16", "page_size": 16, "prefill_budget_tokens": 32}
 
     def run(**more: bool) -> dict[str, list[int]]:
@@ -124,7 +124,7 @@ def test_numbers_that_are_not_finite_stay_with_their_request(
     """What it leaves in the KvCache and in buffers harms nobody: here in bfloat16, in `test_run_ahead` in float32."""
     folder = make_llama(**_WIDE_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     write_random_adapter(tmp_path / "poison", read_model_config(folder), rank=8, seed=1, scale=1e30)
-    poison = read_adapter(tmp_path / "poison", read_model_config(folder)).ref
+    poison = read_adapter(tmp_path / "poison", read_model_config(folder))
     engine = make_engine(folder, "cuda", dtype="bfloat16", num_kv_pages=64, prefill_budget_tokens=32, max_batch_size=8)
     good = _requests([None] * 12)
     for request in (*good[:5], _poisoned(0, poison), _poisoned(1, poison), *good[5:]):
@@ -153,7 +153,7 @@ def test_any_gpu_of_a_host_will_do(
 ) -> None:
     folder = make_llama(**_WIDE_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     write_random_adapter(tmp_path / "adapter", read_model_config(folder), rank=16, seed=1)
-    requests = _requests([None, read_adapter(tmp_path / "adapter", read_model_config(folder)).ref] * 4)
+    requests = _requests([None, read_adapter(tmp_path / "adapter", read_model_config(folder))] * 4)
     settings = {"model": folder, "dtype": dtype, "prefill_budget_tokens": 32, "max_batch_size": 8}
     second = _run(make_engine(device="cuda:1", **settings), requests)
     assert second == _run(make_engine(device="cuda:0", **settings), requests)
@@ -163,8 +163,8 @@ def test_a_request_that_is_put_back_to_wait_goes_on_where_it_was(
     make_engine: MakeEngine, refs: list[AdapterRef | None]
 ) -> None:
     requests = _requests(refs)
-    starved = make_engine(device="cuda", num_kv_pages=24)
-    assert _run(starved, requests) == _run(make_engine(device="cuda"), requests)
+    preempted = make_engine(device="cuda", num_kv_pages=24)
+    assert _run(preempted, requests) == _run(make_engine(device="cuda"), requests)
 
 
 def test_adapters_that_take_turns_in_a_small_pool(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:

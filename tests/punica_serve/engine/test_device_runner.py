@@ -1,4 +1,4 @@
-"""A GPU without room for its steps. No GPU is needed: what CUDA would answer is played."""
+"""A GPU without memory for its steps. No GPU is needed: CUDA's errors are simulated."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine import device_runner
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.errors import ConfigError
@@ -14,7 +14,7 @@ from punica_serve.errors import ConfigError
 
 def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: list[int]) -> None:
     """A runner that can't be made, on a GPU where so much is free, one number for each question."""
-    cuda_runner = pytest.importorskip("punica_serve.engine.cuda_runner")
+    cuda_runner = pytest.importorskip("punica_serve.engine.cuda.cuda_runner")
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -29,10 +29,10 @@ def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: li
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("Tried to allocate 2.00 GiB"), RuntimeError("CUDA error: out of memory\nstack")]
 )
-def test_what_steps_took_of_what_was_left_is_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_the_error_names_the_memory_that_steps_took(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     message = (
-        r"^steps of \d+ requests and \d+ prompt tokens do not fit cuda:0: of the 5\.0 GiB beside its KvCache they took"
-        r" 4\.0 GiB and asked for more; lower `engine\.device_memory_share`, .*"
+        r"^steps of \d+ requests and \d+ prompt tokens do not fit cuda:0: they took 4\.0 GiB of the 5\.0 GiB beside its"
+        r" KvCache and needed more; lower `engine\.device_memory_share`, .*"
         rf" \({str(error).splitlines()[0]}\)$"
     )
     with pytest.raises(ConfigError, match=message) as caught:

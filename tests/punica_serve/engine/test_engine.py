@@ -1,4 +1,4 @@
-"""The engine from the outside: requests in, tokens out, books balanced."""
+"""The engine from the outside: requests in, tokens out, and page accounting that balances."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
-from punica_serve.engine import adapter_reader
+from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import ConfigError, InvalidRequest, ModelRejected
@@ -95,12 +95,12 @@ def test_too_little_memory_delays_but_changes_nothing(make_engine: Any, make_ada
     for request in requests:
         engine.add(request)
     streams: dict[str, list[int]] = defaultdict(list)
-    starved: set[str] = set()
+    preempted: set[str] = set()
     for output in _steps(engine):
-        starved.update(output.starved)
+        preempted.update(output.preempted)
         for token in output.tokens:
             streams[token.request_id].append(token.token_id)
-    assert starved, "sixteen pages are too few for all five at once"
+    assert preempted, "sixteen pages are too few for all five at once"
     assert streams == plenty
 
 
@@ -111,11 +111,11 @@ def test_a_request_that_may_move_runs_until_the_kvcache_is_full_and_then_waits(m
     with pytest.raises(InvalidRequest, match="there is room for"):
         engine.add(request)
     engine.add(request, may_move=True)
-    num_tokens, starved = 0, False
-    while not starved:
+    num_tokens, preempted = 0, False
+    while not preempted:
         output = engine.step()
         num_tokens += len(output.tokens)
-        starved = "a" in output.starved
+        preempted = "a" in output.preempted
     assert 0 < num_tokens <= capacity and not engine.has_runnable
     engine.cancel("a")
     assert engine.num_free_kv_pages == 4

@@ -1,9 +1,9 @@
-"""Random histories on tiny pools: whatever comes, leaves, starves or fails to load, each stream is as if it were alone.
+"""Random histories on tiny pools: each stream is as if it were alone, whatever is added, preempted or fails to load.
 
-Requests are added, cancelled at any moment, and added again with what they have generated, as a scheduler does that
-moves them; adapters load slowly, or fail now and then, from the disk or a store; they are warmed, pinned and forgotten
-at any moment. Books are audited after every step. All of it on a plain CPU, on
-one whose steps are launched before the tokens of the step before are known, and on a GPU, where they always are.
+Requests are added, cancelled at any moment, and added again with their generated tokens, as a scheduler does that moves
+them. Adapters load slowly, or fail now and then, from the disk or a store; they are prefetched, pinned and forgotten at
+any moment. The accounting is audited after every step. All of it runs on a plain CPU, on a CPU with overlap scheduling,
+and on a GPU, which always overlaps.
 """
 
 import random
@@ -19,12 +19,12 @@ import pytest
 
 from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
-from punica_serve.config import EngineConfig
-from punica_serve.engine import adapter_reader
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import StoreUnavailable
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from waits import DEADLINE_S
 
@@ -118,7 +118,7 @@ class _Driver:
             if self._random.random() < 0.5:
                 self._engine.forget(ref.digest)
             else:
-                self._engine.warm(ref, pin=self._random.choice((None, True, False)))
+                self._engine.prefetch(ref, pin=self._random.choice((None, True, False)))
 
     def forget_all(self) -> None:
         """Nothing of any adapter stays, not even of one that is on its way for nobody."""
@@ -155,7 +155,7 @@ class _Driver:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("device", ["cpu", "ahead", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["cpu", "overlapped", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_histories(
     make_engine: Callable[..., Engine],
     requests: list[Request],
@@ -165,8 +165,8 @@ def test_random_histories(
     device: str,
     seed: int,
 ) -> None:
-    if device == "ahead":
-        request.getfixturevalue("ahead")
+    if device == "overlapped":
+        request.getfixturevalue("overlapped")
     chance, lock = random.Random(seed), threading.Lock()
 
     def moody_disk(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from punica_serve.config import EngineConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.model_loader import load_model
 from punica_serve.errors import ConfigError, ModelRejected
-from punica_serve.model_config import ModelConfig
 
 CPU = torch.device("cpu")
 

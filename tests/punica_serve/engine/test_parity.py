@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.engine import Engine
-from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 NUM_LAYERS = 3
@@ -117,7 +117,7 @@ def world(
     peft = PeftModel.from_pretrained(peft, adapters / first, adapter_name=first).eval()
     for name in others:
         peft.load_adapter(adapters / name, adapter_name=name)
-    yield _World(base, {name: read_adapter(adapters / name, model).ref for name in VARIANTS}, peft)
+    yield _World(base, {name: read_adapter(adapters / name, model) for name in VARIANTS}, peft)
 
 
 def _prompt(number: int) -> tuple[int, ...]:
@@ -126,10 +126,10 @@ def _prompt(number: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_mixed_batches_equal_transformers_and_peft(
-    world: _World, make_engine: Callable[..., Engine], bring: Callable[..., None], device: str
+    world: _World, make_engine: Callable[..., Engine], load: Callable[..., None], device: str
 ) -> None:
     engine = make_engine(world.folder, device, prefill_budget_tokens=8)
-    bring(engine, world.refs.values())
+    load(engine, world.refs.values())
     names = [None, *VARIANTS, None, *reversed(VARIANTS)]
     for number, name in enumerate(names):
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=97)

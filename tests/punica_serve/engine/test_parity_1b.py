@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.engine import Engine
-from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 MAX_TOKENS, NUM_LOGPROBS, PREFILL_BUDGET_TOKENS = 12, 5, 256
@@ -137,7 +137,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     base, adapters = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("adapters")
     _save_base(base, device, shape)
     exact = _add_adapters(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).to(device), adapters)
-    refs = {name: read_adapter(adapters / name, read_model_config(base)).ref for name in VARIANTS}
+    refs = {name: read_adapter(adapters / name, read_model_config(base)) for name in VARIANTS}
     yield _World(device, base, refs, exact, _load_rounded(base, adapters, device))
 
 
@@ -200,13 +200,13 @@ def _rms(errors: Tensor) -> float:
 
 @pytest.mark.timeout(600)  # Triton compiles its kernels the first time
 def test_log_probabilities_are_as_near_to_float32_as_those_of_transformers_and_peft(
-    world: _World, make_engine: Callable[..., Engine], bring: Callable[..., None]
+    world: _World, make_engine: Callable[..., Engine], load: Callable[..., None]
 ) -> None:
     settings = {"max_batch_size": 16, "page_size": 16, "num_kv_pages": 512, "num_lora_pages": 32}
     engine = make_engine(
         world.folder, world.device, dtype="bfloat16", prefill_budget_tokens=PREFILL_BUDGET_TOKENS, **settings
     )
-    bring(engine, world.refs.values())
+    load(engine, world.refs.values())
     answers = _answers(engine, _requests(world))
     exact = [_logprobs(world.exact, answer.adapter, answer) for answer in answers]
     rounded = [_logprobs(world.rounded, answer.adapter, answer) for answer in answers]

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 import torch
 
-from punica_serve.engine.lora_pool import LoraPool
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.request_check import RequestCheck, check_sampling
-from punica_serve.errors import InvalidRequest
-from punica_serve.model_config import ModelConfig
+from punica_serve.errors import ContextOverflow, InvalidRequest
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
@@ -39,7 +39,7 @@ def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     assert caught.value.param == field
 
 
-def test_the_range_is_told_in_whole_numbers() -> None:
+def test_the_range_is_given_in_whole_numbers() -> None:
     with pytest.raises(InvalidRequest, match=r"`top_k` is 2147483648; .* at least 0 and at most 2147483647$"):
         check_sampling(SamplingParams(top_k=1 << 31))
 
@@ -69,9 +69,9 @@ def test_an_adapter_beyond_the_limits_is_refused(tiny_model: ModelConfig) -> Non
 def test_an_answer_beyond_the_context_is_told_with_the_room_that_there_is(tiny_model: ModelConfig) -> None:
     pool = LoraPool(tiny_model, num_pages=2, dtype=torch.float32, device=torch.device("cpu"))
     check = RequestCheck(vocab_size=9, context=16, capacity=99, lora_pool=pool)
-    with pytest.raises(InvalidRequest, match=r"beside a prompt of 1 token there is room for 15; lower it$"):
+    with pytest.raises(ContextOverflow, match=r"beside a prompt of 1 token there is room for 15; lower it$"):
         check(Request("a", 0, (1,), SamplingParams(max_tokens=16)), may_move=True)
-    with pytest.raises(InvalidRequest, match=r"the prompt has 16 tokens; with its answer it may have 16; shorten it$"):
+    with pytest.raises(ContextOverflow, match=r"the prompt has 16 tokens; with its answer it may have 16; shorten it$"):
         check(Request("a", 0, (1,) * 16, SamplingParams(max_tokens=1)), may_move=False)
     with pytest.raises(InvalidRequest, match="the request has its 1 token already"):
         check(Request("a", 0, (1,), SamplingParams(max_tokens=1), generated_ids=(2,)), may_move=True)
@@ -81,7 +81,7 @@ def test_a_kv_cache_smaller_than_the_context_is_told_by_its_setting(tiny_model: 
     pool = LoraPool(tiny_model, num_pages=2, dtype=torch.float32, device=torch.device("cpu"))
     check = RequestCheck(vocab_size=9, context=99, capacity=16, lora_pool=pool)
     fix = r", or raise `engine\.num_kv_pages`: the KvCache holds 16 tokens$"
-    with pytest.raises(InvalidRequest, match=f"with its answer it may have 16; shorten it{fix}"):
+    with pytest.raises(ContextOverflow, match=f"with its answer it may have 16; shorten it{fix}"):
         check(Request("a", 0, (1,) * 16, SamplingParams(max_tokens=1)), may_move=False)
-    with pytest.raises(InvalidRequest, match=f"of 1 token there is room for 15; lower it{fix}"):
+    with pytest.raises(ContextOverflow, match=f"of 1 token there is room for 15; lower it{fix}"):
         check(Request("a", 0, (1,), SamplingParams(max_tokens=16)), may_move=False)

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from punica_serve.engine.sampler import Draw, Sampler
-from punica_serve.engine.sequence import Sequence
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.sampler import SampledToken, Sampler
 from punica_serve.protocol import Request, SamplingParams
 
 VOCAB, EOS = 16, 0
@@ -18,12 +18,12 @@ def _sampler(*eos_token_ids: int) -> Sampler:
     return Sampler(VOCAB, eos_token_ids or (EOS,), max_batch_size=64, device=torch.device("cpu"))
 
 
-def _draws(logits: torch.Tensor, *rows: Sequence) -> list[Draw | None]:
+def _sampled_tokens(logits: torch.Tensor, *rows: Sequence) -> list[SampledToken | None]:
     return _sampler().launch(logits, rows, range(len(rows))).read()
 
 
 def _draw(logits: torch.Tensor, *rows: Sequence) -> list[int]:
-    return [draw.token_id for draw in _draws(logits, *rows) if draw is not None]
+    return [sampled.token_id for sampled in _sampled_tokens(logits, *rows) if sampled is not None]
 
 
 def _logits(**values: float) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_a_temperature_that_is_nearly_zero_takes_the_highest(filters: dict[str, 
     assert _draw(logits, _row(temperature=1.0, top_k=1), _row(temperature=1e-46, **filters)) == [5, 5]
 
 
-def test_a_temperature_beyond_all_numbers_draws_from_all_tokens_that_may_be_drawn() -> None:
+def test_an_infinite_temperature_samples_from_all_allowed_tokens() -> None:
     """It is infinite in float32."""
     rows = [_row(temperature=1e39, seed=seed, min_tokens=1, stop_token_ids=tuple(range(1, 14))) for seed in range(50)]
     assert set(_draw(_logits(t5=2.0).repeat(len(rows), 1), *rows)) == {14, 15}
@@ -83,24 +83,24 @@ def test_a_request_that_paused_is_read_from_its_tokens_again() -> None:
     logits = _logits(t3=2.0, t5=1.5)
     sampler.launch(logits, [sequence], [0]).read()
     sampler.launch(logits, [_row()], [0]).read()  # a step without it: its draw was lost
-    (draw,) = sampler.launch(logits, [sequence], [0]).read()
-    assert draw is not None and draw.token_id == 3
+    (sampled,) = sampler.launch(logits, [sequence], [0]).read()
+    assert sampled is not None and sampled.token_id == 3
 
 
-def test_warming_up_draws_for_nobody() -> None:
+def test_warming_up_samples_for_no_request() -> None:
     sampler = _sampler()
     sampler.warm_up(torch.full((3, VOCAB), torch.nan))
     sampler.warm_up(torch.zeros(2, VOCAB, dtype=torch.bfloat16))
-    assert not sampler.draws.any()
+    assert not sampler.sampled_ids.any()
 
 
 def test_rows_of_the_logits_need_not_be_those_of_the_sequences() -> None:
     logits = torch.cat([_logits(t3=1.0), _logits(t4=1.0), _logits(t5=1.0)])
     sampler = _sampler()
     sequences = [_row(), _row(min_tokens=1), _row(presence_penalty=2.0, generated=(3,), logprobs=1)]
-    draws = sampler.launch(logits, sequences, [2, 1, 0]).read()
-    assert [draw.token_id for draw in draws if draw] == [5, 4, 0]
-    assert sampler.draws[:3].tolist() == [0, 4, 5]
+    sampled_tokens = sampler.launch(logits, sequences, [2, 1, 0]).read()
+    assert [sampled.token_id for sampled in sampled_tokens if sampled] == [5, 4, 0]
+    assert sampler.sampled_ids[:3].tolist() == [0, 4, 5]
 
 
 def test_min_tokens_forbids_end_of_sequence_and_stop_tokens() -> None:
@@ -118,7 +118,7 @@ def test_ends() -> None:
     assert not sampler.is_end(_row(), 4)
 
 
-def test_draws_depend_on_seed_and_position_alone() -> None:
+def test_samples_depend_on_seed_and_position_alone() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
     rows = [_row(generated=(2,) * position, temperature=1.0, seed=seed) for seed in range(8) for position in range(8)]
     together = _draw(logits.repeat(len(rows), 1), *rows)
@@ -133,21 +133,21 @@ def test_the_highest_seed_is_as_good_as_any() -> None:
 def test_logprobs_are_before_penalties_and_only_for_those_who_ask() -> None:
     logits = _logits(t3=2.0, t5=1.9).repeat(3, 1)
     rows = (_row((3,), logprobs=2, repetition_penalty=9.0), _row(), _row(logprobs=0))
-    draws = [draw for draw in _draws(logits, *rows) if draw is not None]
-    first, none, last = (draw.logprobs for draw in draws)
+    sampled_tokens = [sampled for sampled in _sampled_tokens(logits, *rows) if sampled is not None]
+    first, none, last = (sampled.logprobs for sampled in sampled_tokens)
     expected = logits[0].log_softmax(-1)
     assert first is not None and none is None and last is not None
-    assert first.logprob == pytest.approx(float(expected[draws[0].token_id]))
+    assert first.logprob == pytest.approx(float(expected[sampled_tokens[0].token_id]))
     assert first.top_ids == (3, 5)
     assert last.top_ids == () and last.logprob == pytest.approx(float(expected[3]))
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_draws_nothing_and_the_others_do(poison: float) -> None:
+def test_a_row_that_is_not_finite_gets_no_token_and_the_others_do(poison: float) -> None:
     logits = _logits(t3=2.0).repeat(3, 1)
     logits[1, 5] = poison
-    draws = _draws(logits, _row(), _row(temperature=1.0, logprobs=1), _row())
-    assert [draw.token_id if draw else None for draw in draws] == [3, None, 3]
+    sampled_tokens = _sampled_tokens(logits, _row(), _row(temperature=1.0, logprobs=1), _row())
+    assert [sampled.token_id if sampled else None for sampled in sampled_tokens] == [3, None, 3]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_row_that_is_not_finite_draws_nothing_and_the_others_do(poison: float)
         {"min_tokens": 3, "stop_token_ids": tuple(range(1, 15))},
     ],
 )
-def test_any_value_in_range_draws_a_token(extreme: dict[str, Any]) -> None:
+def test_any_value_in_range_gives_a_token(extreme: dict[str, Any]) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     (token_id,) = _draw(logits, _row((3,), (4, 4, 5), **{"max_tokens": 9, **extreme}))
     assert 0 <= token_id < VOCAB
@@ -176,7 +176,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
     assert _draw(logits, _row(temperature=1e-38, seed=5)) == [int(logits.argmax())]
 
 
-def test_a_seed_of_64_bits_draws_alike_in_any_batch() -> None:
+def test_a_seed_of_64_bits_samples_alike_in_any_batch() -> None:
     row = _row(temperature=1.0, seed=2**64 - 3)
     logits = torch.randn(1, VOCAB)
     alone = _draw(logits, row)

@@ -1,4 +1,4 @@
-"""What the clock says of steps, by a clock of the test's own."""
+"""The step clock, over a clock of the test's own."""
 
 import pytest
 

@@ -5,41 +5,41 @@ from dataclasses import replace
 
 import pytest
 
-from punica_serve.errors import AdapterNotFound, QuotaExceeded
+from punica_serve.errors import AdapterLimitReached, AdapterNotFound
 from punica_serve.registry.records import AuditEntry, Usage
 from punica_serve.registry.registry import Registry
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
 
 pytestmark = pytest.mark.anyio
 
-ROW = Usage(7200, "acme", "acme/x", 1, 1, 10, 20, 0.5)
+ROW = Usage(7200, "default", "default", "default", "default/x", 1, 1, 10, 20, 0.5)
 
 
 async def test_usage_adds_up_by_hour_tenant_and_version(registry: Registry) -> None:
-    base = replace(ROW, adapter=None, version=None)
+    base = replace(ROW, owner_id=None, adapter=None, version=None)
     await registry.add_usage([ROW, base, ROW], source="f1", number=1)
     await registry.add_usage([ROW, replace(ROW, hour_s=10800), replace(ROW, version=2)], source="f1", number=2)
-    await registry.add_usage([replace(ROW, tenant="bolt")], source="f2", number=1)
-    assert await registry.usage("acme", 0, 10800) == (
+    await registry.add_usage([replace(ROW, tenant_id="shared", tenant="shared")], source="f2", number=1)
+    assert await registry.usage("default", 0, 10800) == (
         base,
         replace(ROW, num_requests=3, num_prompt_tokens=30, num_generated_tokens=60, gpu_s=1.5),
         replace(ROW, version=2),
     )
-    assert await registry.usage("acme", 10800, 10801) == (replace(ROW, hour_s=10800),)
-    assert {row.tenant for row in await registry.usage(None, 0, 1e9)} == {"acme", "bolt"}
+    assert await registry.usage("default", 10800, 10801) == (replace(ROW, hour_s=10800),)
+    assert {row.tenant for row in await registry.usage(None, 0, 1e9)} == {"default", "shared"}
     assert await registry.usage("nul\0", 0, 1e9) == (), "what no tenant is called never reaches the database"
 
 
 async def test_a_batch_is_counted_once_however_often_it_is_sent(registry: Registry) -> None:
     for number in (1, 1, 2, 1, 2):
         await registry.add_usage([ROW], source="f1", number=number)
-    (row,) = await registry.usage("acme", 0, 1e9)
+    (row,) = await registry.usage("default", 0, 1e9)
     assert row.num_requests == 2
 
 
 async def test_frontends_that_add_at_once_lose_nothing(open_registry: OpenRegistry) -> None:
     registries = [await open_registry() for _ in range(3)]
-    rows = [replace(ROW, adapter=f"acme/{name}") for name in "abcd"]
+    rows = [replace(ROW, adapter=f"default/{name}") for name in "abcd"]
 
     async def add(source: int) -> None:
         for number in range(1, 4):
@@ -47,7 +47,7 @@ async def test_frontends_that_add_at_once_lose_nothing(open_registry: OpenRegist
             await registries[source].add_usage(in_some_order, source=f"f{source}", number=number)
 
     await asyncio.gather(*(add(source) for source in range(3)))
-    totals = await registries[0].usage("acme", 0, 1e9)
+    totals = await registries[0].usage("default", 0, 1e9)
     assert [(row.adapter, row.num_generated_tokens) for row in totals] == [(row.adapter, 9 * 20) for row in rows]
 
 
@@ -110,16 +110,17 @@ async def test_every_change_is_in_the_audit_log(registry: Registry, clock: Clock
     ]
     registered = entries[-3]
     detail = {"version": 1, "digest": "a", "source_uri": "hf://x"}
-    assert registered == AuditEntry(registered.entry_id, clock.now_s, "ann", "adapter.register", "default", "x", detail)
+    assert registered == AuditEntry(
+        registered.entry_id, clock.now_s, "ann", "adapter.register", "default", "default", "x", detail
+    )
 
 
 async def test_the_log_is_read_in_pages_and_per_tenant(registry: Registry) -> None:
-    for name in ("a", "b", "c"):
-        await registry.put_tenant(name, NO_QUOTA, by="me")
+    ids = {name: (await registry.put_tenant(name, NO_QUOTA, by="me")).tenant_id for name in ("a", "b", "c")}
     newest = await registry.audit_log(2)
     assert [entry.subject for entry in newest] == ["c", "b"]
     assert [entry.subject for entry in await registry.audit_log(2, newest[-1].entry_id)] == ["a"]
-    assert [entry.subject for entry in await registry.audit_log(2, tenant="b")] == ["b"]
+    assert [entry.subject for entry in await registry.audit_log(2, tenant_id=ids["b"])] == ["b"]
 
 
 async def test_what_was_not_changed_is_not_in_the_log(registry: Registry) -> None:
@@ -135,10 +136,10 @@ async def test_what_was_not_changed_is_not_in_the_log(registry: Registry) -> Non
 
 
 async def test_a_change_that_is_refused_leaves_nothing_behind(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=10, by="me")
-    await registry.register("acme", "x", ref_of("a"), by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=10, by="me")).tenant_id
+    await registry.register(acme, "x", ref_of("a"), by="me")
     before = (await registry.audit_log(100), registry.snapshot)
-    with pytest.raises(QuotaExceeded):
-        await registry.register("acme", "y", ref_of("b", num_bytes=3), by="me")
+    with pytest.raises(AdapterLimitReached):
+        await registry.register(acme, "y", ref_of("b", num_bytes=3), by="me")
     assert (await registry.audit_log(100), await registry.refresh()) == before
     assert await registry.forgotten() == {}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from punica_serve.errors import AdapterNotFound, Conflict, Forbidden, InvalidRequest, PunicaError, QuotaExceeded
+from punica_serve.errors import AdapterLimitReached, AdapterNotFound, Conflict, Forbidden, InvalidRequest, PunicaError
 from punica_serve.registry.names import check_text
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
@@ -19,7 +19,9 @@ async def test_what_is_registered_is_served_as_it_was_given(registry: Registry, 
         "default", "x", ref_of("d1"), source_uri="s3://b/x", base_model="numbers", chat_template="{{ m }}", by="me"
     )
     ref = ref_of("d1")
-    assert version == AdapterVersion("default", "x", 1, ref, "s3://b/x", "numbers", "{{ m }}", False, clock.now_s)
+    assert version == AdapterVersion(
+        "default", "default", "x", 1, ref, "s3://b/x", "numbers", "{{ m }}", False, clock.now_s
+    )
     assert registry.snapshot.adapter("default", "x") == version
 
 
@@ -62,19 +64,19 @@ async def test_the_same_bytes_again_are_no_new_version(registry: Registry) -> No
 
 async def test_a_name_may_have_to_be_new(registry: Registry) -> None:
     await registry.register("default", "x", ref_of("a"), by="me", must_be_new=True)
-    with pytest.raises(Conflict, match="called 'x' already"):
+    with pytest.raises(Conflict, match="named 'x' exists already"):
         await registry.register("default", "x", ref_of("a"), by="me", must_be_new=True)
     await registry.delete("default", "x", by="me")
     await registry.register("default", "x", ref_of("a"), by="me", must_be_new=True)
 
 
 async def test_two_tenants_may_use_one_name(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
     mine = await registry.register("default", "x", ref_of("a"), by="me")
-    theirs = await registry.register("acme", "x", ref_of("b"), by="me")
+    theirs = await registry.register(acme, "x", ref_of("b"), by="me")
     assert registry.snapshot.adapter("default", "x") == mine
-    assert registry.snapshot.adapter("acme", "x") == theirs
-    await registry.delete("acme", "x", by="me")
+    assert registry.snapshot.adapter(acme, "x") == theirs
+    await registry.delete(acme, "x", by="me")
     assert registry.snapshot.adapter("default", "x") == mine
 
 
@@ -100,19 +102,19 @@ async def test_later_versions_inherit_the_pin(registry: Registry) -> None:
 
 
 async def test_a_grant_lasts_until_it_is_revoked_or_the_adapter_deleted(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
     await registry.register("default", "x", ref_of("a"), by="me")
     for _ in range(2):
         await registry.grant("default", "x", "acme", by="me")
-        assert registry.snapshot.adapter("acme", "x").full_name == "default/x"
+        assert registry.snapshot.adapter(acme, "x").full_name == "default/x"
         await registry.revoke("default", "x", "acme", by="me")
         with pytest.raises(AdapterNotFound):
-            registry.snapshot.adapter("acme", "x")
+            registry.snapshot.adapter(acme, "x")
     await registry.grant("default", "x", "acme", by="me")
     await registry.delete("default", "x", by="me")
     await registry.register("default", "x", ref_of("b"), by="me")
     with pytest.raises(AdapterNotFound):
-        registry.snapshot.adapter("acme", "x")
+        registry.snapshot.adapter(acme, "x")
 
 
 async def test_some_can_be_granted_nothing(registry: Registry) -> None:
@@ -155,7 +157,7 @@ def test_text_is_whatever_a_database_takes() -> None:
 
 
 async def test_the_adapters_of_the_config_file_are_changed_there(open_registry: OpenRegistry) -> None:
-    overlay = AdapterVersion("shared", "roman", 1, ref_of("a"), None, None, None, False, 0.0)
+    overlay = AdapterVersion("shared", "shared", "roman", 1, ref_of("a"), None, None, None, False, 0.0)
     registry = await open_registry(shared=SharedAdapters({"roman": overlay}))
     assert registry.snapshot.adapter("default", "roman") == overlay
     for change in (
@@ -164,59 +166,59 @@ async def test_the_adapters_of_the_config_file_are_changed_there(open_registry: 
         registry.set_pinned("shared", "roman", True, by="me"),
         registry.grant("shared", "roman", "acme", by="me"),
     ):
-        with pytest.raises(Conflict, match="'shared/roman' is the config file's"):
+        with pytest.raises(Conflict, match="'shared/roman' comes from the config file"):
             await change
     assert (await registry.register("shared", "hex", ref_of("b"), by="me")).full_name == "shared/hex"
 
 
 async def test_a_tenants_adapters_are_limited_in_number(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, max_adapters=2, by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, max_adapters=2, by="me")).tenant_id
     for name in ("x", "y", "x"):
-        await registry.register("acme", name, ref_of(f"{name}{registry.snapshot.revision}"), by="me")
-    with pytest.raises(QuotaExceeded, match="may have 2 adapters and has 2") as error:
-        await registry.register("acme", "z", ref_of("z"), by="me")
-    assert error.value.retry_after_s
-    await registry.delete("acme", "x", by="me")
-    await registry.register("acme", "z", ref_of("z"), by="me")
-    await registry.put_tenant("bolt", NO_QUOTA, max_adapters=1, by="me")
-    await registry.register("bolt", "x", ref_of("x"), by="me")
-    with pytest.raises(QuotaExceeded, match="may have 1 adapter and has 1"):
-        await registry.register("bolt", "y", ref_of("y"), by="me")
+        await registry.register(acme, name, ref_of(f"{name}{registry.snapshot.revision}"), by="me")
+    with pytest.raises(AdapterLimitReached, match=r"may have 2 adapters .`max_adapters`. and has 2") as error:
+        await registry.register(acme, "z", ref_of("z"), by="me")
+    assert (error.value.code, error.value.retry_after_s) == ("adapter_limit_reached", None)
+    await registry.delete(acme, "x", by="me")
+    await registry.register(acme, "z", ref_of("z"), by="me")
+    bolt = (await registry.put_tenant("bolt", NO_QUOTA, max_adapters=1, by="me")).tenant_id
+    await registry.register(bolt, "x", ref_of("x"), by="me")
+    with pytest.raises(AdapterLimitReached, match=r"may have 1 adapter .`max_adapters`. and has 1"):
+        await registry.register(bolt, "y", ref_of("y"), by="me")
 
 
 async def test_a_tenants_adapters_are_limited_in_bytes(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=100, by="me")
-    await registry.register("acme", "x", ref_of("a", num_bytes=60), by="me")
-    await registry.register("acme", "x", ref_of("b", num_bytes=70), by="me")
-    with pytest.raises(QuotaExceeded, match="100 bytes together, and would have 101"):
-        await registry.register("acme", "y", ref_of("c", num_bytes=31), by="me")
-    await registry.register("acme", "y", ref_of("d", num_bytes=30), by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=100, by="me")).tenant_id
+    await registry.register(acme, "x", ref_of("a", num_bytes=60), by="me")
+    await registry.register(acme, "x", ref_of("b", num_bytes=70), by="me")
+    with pytest.raises(AdapterLimitReached, match=r"100 bytes together .*, and would have 101"):
+        await registry.register(acme, "y", ref_of("c", num_bytes=31), by="me")
+    await registry.register(acme, "y", ref_of("d", num_bytes=30), by="me")
 
 
 async def test_an_adapter_that_could_never_fit_is_no_matter_of_trying_again(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=100, by="me")
-    with pytest.raises(InvalidRequest, match="has 101 bytes, and all adapters of tenant 'acme' together may have 100"):
-        await registry.register("acme", "x", ref_of("a", num_bytes=101), by="me")
-    await registry.register("acme", "x", ref_of("b", num_bytes=100), by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, max_adapter_bytes=100, by="me")).tenant_id
+    with pytest.raises(InvalidRequest, match="has 101 bytes, but all adapters of tenant 'acme' together may have 100"):
+        await registry.register(acme, "x", ref_of("a", num_bytes=101), by="me")
+    await registry.register(acme, "x", ref_of("b", num_bytes=100), by="me")
 
 
 async def test_a_tenant_may_be_allowed_no_adapters(registry: Registry) -> None:
     for limit in ("max_adapters", "max_adapter_bytes"):
-        await registry.put_tenant("acme", NO_QUOTA, by="me")
+        acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
         await registry.patch_tenant("acme", {limit: 0}, by="me")
         with pytest.raises(Forbidden, match=f"its quota `{limit}` is 0"):
-            await registry.register("acme", "x", ref_of("a"), by="me")
+            await registry.register(acme, "x", ref_of("a"), by="me")
 
 
 async def test_limits_hold_however_many_register_at_once(open_registry: OpenRegistry) -> None:
     registries = [await open_registry() for _ in range(2)]
-    await registries[0].put_tenant("acme", NO_QUOTA, max_adapters=3, by="me")
+    acme = (await registries[0].put_tenant("acme", NO_QUOTA, max_adapters=3, by="me")).tenant_id
     outcomes = await asyncio.gather(
-        *(registries[i % 2].register("acme", f"x{i}", ref_of(f"d{i}"), by="me") for i in range(8)),
+        *(registries[i % 2].register(acme, f"x{i}", ref_of(f"d{i}"), by="me") for i in range(8)),
         return_exceptions=True,
     )
     assert sum(isinstance(outcome, AdapterVersion) for outcome in outcomes) == 3
-    assert sum(isinstance(outcome, QuotaExceeded) for outcome in outcomes) == 5
+    assert sum(isinstance(outcome, AdapterLimitReached) for outcome in outcomes) == 5
 
 
 async def test_races_for_one_name_are_settled_one_after_the_other(open_registry: OpenRegistry) -> None:
@@ -252,12 +254,11 @@ async def test_of_those_who_want_a_new_name_one_gets_it(open_registry: OpenRegis
 
 async def test_followers_and_newcomers_see_the_same(open_registry: OpenRegistry) -> None:
     one, other = await open_registry(), await open_registry()
-    for tenant in range(3):
-        await one.put_tenant(f"t{tenant}", NO_QUOTA, by="me")
+    ids = [(await one.put_tenant(f"t{number}", NO_QUOTA, by="me")).tenant_id for number in range(3)]
     for number in range(24):
-        await one.register(f"t{number % 3}", f"x{number // 6}", ref_of(f"d{number}"), by="me")
+        await one.register(ids[number % 3], f"x{number // 6}", ref_of(f"d{number}"), by="me")
         if number % 7 == 0:
-            await one.delete(f"t{number % 3}", f"x{number // 6}", by="me")
+            await one.delete(ids[number % 3], f"x{number // 6}", by="me")
         if number % 5 == 0:
             await other.refresh()
     later = await open_registry()

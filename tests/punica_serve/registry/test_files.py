@@ -15,15 +15,15 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_files_are_forgotten_when_no_adapter_has_them_any_more(registry: Registry, clock: Clock) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
     await registry.register("default", "x", ref_of("a"), by="me")
-    await registry.register("acme", "y", ref_of("a"), by="me")
+    await registry.register(acme, "y", ref_of("a"), by="me")
     await registry.delete("default", "x", by="me")
     assert await registry.forgotten() == {}
     assert not await registry.claim_files("a", "w1")
     clock.now_s += 10
-    await registry.delete("acme", "y", by="me")
-    assert await registry.forgotten() == {"a": Forgotten(clock.now_s, frozenset({"default", "acme"}))}
+    await registry.delete(acme, "y", by="me")
+    assert await registry.forgotten() == {"a": Forgotten(clock.now_s, frozenset({"default", acme}))}
     assert await registry.claim_files("a", "w1")
     await registry.mark_forgotten("a", "w1")
     assert await registry.forgotten() == {}

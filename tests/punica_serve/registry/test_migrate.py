@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import sqlite3
-import stat
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
+from file_modes import others_may
 from punica_serve.errors import ConfigError, RegistryUnavailable
 from punica_serve.registry.database import Database
 from punica_serve.registry.registry import Registry
@@ -59,14 +59,18 @@ async def test_what_was_registered_is_there_when_all_is_started_again(url: str) 
 
 async def test_a_database_of_an_older_version_is_brought_along(empty_url: str) -> None:
     registry = await Registry.open(empty_url, deadline_s=60.0)
-    await registry.put_tenant("acme", NO_QUOTA, max_adapters=5, by="me")
+    owner = (await registry.put_tenant("acme", NO_QUOTA, max_adapters=5, by="me")).tenant_id
+    await registry.register(owner, "x", ref_of("a"), by="me")
     async with registry._database.writing() as connection:  # as the first version left it
         await connection.exec_driver_sql("ALTER TABLE tenants DROP COLUMN suspended")
+        await connection.exec_driver_sql("ALTER TABLE adapters DROP COLUMN scalings")
         await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r0001'")
     await registry.close()
     registry = await Registry.open(empty_url, deadline_s=60.0)
     tenant = registry.snapshot.tenant("acme")
     assert (tenant.max_adapters, tenant.suspended) == (5, False)
+    assert registry.snapshot.adapter(owner, "x").ref.scalings == (), "a worker refuses it until it is registered again"
+    assert (await registry.register(owner, "x", ref_of("a"), by="me")).ref == ref_of("a")
     await registry.close()
 
 
@@ -75,21 +79,22 @@ async def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> No
     async with registry._database.writing() as connection:
         await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r9999'")
     await registry.close()
-    with pytest.raises(ConfigError, match="of a newer version of punica-serve"):
+    with pytest.raises(ConfigError, match="belongs to a newer version of punica-serve"):
         await Registry.open(empty_url, deadline_s=60.0)
 
 
+@pytest.mark.usefixtures("any_umask")
 async def test_a_file_is_nobody_elses_to_read(tmp_path: Path) -> None:
-    registry = await Registry.open(f"sqlite:///{tmp_path}/new/registry.db")
+    registry = await Registry.open(f"sqlite:///{tmp_path}/new/er/registry.db")
     await registry.register("default", "x", ref_of("a"), by="me")
-    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
-    assert (modes, stat.S_IMODE((tmp_path / "new").stat().st_mode)) == ({0o600}, 0o700)
+    assert len(list((tmp_path / "new/er").iterdir())) == 3, "the database, and SQLite's two beside it"
+    assert not others_may(tmp_path / "new")
     await registry.close()
 
 
 async def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RegistryUnavailable, match=r"can't be opened \(.*/file/registry\.db: .*/file is no folder\)"):
+    with pytest.raises(RegistryUnavailable, match=r"can't be opened \(.*/file/registry\.db: .*/file is not a folder\)"):
         await Registry.open(f"sqlite:///{tmp_path}/file/registry.db")
 
 

@@ -16,6 +16,12 @@ def test_what_no_adapter_is_called(name: str) -> None:
     assert error.value.param == "name"
 
 
+@pytest.mark.parametrize("name", ["pin", "unpin", "prefetch"])
+def test_no_adapter_is_called_as_what_is_done_with_one(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"'{name}' is reserved for a route"):
+        check_adapter_name(name)
+
+
 def test_no_adapter_is_called_as_the_base_model() -> None:
     with pytest.raises(InvalidRequest, match="'base' is the base model's"):
         check_adapter_name("base", base_name="base")

@@ -39,7 +39,7 @@ async def following(registry: Registry) -> AsyncIterator[None]:
 
 async def fails_in_time(registry: Registry) -> None:
     """Changes, and all that asks the database, end within the deadline."""
-    row = Usage(0, "default", None, None, 1, 1, 1, 0.0)
+    row = Usage(0, "default", "default", None, None, None, 1, 1, 1, 0.0)
     for call in (
         registry.register("default", "y", ref_of("b"), by="me"),
         registry.delete("default", "x", by="me"),
@@ -104,7 +104,7 @@ async def test_a_server_that_goes_and_comes_back(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1, "an outage is told of once"
     assert "is not available" in warnings[0]
-    assert caplog.records[-1].getMessage() == "the registry is back"
+    assert caplog.records[-1].getMessage() == "the registry is available again"
     assert (await registry.register("default", "x", ref_of("b"), by="me")).version == version.version + 1
     await registry.close()
 

@@ -1,3 +1,4 @@
+import json
 import logging
 from concurrent.futures import CancelledError
 from importlib.resources import files
@@ -10,8 +11,8 @@ import pytest
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import ClusterConfig, parse_config
-from punica_serve.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.registry.shared import shared_adapters
 
 
@@ -41,7 +42,7 @@ def test_they_lie_in_their_folders_and_belong_to_all_in_the_order_given(
     assert not shared.rejected
     for name, version in shared.versions.items():
         assert version.full_name == f"shared/{name}"
-        assert version.ref == read_adapter(folders[name], model).ref
+        assert version.ref == read_adapter(folders[name], model)
         assert version.ref.uri == str(folders[name])
 
 
@@ -58,6 +59,18 @@ def test_a_broken_adapter_leaves_the_others(
         assert str(folder) not in shared.rejected[name].message, "clients are told the message"
     assert shared.rejected["hex"].__traceback__ is None, "it would keep the weights in memory"
     assert sorted(record.getMessage().split("'")[1] for record in caplog.records) == ["gone", "hex"]
+
+
+def test_one_whose_patterns_cannot_be_matched_leaves_the_others(
+    folders: dict[str, Path], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = folders["hex"] / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "target_modules": ".*o_proj"}))
+    assert "hex" in shared_adapters(config_of(folders), model).versions
+    config.write_text(config.read_text() + " ")
+    monkeypatch.setattr("punica_serve.adapters.pattern_process._COMMAND", ("/nowhere/python",))
+    shared = shared_adapters(config_of(folders), model)
+    assert (list(shared.versions), list(shared.rejected)) == (["roman", "french"], ["hex"])
 
 
 @pytest.mark.parametrize("name", ["a/b", "base", ""])

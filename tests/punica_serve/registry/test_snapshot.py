@@ -10,12 +10,21 @@ from punica_serve.registry.snapshot import Changes, RegistrySnapshot, SharedAdap
 
 def adapter(tenant: str, name: str, version: int = 1, *, pinned: bool = False) -> AdapterVersion:
     ref = AdapterRef(digest=f"{tenant}/{name}@{version}", uri="/store", num_bytes=8, ranks={"q_proj": 4})
-    return AdapterVersion(tenant, name, version, ref, None, None, None, pinned, created_s=0.0)
+    return AdapterVersion(tenant, tenant, name, version, ref, None, None, None, pinned, created_s=0.0)
+
+
+def tenant(tenant_id: str, name: str) -> Tenant:
+    return Tenant(tenant_id, name, TenantQuota(), None, None, suspended=False, created_s=0.0)
 
 
 def snapshot_of(*adapters: AdapterVersion, grants: tuple[Grant, ...] = (), shared: str = "") -> RegistrySnapshot:
     overlay = SharedAdapters({name: adapter("shared", name) for name in shared.split()})
-    changes = Changes(1, adapters=tuple((row, True) for row in adapters), grants=tuple((row, True) for row in grants))
+    changes = Changes(
+        1,
+        tenants=tuple((tenant(name, name), True) for name in ("acme", "bolt", "carl")),
+        adapters=tuple((row, True) for row in adapters),
+        grants=tuple((row, True) for row in grants),
+    )
     return RegistrySnapshot(shared=overlay).after(changes)
 
 
@@ -102,7 +111,7 @@ def test_a_name_that_was_granted_twice_must_be_said_in_full() -> None:
     snapshot = snapshot_of(
         adapter("bolt", "x"), adapter("carl", "x"), grants=(Grant("bolt", "x", "acme"), Grant("carl", "x", "acme"))
     )
-    with pytest.raises(InvalidRequest, match="may be bolt/x and carl/x; say which in full"):
+    with pytest.raises(InvalidRequest, match="could be bolt/x and carl/x; give the full name"):
         snapshot.adapter("acme", "x")
     assert snapshot.adapter("acme", "carl/x").full_name == "carl/x"
     assert snapshot.name_for("acme", adapter("carl", "x")) == "carl/x"
@@ -179,7 +188,7 @@ def test_pins_and_digests_are_those_of_what_is_served() -> None:
 
 
 def test_a_key_is_known_by_its_secret_until_it_expires_or_is_revoked() -> None:
-    key = ApiKey("k1", "acme", "user", "laptop", created_s=0.0, expires_s=100.0)
+    key = ApiKey("k1", "acme-1", "acme", "user", "laptop", created_s=0.0, expires_s=100.0)
     snapshot = RegistrySnapshot().after(Changes(1, keys=((digest_of("ps-k1-secret"), key, True),)))
     assert snapshot.key_of("ps-k1-secret", now_s=99.0) == key
     assert snapshot.key_of("ps-k1-secret", now_s=100.0) is None
@@ -191,9 +200,9 @@ def test_a_key_is_known_by_its_secret_until_it_expires_or_is_revoked() -> None:
 
 
 def test_tenants_are_known_by_name() -> None:
-    tenant = Tenant("acme", TenantQuota(requests_per_min=5), None, None, suspended=False, created_s=0.0)
+    tenant = Tenant("acme-1", "acme", TenantQuota(requests_per_min=5), None, None, suspended=False, created_s=0.0)
     snapshot = RegistrySnapshot().after(Changes(1, tenants=((tenant, True),)))
     assert snapshot.tenant("acme") == tenant
     assert snapshot.tenants() == (tenant,)
-    with pytest.raises(InvalidRequest, match=r"no tenant is called 'bolt'; .* lists all"):
+    with pytest.raises(InvalidRequest, match=r"there is no tenant 'bolt'; list them with"):
         snapshot.tenant("bolt")

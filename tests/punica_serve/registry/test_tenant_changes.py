@@ -19,25 +19,27 @@ pytestmark = pytest.mark.anyio
 async def test_two_tenants_exist_always(registry: Registry) -> None:
     assert [tenant.name for tenant in registry.snapshot.tenants()] == ["default", "shared"]
     for name in ("default", "shared"):
-        with pytest.raises(Conflict, match="always there"):
+        with pytest.raises(Conflict, match="is built in"):
             await registry.delete_tenant(name, by="me")
 
 
 async def test_a_tenant_is_made_and_changed(open_registry: OpenRegistry, clock: Clock) -> None:
     one, other = await open_registry(), await open_registry()
     made = await one.put_tenant("acme", TenantQuota(3, 60, 1000), max_adapters=5, max_adapter_bytes=1 << 40, by="me")
-    assert made == Tenant("acme", TenantQuota(3, 60, 1000), 5, 1 << 40, suspended=False, created_s=clock.now_s)
+    assert made == Tenant(
+        made.tenant_id, "acme", TenantQuota(3, 60, 1000), 5, 1 << 40, suspended=False, created_s=clock.now_s
+    )
     assert (await other.refresh()).tenant("acme") == made
     clock.now_s += 1
     changed = await one.put_tenant("acme", TenantQuota(requests_per_min=0), suspended=True, by="me")
     assert changed == Tenant(
-        "acme", TenantQuota(requests_per_min=0), None, None, suspended=True, created_s=made.created_s
+        made.tenant_id, "acme", TenantQuota(requests_per_min=0), None, None, suspended=True, created_s=made.created_s
     )
     assert (await other.refresh()).tenant("acme") == changed
 
 
 async def test_a_patch_changes_what_it_names(registry: Registry) -> None:
-    with pytest.raises(NotFound, match="no tenant is called 'acme'"):
+    with pytest.raises(NotFound, match="there is no tenant 'acme'"):
         await registry.patch_tenant("acme", {"max_adapters": 5}, by="me")
     made = await registry.patch_tenant("acme", {"max_adapters": 5, "max_concurrent": 2}, must_exist=False, by="me")
     assert (made.quota, made.max_adapters, made.suspended) == (TenantQuota(max_concurrent=2), 5, False)
@@ -70,21 +72,21 @@ async def test_what_no_tenant_can_be(registry: Registry) -> None:
 
 
 async def test_a_tenant_that_is_deleted_takes_its_keys_and_grants_along(registry: Registry) -> None:
-    await registry.put_tenant("acme", NO_QUOTA, by="me")
+    acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
     _, secret = await registry.make_key("acme", "user", "laptop", by="me")
     await registry.register("default", "x", ref_of("a"), by="me")
     await registry.grant("default", "x", "acme", by="me")
-    await registry.register("acme", "y", ref_of("b"), by="me")
+    await registry.register(acme, "y", ref_of("b"), by="me")
     with pytest.raises(Conflict, match="has adapters; delete them first"):
         await registry.delete_tenant("acme", by="me")
-    await registry.delete("acme", "y", by="me")
+    await registry.delete(acme, "y", by="me")
     await registry.delete_tenant("acme", by="me")
     assert await registry.key_of(secret) is None
     assert registry.snapshot.grants() == ()
-    await registry.put_tenant("acme", NO_QUOTA, by="me")
+    later = await registry.put_tenant("acme", NO_QUOTA, by="me")
     assert await registry.key_of(secret) is None
     with pytest.raises(AdapterNotFound):
-        registry.snapshot.adapter("acme", "x")
+        registry.snapshot.adapter(later.tenant_id, "x")
 
 
 async def test_of_a_tenant_that_there_is_not_nothing_can_be_had(registry: Registry) -> None:
@@ -99,7 +101,7 @@ async def test_a_key_is_told_once_and_only_its_digest_kept(open_registry: OpenRe
     one, other = await open_registry(), await open_registry()
     key, secret = await one.make_key("default", "admin", "laptop", by="me")
     assert re.fullmatch(rf"ps-{key.key_id}-[A-Za-z0-9_-]{{43}}", secret)
-    assert key == ApiKey(key.key_id, "default", "admin", "laptop", clock.now_s, None)
+    assert key == ApiKey(key.key_id, "default", "default", "admin", "laptop", clock.now_s, None)
     assert await other.key_of(secret) == key, "a key works at once, everywhere"
     async with one._database.reading() as connection:
         rows = (await connection.exec_driver_sql("SELECT * FROM keys")).all()

@@ -6,9 +6,9 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from punica_serve.errors import ClusterUnavailable
-from punica_serve.replay import client
-from punica_serve.replay.client import Replay, connected
 from punica_serve.simulation.arrivals import Arrivals
+from punica_serve.simulation.live import client
+from punica_serve.simulation.live.client import Replay, connected
 from punica_serve.workload import RequestLength
 
 ARRIVALS = Arrivals((0.0, 0.5, 1.0), (RequestLength(3, 2), RequestLength(4, 2), RequestLength(5, 2)), (1, 0, 1))
@@ -76,7 +76,7 @@ async def test_a_gap_and_an_error_are_noticed() -> None:
 
     replay, _, _ = await replayed(answer)
     assert [stream.error for stream in replay.streams] == [
-        "tokens 0 to 0 are missing or came twice",
+        "tokens 0 to 0 are missing or were sent twice",
         "queue full",
         None,
     ]

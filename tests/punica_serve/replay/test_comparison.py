@@ -1,8 +1,8 @@
 from dataclasses import fields
 
-from punica_serve.replay.client import ReplayedStream
-from punica_serve.replay.comparison import ROWS, Figures, failures_of, live_figures, ratio
-from punica_serve.replay.watch import Look
+from punica_serve.simulation.live.client import ReplayedStream
+from punica_serve.simulation.live.comparison import ROWS, Figures, failures_of, live_figures, ratio
+from punica_serve.simulation.live.watch import Sample
 from punica_serve.simulation.timeline import Timeline
 
 TIMELINE = Timeline(
@@ -17,13 +17,13 @@ TIMELINE = Timeline(
 
 def test_figures_are_of_busy_gpus_and_of_what_was_counted_meanwhile() -> None:
     before = {"migrations": 5, "consolidations": 1}
-    looks = [Look(0.0, {}, 0, before), Look(2.0, {}, 0, {"migrations": 7, "consolidations": 1})]
+    samples = [Sample(0.0, {}, 0, before), Sample(2.0, {}, 0, {"migrations": 7, "consolidations": 1})]
     streams = [
         ReplayedStream(0.0, 2, first_token_s=0.5, ended_s=1.0),
         ReplayedStream(1.0, 2, first_token_s=1.5, ended_s=None),
         ReplayedStream(1.0, 0, error="queue full", ended_s=1.2),
     ]
-    assert live_figures(TIMELINE, looks, streams) == Figures(
+    assert live_figures(TIMELINE, samples, streams) == Figures(
         tokens_per_s=20.0,
         highest_tokens_per_s=30.0,
         busy_share=0.5,
@@ -39,7 +39,7 @@ def test_figures_are_of_busy_gpus_and_of_what_was_counted_meanwhile() -> None:
 def test_failures_are_counted_by_their_reasons() -> None:
     streams = [ReplayedStream(0.0, error="queue full", ended_s=1.0) for _ in range(2)]
     streams += [ReplayedStream(0.0), ReplayedStream(0.0, ended_s=1.0)]
-    assert failures_of(streams) == {"queue full": 2, "no end came within 600 s of the last request": 1}
+    assert failures_of(streams) == {"queue full": 2, "it did not end within 600 s of the last request": 1}
 
 
 def test_a_ratio_to_nothing_is_none() -> None:

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from punica_serve.errors import ClusterUnavailable, ConfigError, PunicaError, Unauthorized
-from punica_serve.replay.found import FoundGpu, GpuSize, check_models, cluster_client, found_gpus
+from punica_serve.simulation.live.found import FoundGpu, GpuSize, check_models, cluster_client, found_gpus
 
 GPU = {
     "device": "cuda:0",
@@ -14,8 +14,10 @@ GPU = {
     "num_kv_pages": 99,
     "num_lora_pages": {"qkv": 8, "o": 8},
 }
-NO_FRONTEND = "is not a frontend; give a frontend's URL, as http://127.0.0.1:8000$"
-NO_ANSWER = r"no frontend answers at http://127\.0\.0\.1:1 \(Connection refused\); .* --live says where one is$"
+NO_FRONTEND = "is not a frontend; give a frontend's URL, such as http://127.0.0.1:8000$"
+NO_ANSWER = (
+    r"no frontend answers at http://127\.0\.0\.1:1 \(Connection refused\); .* set --live to a frontend's address$"
+)
 
 
 def client(answer: httpx.Response) -> httpx.AsyncClient:
@@ -39,7 +41,11 @@ async def test_the_gpus_are_asked_for() -> None:
         ({"status_code": 200, "json": {"data": 3, "gpus": 3}}, ConfigError, NO_FRONTEND),
         ({"status_code": 404, "json": {}}, ConfigError, NO_FRONTEND),
         ({"status_code": 426, "text": "a websocket"}, ConfigError, NO_FRONTEND),
-        ({"status_code": 401}, Unauthorized, "http://host:8000 wants a valid API key: give it with `--key`"),
+        (
+            {"status_code": 401},
+            Unauthorized,
+            "http://host:8000 requires a valid API key: set `--key`",
+        ),
         ({"status_code": 403}, Unauthorized, "http://host:8000 does not show /v1/.* to this API key"),
     ],
 )

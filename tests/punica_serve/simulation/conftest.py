@@ -15,7 +15,7 @@ MakeGpu = Callable[..., SimulatedGpu]
 
 @pytest.fixture
 def profile() -> PerformanceProfile:
-    """Round numbers: a prefill takes 10 ms and 1 ms a token, a copy 1 ms and 1 ms a megabyte."""
+    """Round numbers: a prefill takes 10 ms plus 1 ms a token, a copy 1 ms plus 1 ms a megabyte."""
     return PerformanceProfile(
         name="round",
         source="made up",
@@ -28,7 +28,7 @@ def profile() -> PerformanceProfile:
 
 @pytest.fixture
 def make_gpu(profile: PerformanceProfile) -> MakeGpu:
-    """A GPU of 4 requests and 32 pages of 4 tokens, unless told otherwise."""
+    """A GPU of 4 requests and 32 pages of 4 tokens by default."""
 
     def make(*, prefill_budget_tokens: int = 8, **sizes: Any) -> SimulatedGpu:
         model = StepTimeModel(profile)

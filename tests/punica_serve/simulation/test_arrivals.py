@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.config import parse_config
+from punica_serve.config.cluster import parse_config
+from punica_serve.config.simulation_section import ArrivalsConfig
 from punica_serve.errors import ConfigError
 from punica_serve.simulation.arrivals import arrivals_of
-from punica_serve.simulation.config import ArrivalsConfig
 
 RAMP = ArrivalsConfig(rate=((0, 0), (100, 40), (200, 0)))
 
@@ -48,10 +48,10 @@ def test_without_adapters_all_run_the_base_model() -> None:
     ("rate", "message"),
     [
         ([[1, 5], [2, 5]], "must begin at second 0"),
-        ([[0, 5], [0, 5]], "must ascend"),
-        ([[0, 0], [9, 0]], "must be more than 0 somewhere"),
-        ([[0, 0]], "must have two points or more"),
-        ([], "must have two points or more"),
+        ([[0, 5], [0, 5]], "ascending seconds"),
+        ([[0, 0], [9, 0]], "must be more than 0 at some point"),
+        ([[0, 0]], "must have at least two points"),
+        ([], "must have at least two points"),
     ],
 )
 def test_a_rate_that_makes_no_sense_is_refused_and_shown_alone(

@@ -1,4 +1,4 @@
-"""Columns of a batch while rows join, grow, leave and end: always what each row would count for itself."""
+"""The columns of a batch agree with counts of each row while rows join, grow, leave and end."""
 
 import random
 
@@ -15,7 +15,7 @@ def _pages(num_tokens: int) -> int:
 
 
 def _decoding_row(key: int, num_prompt: int, max_tokens: int) -> Row:
-    """As after its prefill: one token, and pages for its tokens as they were then, and one more."""
+    """A row after its prefill: one token to feed, and pages for its tokens then and one more."""
     row = Row.of(key, make_request(key, num_prompt, max_tokens))
     row.num_tokens += 1
     row.num_cached, row.num_pages = num_prompt, _pages(num_prompt + 1)

@@ -1,4 +1,4 @@
-"""What the comparison with the engine leaves out: tokens, times, adapters on their way."""
+"""Tokens, times and loading adapters, which the comparison with the engine leaves out."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_a_moved_request_goes_on_as_if_it_had_stayed(make_gpu: MakeGpu) -> None:
     assert _run(other)[2] == [(place, token_at(5, place, VOCAB_SIZE)) for place in range(3, 6)]
 
 
-def test_a_request_whose_adapter_is_on_its_way_holds_up_nobody(make_gpu: MakeGpu) -> None:
+def test_a_request_whose_adapter_is_loading_delays_no_other(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
     gpu.add(1, make_request(1, adapter=adapter_ref("far")), 0.0)  # 9 MB and 1 ms: 10 ms
     gpu.add(2, make_request(2), 0.0)
@@ -75,7 +75,7 @@ def test_nothing_runs_while_the_only_adapter_is_on_its_way(make_gpu: MakeGpu) ->
     assert gpu.begin_step(0.011) is not None
 
 
-def test_requests_wait_for_room_in_the_lora_pool_and_unused_adapters_leave(make_gpu: MakeGpu) -> None:
+def test_requests_wait_for_room_in_the_lora_pool_and_unused_adapters_are_evicted(make_gpu: MakeGpu) -> None:
     gpu = make_gpu(num_lora_pages=2)
     for number, name in enumerate("abc"):
         gpu.add(number, make_request(number, adapter=adapter_ref(name)), 0.0)
@@ -84,7 +84,7 @@ def test_requests_wait_for_room_in_the_lora_pool_and_unused_adapters_leave(make_
     assert plan is not None
     assert gpu.resident == ("a", "b")
     gpu.cancel(0)
-    gpu.begin_step(1.0)  # c is admitted, and a leaves for it
+    gpu.begin_step(1.0)  # c is admitted, and a is evicted for it
     gpu.end_step()
     gpu.begin_step(2.0)
     gpu.end_step()
@@ -94,7 +94,7 @@ def test_requests_wait_for_room_in_the_lora_pool_and_unused_adapters_leave(make_
 
 def test_a_request_that_could_never_run_is_refused(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
-    with pytest.raises(InvalidRequest, match="the prompt has 128 tokens, the KvCache holds 128"):
+    with pytest.raises(InvalidRequest, match="the prompt's 128 tokens and an answer exceed the KvCache's 128"):
         gpu.add(1, make_request(1, num_prompt=128, max_tokens=1), 0.0)
     with pytest.raises(InvalidRequest, match="larger than the LoRA pool"):
         gpu.add(1, make_request(1, adapter=adapter_ref("large", rank=64)), 0.0)
@@ -104,9 +104,9 @@ def test_a_request_that_could_never_run_is_refused(make_gpu: MakeGpu) -> None:
 def test_a_request_that_outgrows_the_kvcache_starves_until_it_is_taken_away(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
     gpu.add(1, make_request(1, num_prompt=120, max_tokens=29), 0.0)
-    while (plan := gpu.begin_step(0.0)) and not plan.starved:
+    while (plan := gpu.begin_step(0.0)) and not plan.preempted:
         gpu.end_step()
-    assert plan and plan.starved == (1,)
+    assert plan and plan.preempted == (1,)
     gpu.end_step()
     gpu.cancel(1)
     assert gpu.num_free_kv_pages == 32

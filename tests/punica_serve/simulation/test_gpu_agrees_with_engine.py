@@ -1,4 +1,4 @@
-"""Step for step, a simulated GPU runs what the real engine runs: the same batches, pages, starvation and ends."""
+"""Step by step, a simulated GPU does the same as the engine: batches, pages, preemptions and ends."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -9,20 +9,20 @@ import pytest
 
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.config import EngineConfig
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu
 
 PAGE_SIZE, NUM_PAGES, BATCH_SIZE, BUDGET = 4, 24, 5, 8
 NUM_REQUESTS = 30
-#: When all adapters have long been there.
+#: A time at which all adapters have been loaded.
 NOW_S = 1e6
 
 
 class Outcome(NamedTuple):
-    """What must be the same. Tokens are other ones, so they are named by request and position."""
+    """The results that must agree. Token ids differ, so tokens are named by request and position."""
 
     tokens: set[tuple[int, int]]
     finished: set[int]
@@ -53,11 +53,11 @@ def engine(tiny_llama: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
-    """Two, which fill the pool."""
+    """Two adapters, which fill the pool."""
     folders = [tmp_path_factory.mktemp("adapter") for _ in range(2)]
     for seed, folder in enumerate(folders):
         write_random_adapter(folder, tiny_model, rank=8, seed=seed)
-    return [read_adapter(folder, tiny_model).ref for folder in folders]
+    return [read_adapter(folder, tiny_model) for folder in folders]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -66,11 +66,11 @@ def test_every_step_is_the_engines(
 ) -> None:
     sizes = {"page_size": PAGE_SIZE, "num_kv_pages": NUM_PAGES, "max_batch_size": BATCH_SIZE, "num_lora_pages": 2}
     gpu = make_gpu(prefill_budget_tokens=BUDGET, **sizes)
-    _bring(engine, gpu, adapters)
+    _load(engine, gpu, adapters)
     rng = random.Random(seed)
     requests = [_request(number, rng, [None, *adapters]) for number in range(NUM_REQUESTS)]
     arrivals = rng.sample(requests, len(requests))  # a moved request arrives late and is served early
-    num_steps = num_starved = 0
+    num_steps = num_preempted = 0
     while arrivals or engine.num_requests:
         for _ in range(min(len(arrivals), rng.choice((0, 0, 1, 3)))):
             request = arrivals.pop()
@@ -84,14 +84,14 @@ def test_every_step_is_the_engines(
         assert _simulated_step(gpu) == expected
         gpu.check_invariants()
         num_steps += 1
-        num_starved += len(expected.starved)
-    assert num_starved, "the case is too easy: no request ever lacked a page"
+        num_preempted += len(expected.starved)
+    assert num_preempted, "the case is too easy: no request ever lacked a page"
     assert gpu.num_requests == 0
     assert num_steps > NUM_REQUESTS
 
 
-def _bring(engine: Engine, gpu: SimulatedGpu, adapters: list[AdapterRef]) -> None:
-    """Adapters come at their own pace; from here on they are there."""
+def _load(engine: Engine, gpu: SimulatedGpu, adapters: list[AdapterRef]) -> None:
+    """Waits until all adapters are loaded, which the engine does at its own pace."""
     for number, ref in enumerate(adapters):
         request = Request(f"bring {number}", 0, (1,), SamplingParams(max_tokens=1, ignore_eos=True), ref)
         engine.add(request)
@@ -117,7 +117,7 @@ def _engine_step(engine: Engine) -> Outcome:
     return Outcome(
         {(int(token.request_id[1:]), token.position) for token in output.tokens},
         {int(request_id[1:]) for request_id, _ in output.finished},
-        {int(request_id[1:]) for request_id in output.starved},
+        {int(request_id[1:]) for request_id in output.preempted},
         output.batch_size,
         output.num_prefill_tokens,
         output.num_adapters,
@@ -132,7 +132,7 @@ def _simulated_step(gpu: SimulatedGpu) -> Outcome:
     return Outcome(
         set(zip(step.keys, step.positions, strict=True)),
         {key for key, _ in step.finished},
-        set(step.plan.starved),
+        set(step.plan.preempted),
         step.plan.batch_size,
         step.plan.num_prefill_tokens,
         step.plan.num_adapters,

@@ -1,8 +1,8 @@
-"""The LoRA pool of a simulated GPU: who is there, who comes when, and who must leave."""
+"""The LoRA pool of a simulated GPU: which adapters it has, loads and evicts."""
 
 import pytest
 
-from punica_serve.lora_layout import LORA_GROUPS
+from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.simulation.lora_residency import LoraResidency
 from punica_serve.simulation.profile import AdapterLoad
 from simulated_gpus import adapter_ref
@@ -27,7 +27,7 @@ def test_copies_go_one_after_the_other(loras: LoraResidency) -> None:
     assert loras.next_ready_s is None
 
 
-def test_an_adapter_that_is_there_comes_at_once(loras: LoraResidency) -> None:
+def test_a_resident_adapter_is_ready_at_once(loras: LoraResidency) -> None:
     loras.acquire(adapter_ref("a"), 0.0)
     loras.settle(1.0)
     loras.release("a")
@@ -35,7 +35,7 @@ def test_an_adapter_that_is_there_comes_at_once(loras: LoraResidency) -> None:
     assert loras.is_ready("a")
 
 
-def test_who_is_in_use_stays_and_who_was_used_longest_ago_leaves(loras: LoraResidency) -> None:
+def test_adapters_in_use_stay_and_the_least_recently_used_is_evicted(loras: LoraResidency) -> None:
     for name in ("a", "b"):
         loras.acquire(adapter_ref(name), 0.0)
     assert not loras.has_room_for(adapter_ref("c"))
@@ -49,7 +49,7 @@ def test_who_is_in_use_stays_and_who_was_used_longest_ago_leaves(loras: LoraResi
     loras.check_invariants()
 
 
-def test_an_adapter_on_its_way_that_nobody_wants_any_more_may_leave(loras: LoraResidency) -> None:
+def test_a_loading_adapter_without_requests_can_be_evicted(loras: LoraResidency) -> None:
     loras.acquire(adapter_ref("a", rank=16), 0.0)
     loras.release("a")
     loras.acquire(adapter_ref("b", rank=16), 0.0)
@@ -58,7 +58,7 @@ def test_an_adapter_on_its_way_that_nobody_wants_any_more_may_leave(loras: LoraR
     loras.check_invariants()
 
 
-def test_what_is_larger_than_the_pool_can_not_be_held(loras: LoraResidency) -> None:
+def test_an_adapter_larger_than_the_pool_does_not_fit(loras: LoraResidency) -> None:
     assert loras.could_hold(adapter_ref("a", rank=16))
     assert not loras.could_hold(adapter_ref("a", rank=17))
 
@@ -67,20 +67,20 @@ def test_the_base_model_is_always_ready(loras: LoraResidency) -> None:
     assert loras.is_ready(None)
 
 
-def test_a_warm_adapter_displaces_the_unused_but_none_that_is_used_or_pinned(loras: LoraResidency) -> None:
+def test_a_prefetch_evicts_unused_adapters_but_none_in_use_or_pinned(loras: LoraResidency) -> None:
     loras.acquire(adapter_ref("used"), 0.0)
-    loras.warm(adapter_ref("a"), 0.0, pin=None)
-    loras.warm(adapter_ref("b"), 0.0, pin=True)
-    loras.warm(adapter_ref("c"), 0.0, pin=None)
+    loras.prefetch(adapter_ref("a"), 0.0, pin=None)
+    loras.prefetch(adapter_ref("b"), 0.0, pin=True)
+    loras.prefetch(adapter_ref("c"), 0.0, pin=None)
     loras.settle(1.0)
     assert loras.resident == ("b", "used")
     assert loras.host.digests == ("a", "b", "c", "used"), "there is room on the host"
     loras.check_invariants()
 
 
-def test_pinned_adapters_leave_last_and_only_for_those_in_use(loras: LoraResidency) -> None:
-    loras.warm(adapter_ref("pinned"), 0.0, pin=True)
-    loras.warm(adapter_ref("a"), 0.0, pin=None)
+def test_pinned_adapters_are_evicted_last_and_only_for_requests(loras: LoraResidency) -> None:
+    loras.prefetch(adapter_ref("pinned"), 0.0, pin=True)
+    loras.prefetch(adapter_ref("a"), 0.0, pin=None)
     loras.acquire(adapter_ref("b"), 0.0)
     loras.settle(1.0)
     assert loras.resident == ("b", "pinned")
@@ -90,23 +90,23 @@ def test_pinned_adapters_leave_last_and_only_for_those_in_use(loras: LoraResiden
     loras.check_invariants()
 
 
-def test_an_unpinned_adapter_leaves_as_others_do(loras: LoraResidency) -> None:
+def test_an_unpinned_adapter_is_evicted_like_others(loras: LoraResidency) -> None:
     for name in ("a", "b"):
-        loras.warm(adapter_ref(name), 0.0, pin=True)
-    loras.warm(adapter_ref("a"), 0.0, pin=False)
+        loras.prefetch(adapter_ref(name), 0.0, pin=True)
+    loras.prefetch(adapter_ref("a"), 0.0, pin=False)
     loras.acquire(adapter_ref("c"), 0.0)
     loras.settle(1.0)
     assert loras.resident == ("b", "c")
 
 
-def test_a_forgotten_adapter_leaves_at_once_or_with_its_last_user(loras: LoraResidency) -> None:
+def test_an_adapter_is_evicted_at_once_or_after_its_last_request(loras: LoraResidency) -> None:
     for name in ("unused", "used"):
         loras.acquire(adapter_ref(name), 0.0)
     loras.release("unused")
     loras.settle(1.0)
     assert loras.host.take_changes() == (("unused", "used"), ())
     for name in ("unused", "used", "never seen"):
-        loras.forget(name)
+        loras.evict(name)
     assert (loras.resident, loras.host.digests) == (("used",), ("used",))
     loras.release("used")
     assert (loras.resident, loras.host.digests) == ((), ())
@@ -116,8 +116,8 @@ def test_a_forgotten_adapter_leaves_at_once_or_with_its_last_user(loras: LoraRes
 
 def test_forgetting_is_no_ban(loras: LoraResidency) -> None:
     loras.acquire(adapter_ref("a"), 0.0)
-    loras.forget("a")
-    loras.warm(adapter_ref("a"), 0.0, pin=None)
+    loras.evict("a")
+    loras.prefetch(adapter_ref("a"), 0.0, pin=None)
     loras.release("a")
     loras.settle(1.0)
     assert loras.resident == ("a",)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.errors import ConfigError
-from punica_serve.lora_layout import LORA_GROUPS
 from punica_serve.protocol import AdapterRef, GpuInfo, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu
 from punica_serve.simulation.profile import PerformanceProfile, load_profile, shipped_profiles
@@ -16,7 +16,7 @@ from punica_serve.workload import Population, shipped_workload
 RANKS = {"q_proj": 16, "o_proj": 16, "gate_proj": 16, "down_proj": 16}
 
 
-def test_a_profile_is_what_its_file_says(tmp_path: Path, profile: PerformanceProfile) -> None:
+def test_a_profile_has_the_numbers_of_its_file(tmp_path: Path, profile: PerformanceProfile) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
     assert load_profile("mine.yaml", tmp_path) == profile
@@ -73,7 +73,7 @@ def test_a_simulated_gpu_generates_as_fast_as_the_real_one(
 
 
 def _tokens_per_s(profile: PerformanceProfile, population: Population) -> float:
-    """Of the thousand requests that throughput was measured over, at most 32 in a step."""
+    """Simulates the thousand requests of the throughput measurement, at most 32 in a step."""
     info = GpuInfo("SIM-1", "simulated", 32, 16, 4000, dict.fromkeys(LORA_GROUPS, 256))
     gpu = SimulatedGpu(info, StepTimeModel(profile), prefill_budget_tokens=512, vocab_size=32000)
     workload = shipped_workload()

@@ -1,10 +1,10 @@
-"""A simulated worker says on the wire what a real one's step loop says."""
+"""A simulated worker sends the same messages as a real worker's step loop."""
 
 from pathlib import Path
 
 import pytest
 
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
     AdaptersCached,
@@ -61,7 +61,7 @@ def test_a_step_is_reported_in_columns(worker: SimulatedWorker) -> None:
     worker.check_invariants()
 
 
-def test_the_end_of_a_batch_is_told_once(worker: SimulatedWorker) -> None:
+def test_the_end_of_a_batch_is_reported_once(worker: SimulatedWorker) -> None:
     worker.apply([_start(1, 10, make_request(1, max_tokens=1))], 0.0)
     _step(worker)
     assert worker.begin_step(0.0) is None
@@ -85,7 +85,7 @@ def test_a_new_start_of_the_same_request_replaces_the_old_one(worker: SimulatedW
     assert worker.num_requests == 1
 
 
-def test_what_can_never_run_fails_for_good(worker: SimulatedWorker) -> None:
+def test_a_request_that_can_never_run_fails_permanently(worker: SimulatedWorker) -> None:
     failed, report = worker.apply([_start(1, 10, make_request(1, 500))], 0.0)
     assert isinstance(failed, AssignmentsFailed)
     assert (failed.assignments, failed.permanent) == ((AssignmentId(77, 10),), True)
@@ -93,7 +93,7 @@ def test_what_can_never_run_fails_for_good(worker: SimulatedWorker) -> None:
     assert report.free_kv_pages == 32
 
 
-def test_adapters_are_told_when_they_come_and_again_after_a_reset(worker: SimulatedWorker) -> None:
+def test_adapters_are_reported_when_loaded_and_again_after_a_reset(worker: SimulatedWorker) -> None:
     worker.apply([_start(1, 10, make_request(1, adapter=adapter_ref("a")))], 0.0)
     assert worker.begin_step(0.0) is None
     assert worker.wakes_at_s == pytest.approx(0.010)
@@ -105,7 +105,7 @@ def test_adapters_are_told_when_they_come_and_again_after_a_reset(worker: Simula
     assert worker.num_requests == 0
 
 
-def test_what_is_warmed_and_forgotten_is_told(worker: SimulatedWorker) -> None:
+def test_prefetches_and_evictions_are_reported(worker: SimulatedWorker) -> None:
     a, b = adapter_ref("a"), adapter_ref("b")
     worker.apply([Warm(UUID, a), Warm(UUID, b)], 0.0)
     assert worker.cached() == [AdaptersCached(UUID, ("a", "b"), ())] and worker.cached() == []

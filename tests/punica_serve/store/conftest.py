@@ -8,7 +8,7 @@ import pytest
 from file_server import FileServer, serve_files
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 from tiny_config import tiny_config
 
@@ -25,7 +25,7 @@ def make_adapter(tmp_path: Path, model: ModelConfig) -> Callable[[int], AdapterR
     def make(seed: int) -> AdapterRef:
         folder = tmp_path / f"adapter-{seed}"
         write_random_adapter(folder, model, rank=4, seed=seed, target_modules=("q_proj", "up_proj"))
-        return read_adapter(folder, model).ref
+        return read_adapter(folder, model)
 
     return make
 

@@ -7,10 +7,10 @@ import pytest
 
 from file_server import FileServer
 from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.store_section import SourcesConfig, StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.config import SourcesConfig, StoreConfig
 from punica_serve.store.sources import Sources
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hf")
@@ -50,7 +50,7 @@ async def test_fetches_from_the_hub_without_the_operators_token(
     fetched = tmp_path / "fetched"
     fetched.mkdir()
     await sources(hub).fetch(uri, fetched, is_admin=False)
-    assert read_adapter(fetched, model).ref.digest == ref.digest
+    assert read_adapter(fetched, model).digest == ref.digest
     assert not any("authorization" in headers for headers in hub.headers_of.values())
 
 
@@ -72,13 +72,13 @@ async def test_what_is_not_there_is_said(hub: FileServer, tmp_path: Path, uri: s
 
 @pytest.mark.parametrize("uri", ["hf://org", "hf://org/re!!po/x"])
 async def test_what_is_no_folder_of_a_repository_is_refused(hub: FileServer, tmp_path: Path, uri: str) -> None:
-    with pytest.raises(AdapterRejected, match=f"{uri} can't be read: it is not the URI of a folder"):
+    with pytest.raises(AdapterRejected, match=f"{uri} can't be read: there is no such folder"):
         await sources(hub).fetch(uri, tmp_path, is_admin=False)
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
-    [(403, AdapterRejected, "may not read it; give it access"), (500, StoreUnavailable, "can't be used now")],
+    [(403, AdapterRejected, "may not read it; give it access"), (500, StoreUnavailable, "is not available")],
 )
 async def test_a_hub_that_refuses_is_no_hub_that_is_down(
     hub: FileServer, tmp_path: Path, status: int, kind: type[Exception], message: str

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from punica_serve.config.store_section import SourcesConfig
 from punica_serve.errors import Forbidden, InvalidRequest
-from punica_serve.store.config import SourcesConfig
 from punica_serve.store.source_policy import SourcePolicy, plain_uri
 
 

@@ -12,10 +12,11 @@ from typing import IO
 import pytest
 
 from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, InvalidRequest, StoreUnavailable, TooLarge
-from punica_serve.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.sinks import FileSink
+from punica_serve.store import file_sink
+from punica_serve.store.file_sink import FileSink
 from punica_serve.store.upload import Uploads
 
 MAX_BYTES = 1 << 20
@@ -91,7 +92,7 @@ async def test_takes_archives(
     more = {"README.md": b"#", "__MACOSX/._adapter_config.json": b"?", "checkpoint/optimizer.pt": bytes(5000)}
     await receive(pack({**{top + name: content for name, content in files.items()}, **more}), folder)
     assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
-    assert read_adapter(folder, model).ref.digest == ref.digest
+    assert read_adapter(folder, model).digest == ref.digest
 
 
 @pytest.mark.parametrize("pack", [None, *PACKERS.values()], ids=["files", *PACKERS])
@@ -101,7 +102,7 @@ async def test_takes_forms(
     body = form(files if pack is None else {"adapter.any": pack(files)})
     await receive(body, folder, 'multipart/form-data; boundary="xyz"')
     assert sorted(os.listdir(folder)) == [CONFIG, WEIGHTS]
-    assert read_adapter(folder, model).ref.digest == ref.digest
+    assert read_adapter(folder, model).digest == ref.digest
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
@@ -144,6 +145,36 @@ async def test_refuses_what_expands_too_far(folder: Path, files: Files, pack: Ca
     assert os.listdir(folder) == [".archive"]
 
 
+@pytest.mark.parametrize(
+    ("pack", "content_type"), [(zipped, ""), (PACKERS["tar"], ""), (PACKERS["tar.gz"], ""), (form, FORM)]
+)
+async def test_refuses_a_bomb_of_zeros_before_it_is_on_the_disk(
+    folder: Path, files: Files, pack: Callable[[Files], bytes], content_type: str
+) -> None:
+    with pytest.raises(AdapterRejected, match=r"adapter_model\.safetensors: its header is not a safetensors header"):
+        await receive(pack({**files, WEIGHTS: bytes(MAX_BYTES - 10_000)}), folder, content_type)
+    assert (folder / WEIGHTS).stat().st_size == 0
+
+
+@pytest.mark.parametrize("pack", [*PACKERS.values(), form])
+async def test_refuses_weights_that_go_on_beyond_their_header(
+    folder: Path, files: Files, pack: Callable[[Files], bytes]
+) -> None:
+    num_bytes = len(files[WEIGHTS])
+    content_type = FORM if pack is form else ""
+    with pytest.raises(AdapterRejected, match=f"its header describes a file of {num_bytes} bytes"):
+        await receive(pack({**files, WEIGHTS: files[WEIGHTS] + b"x"}), folder, content_type)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1000, 1 << 20])
+async def test_a_header_may_come_in_any_pieces(folder: Path, files: Files, num_bytes: int) -> None:
+    sink = FileSink(folder / WEIGHTS, MAX_BYTES)
+    for start in range(0, len(files[WEIGHTS]), num_bytes):
+        sink.write(files[WEIGHTS][start : start + num_bytes])
+    sink.finish()
+    assert (folder / WEIGHTS).read_bytes() == files[WEIGHTS]
+
+
 async def test_refuses_a_bomb_of_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each says that no file follows, and so none is counted."""
     header = bytearray(tarred({"x": b""})[:512])
@@ -157,10 +188,39 @@ async def test_refuses_a_bomb_of_headers(folder: Path, monkeypatch: pytest.Monke
         await receive(bomb, folder)
 
 
-async def test_refuses_a_tar_of_very_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_more", [98, 99])
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+async def test_refuses_an_archive_of_very_many_files(
+    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch, pack: Callable[[Files], bytes], num_more: int
+) -> None:
     monkeypatch.setattr("punica_serve.store.archive._MAX_MEMBERS", 100)
+    body = pack({**files, **{f"{number}": b"" for number in range(num_more)}})
+    if num_more == 98:
+        await receive(body, folder)
+        return
+    with pytest.raises(TooLarge, match="the archive holds more than 100 files; send only the adapter's files"):
+        await receive(body, folder)
+
+
+async def test_the_members_of_a_zip_are_counted_before_it_is_opened(
+    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number of them the archive gives."""
+    body = bytearray(zipped({**files, **{f"{number}": b"" for number in range(100)}}))
+    body[-14:-10] = bytes(4)
+    monkeypatch.setattr("punica_serve.store.archive._MAX_MEMBERS", 100)
+    monkeypatch.setattr(zipfile, "ZipFile", None)
     with pytest.raises(TooLarge, match="more than 100 files"):
-        await receive(gzip.compress(tarred({"x": b""}, format=tarfile.USTAR_FORMAT)[:512] * 101), folder)
+        await receive(bytes(body), folder)
+
+
+async def test_refuses_a_tar_of_very_many_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of headers that say something of no file would be read for half a minute."""
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    monkeypatch.setattr("punica_serve.store.archive._MAX_TAR_HEADERS", 400)
+    with pytest.raises(TooLarge, match="more than 10000 files"):
+        await receive(gzip.compress(header.tobuf() * 401), folder)
 
 
 @pytest.mark.parametrize("size", [b"-0000001000\x00", b"+0000001000\x00", b"1_000      \x00"])
@@ -177,7 +237,7 @@ async def test_refuses_sizes_in_tars_that_are_no_octal_numbers(folder: Path, siz
 async def test_refuses_a_zip_of_a_version_to_come(folder: Path, files: Files) -> None:
     body = bytearray(zipped(files))
     body[body.index(b"PK\x01\x02") + 6] = 99
-    with pytest.raises(InvalidRequest, match="unusual kind"):
+    with pytest.raises(InvalidRequest, match="unsupported kind"):
         await receive(bytes(body), folder)
 
 
@@ -194,16 +254,26 @@ async def test_refuses_a_file_of_the_form_that_is_too_large(folder: Path, files:
 
 
 async def test_refuses_a_body_that_is_too_large(folder: Path) -> None:
-    with pytest.raises(TooLarge, match="the upload has more"):
+    with pytest.raises(TooLarge, match="the upload is larger"):
         await receive(bytes(3 * MAX_BYTES), folder)
 
 
 @pytest.mark.parametrize("pack", [*PACKERS.values(), None], ids=[*PACKERS, "form"])
-async def test_refuses_pickles_with_a_hint(folder: Path, files: Files, pack: Callable[[Files], bytes] | None) -> None:
-    pickled = {CONFIG: files[CONFIG], "adapter_model.bin": b"\x80\x04."}
-    body = form(pickled) if pack is None else pack(pickled)
-    with pytest.raises(AdapterRejected, match="pickles are never read"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("adapter_model.bin", "pickles are never read"),
+        ("adapter_model-00001-of-00002.safetensors", "split adapters are not read"),
+    ],
+)
+async def test_refuses_other_weights_with_a_hint(
+    folder: Path, files: Files, pack: Callable[[Files], bytes] | None, name: str, reason: str
+) -> None:
+    other = {CONFIG: files[CONFIG], name: b"\x80\x04."}
+    body = form(other) if pack is None else pack(other)
+    with pytest.raises(AdapterRejected, match=reason) as caught:
         await receive(body, folder, FORM if pack is None else "")
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
@@ -237,7 +307,7 @@ async def test_refuses_broken_archives(tmp_path: Path, files: Files, pack: Calla
         (form({WEIGHTS: b"x"}), FORM, r"lacks adapter_config\.json"),
         (form({CONFIG: b"{}", "x.zip": b""}), FORM, "beside other files"),
         (form({"x.zip": b"", CONFIG: b"{}"}), FORM, "beside other files"),
-        (form({"x.zip": b"no archive"}), FORM, "no zip, tar"),
+        (form({"x.zip": b"no archive"}), FORM, "not a zip, tar"),
     ],
 )
 async def test_refuses_broken_forms(folder: Path, body: bytes, content_type: str, message: str) -> None:
@@ -264,9 +334,9 @@ async def test_a_full_disk_is_left_at_once_and_logged_once(
         opened.append(open("/dev/full", "wb"))  # noqa: SIM115
         return opened[-1]
 
-    monkeypatch.setattr(Path, "open", open_full)
+    monkeypatch.setattr(file_sink, "open_private", open_full)
     with pytest.raises(StoreUnavailable, match="is full"):
-        await receive(form({**files, WEIGHTS: bytes(100_000)}), folder, FORM)
+        await receive(form({**files, WEIGHTS: (100_000).to_bytes(8, "little") + bytes(90_000)}), folder, FORM)
     assert [file.closed for file in opened] == [True, True]
     assert len(caplog.records) == 1
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from punica_serve.config import ClusterConfig, parse_config
+from punica_serve.config.cluster import ClusterConfig, parse_config
 
 MakeConfig = Callable[..., ClusterConfig]
 

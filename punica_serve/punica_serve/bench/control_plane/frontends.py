@@ -1,4 +1,4 @@
-"""The frontends: a link for each, which adds requests, and notes how old every token is when it comes."""
+"""Plays the frontends: one link each, which adds requests and records the age of every token on arrival."""
 
 import asyncio
 import random
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from punica_serve.bench.control_plane.settings import NUM_ADAPTERS, PROMPT_TOKENS, Load, age
-from punica_serve.channel import Channel
 from punica_serve.errors import ClusterUnavailable, RequestFailed
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import dial
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AdapterRef,
@@ -22,23 +23,22 @@ from punica_serve.protocol import (
     SamplingParams,
     SchedulerToFrontend,
 )
-from punica_serve.wire import dial
 
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """What has come since the last look."""
+    """The tokens that arrived since the last look."""
 
     num_tokens: int = 0
     num_ended: int = 0
-    #: Age -> how many groups of tokens, made together and come together, had it when they came.
+    #: Age on arrival -> number of token groups, each made and received together.
     ages: Counter[int] = field(default_factory=Counter)
 
 
 class Frontend:
-    """One frontend's requests: each that ends is replaced by a new one."""
+    """One frontend's requests; each that ends is replaced by a new one."""
 
     def __init__(self, load: Load, index: int, arrivals: Arrivals) -> None:
         self.name = f"frontend-{index}"
@@ -46,7 +46,7 @@ class Frontend:
         self._random = random.Random(index)
         self._arrivals = arrivals
         self._num_added = 0
-        #: Requests of the start that have not had a token yet. Later ones don't count: some are always on their way.
+        #: Requests of the start that have had no token yet. Later ones don't count: some are always waiting.
         self.new: set[int] = set()
 
     def add(self, channel: Channel) -> None:
@@ -67,7 +67,7 @@ class Frontend:
 
     def _replace(self, ending: Ending, channel: Channel) -> None:
         if ending.reason != "length":
-            raise RequestFailed(f"a request of the benchmark ended by {ending.reason}: {ending.error}")
+            raise RequestFailed(f"a request of the benchmark ended with {ending.reason}: {ending.error}")
         self._arrivals.num_ended += 1
         self.add(channel)
 
@@ -85,10 +85,11 @@ class Frontend:
         )
 
     def _answer_tokens(self, handle: int) -> int:
-        """Of the start, what is left of an answer under way, as if all had begun long ago.
+        """Length of an answer. For requests of the start, the rest of an answer in progress, as if the load had long
+        been running.
 
-        Else requests would end together, and their rate would swing for a minute. At any time long answers are found
-        under way more often than short ones, each anywhere between its ends.
+        Otherwise requests would end together, and their rate would oscillate for a minute. At any time long answers are
+        more likely to be in progress than short ones, each at a uniformly random point.
         """
         lengths = range(self._load.settings.answer_tokens[0], self._load.settings.answer_tokens[1] + 1)
         if not self._is_of_the_start(handle):
@@ -98,7 +99,7 @@ class Frontend:
 
 
 async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> None:
-    """Runs all frontends; ready when every request has had a token. Each look gets Arrivals since the one before."""
+    """Runs all frontends; ready when every request has had a token. Each look returns the Arrivals since the last."""
     arrivals = Arrivals()
 
     def look() -> Arrivals:

@@ -1,6 +1,6 @@
-"""The runners: a link for each host, and GPUs that give every one of their requests a token at every step.
+"""Plays the runners: one link per host, and GPUs that give each of their requests a token at every step.
 
-The GPUs of a host step each at its own time, as real ones do.
+As with real ones, the GPUs of a host step at different times.
 """
 
 import asyncio
@@ -12,27 +12,27 @@ from functools import partial
 from typing import Any
 
 from punica_serve.bench.control_plane.settings import GPUS_PER_RUNNER, NUM_KV_PAGES, PAGE_SIZE, Load, stamp
-from punica_serve.channel import Channel
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import dial
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     EndReason,
     GpuInfo,
     GpuJoined,
     LoraGroup,
-    RowNames,
+    RowHeaderEncoder,
     RunnerHello,
     SchedulerToRunner,
     StartRequest,
     StepReport,
     StopRequest,
 )
-from punica_serve.wire import dial
 
-#: That the scheduler has not read: more than a host's GPUs make in a step.
+#: Bytes that the scheduler may leave unread: more than a host's GPUs make in a step.
 MAX_QUEUED_BYTES = 4 << 10
 
-#: Steps take so many times as long until the cluster is full, so that filling it does not take minutes.
+#: Steps take this many times as long until the cluster is full, so that filling it does not take minutes.
 FILLING_SLOWDOWN = 20
 
 _LORA_PAGES: dict[LoraGroup, int] = dict.fromkeys(("qkv", "o", "gate_up", "down"), 1 << 20)
@@ -40,13 +40,13 @@ _LORA_PAGES: dict[LoraGroup, int] = dict.fromkeys(("qkv", "o", "gate_up", "down"
 
 @dataclass(slots=True)
 class Gpu:
-    """A GPU and its requests, a column each of what its next report says of them."""
+    """A GPU and its requests, as one column per field of its next report."""
 
     info: GpuInfo
     incarnation: int
     applied_seq: int = 0
     num_steps: int = 0
-    names: RowNames = field(default_factory=RowNames)
+    row_headers: RowHeaderEncoder = field(default_factory=RowHeaderEncoder)
     counters: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     #: The position after each request's last token.
@@ -64,7 +64,7 @@ class Gpu:
             self._drop({command.assignment.counter})
 
     def step(self) -> StepReport:
-        """The next token of each request; it tells when it was made."""
+        """Generates each request's next token, whose id encodes the time."""
         self.num_steps += 1
         num_rows = len(self.counters)
         report_counters, report_positions = tuple(self.counters), tuple(self.positions)
@@ -93,7 +93,7 @@ class Gpu:
             num_adapters=num_rows,
             duration_s=0.03,
         )
-        return self.names.shorten(report)
+        return self.row_headers.encode(report)
 
     def _drop(self, counters: set[int]) -> None:
         rows = [row for row in zip(self.counters, self.positions, self.ends, strict=True) if row[0] not in counters]
@@ -104,7 +104,7 @@ class Gpu:
 
 @dataclass(slots=True)
 class Pace:
-    """How long a step takes now."""
+    """The current duration of a step."""
 
     step_s: float
 
@@ -153,9 +153,9 @@ def _obey(gpus: dict[str, Gpu], command: Any) -> None:
 
 
 async def _keep_stepping(channel: Channel, gpu: Gpu, pace: Pace, phase: float) -> None:
-    """Steps at fixed times, but for those that this process is too late for or that the scheduler has no time for.
+    """Steps at fixed times, except those that this process is too late for or the scheduler has no time for.
 
-    What is measured then is a smaller load, and the table says so.
+    Then a smaller load is measured, as the table shows.
     """
     next_s = time.monotonic() + phase * pace.step_s
     while True:

@@ -1,4 +1,4 @@
-"""A process of load and its parent's end: it says when it is ready, then answers each look with its figures."""
+"""A load process and its parent's handle: it reports when it is ready, then answers each look with measurements."""
 
 import asyncio
 import multiprocessing
@@ -11,15 +11,16 @@ from typing import Any
 import uvloop
 
 from punica_serve.bench.control_plane.settings import Load
-from punica_serve.collector import calm_collector
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.process.memory_tuning import tune_gc
 
-#: The longest that a process of load may take to start, to connect and to fill the cluster.
+#: Time limit for a load process to start, connect and fill the cluster.
 READY_TIMEOUT_S = 120.0
 LOOK_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 
-#: Runs the load and calls its argument once it is ready; the figures since the last look are what that gets.
+#: Runs the load and calls its argument once it is ready; the argument is a function that returns the measurements since
+#: the last look.
 LoadMain = Callable[[Load, Callable[[Callable[[], Any]], None]], Awaitable[None]]
 
 _context = multiprocessing.get_context("spawn")
@@ -46,11 +47,11 @@ class LoadProcess:
             self._process.join()
 
     def wait_until_ready(self) -> None:
-        """Raises ClusterUnavailable, as ``look`` does, when the process has died or takes too long."""
+        """Raises ClusterUnavailable, like ``look``, if the process died or takes too long."""
         self._receive(READY_TIMEOUT_S)
 
     def look(self) -> Any:
-        """The figures since the last look."""
+        """The measurements since the last look."""
         self._connection.send(None)
         return self._receive(LOOK_TIMEOUT_S)
 
@@ -59,12 +60,12 @@ class LoadProcess:
             if self._connection.poll(timeout_s):
                 return self._connection.recv()
         raise ClusterUnavailable(
-            "a process of load died or stands still; its own words are above. Fewer GPUs (`--gpus`) are less load"
+            "a load process died or hangs; see its messages above. Try a smaller load, with fewer GPUs (`--gpus`)"
         )
 
 
 def _run(main: LoadMain, load: Load, connection: Connection) -> None:
-    calm_collector()  # a look at all that it has imported takes 40 ms, by which tokens would seem late
+    tune_gc()  # a full collection of all imports takes 40 ms, which would make tokens seem late
     uvloop.run(_until_parent_goes(main, load, connection))
 
 
@@ -91,5 +92,6 @@ def _serve_looks(
             connection.send(figures())
 
     loop.add_reader(connection.fileno(), answer)
-    os.set_blocking(connection.fileno(), True)  # the loop has changed it, and figures may be longer than a pipe holds
+    # The event loop made it non-blocking, and measurements may exceed a pipe's capacity.
+    os.set_blocking(connection.fileno(), True)
     connection.send(None)

@@ -1,15 +1,15 @@
-"""Where the scheduler's CPU time for a token goes: the parts that need no socket, one after the other in this process.
+"""The parts of the scheduler's CPU time per token that need no socket, measured one after the other in this process.
 
-What the whole process takes beyond their sum is the frames: system calls, event loop and websockets.
+The rest of the whole process's time is frames: system calls, event loop and websockets.
 """
 
 import random
 import time
 from dataclasses import dataclass
 
-from punica_scheduler import events
-from punica_scheduler.actions import Deliver, Start
-from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Deliver, Start
+from punica_scheduler.core.scheduler import Scheduler
 from punica_serve.bench.control_plane.hosts import Gpu
 from punica_serve.bench.control_plane.settings import NUM_KV_PAGES, PAGE_SIZE, PROMPT_TOKENS, ControlPlaneSettings
 from punica_serve.protocol import Decoder, GpuInfo, Request, SamplingParams, StartRequest, ToScheduler, encode, join
@@ -19,7 +19,7 @@ _INCARNATION = 1
 
 @dataclass(slots=True)
 class Parts:
-    """CPU time, in µs for a token."""
+    """CPU time in µs per token."""
 
     decode: float = 0.0
     handle: float = 0.0
@@ -27,7 +27,7 @@ class Parts:
 
 
 def parts_us(settings: ControlPlaneSettings) -> Parts:
-    """Of reports of all GPUs in turn, a frame each, while no request comes or ends."""
+    """Measured with reports of all GPUs in turn, one per frame, while no request arrives or ends."""
     scheduler = Scheduler(_INCARNATION)
     gpus = _filled(scheduler, settings)
     decode = Decoder(ToScheduler)
@@ -63,7 +63,7 @@ def _filled(scheduler: Scheduler, settings: ControlPlaneSettings) -> dict[str, G
         scheduler.handle(events.GpuJoined(f"host-{index // 8}", info), _INCARNATION)
     draw = random.Random(0)
     for number in range(settings.num_requests):
-        prompt = (1_000,) * draw.randint(1, 2 * PROMPT_TOKENS)  # they need their next pages at different times
+        prompt = (1_000,) * draw.randint(1, 2 * PROMPT_TOKENS)  # so that they need new pages at different times
         request = Request(f"request-{number}", number, prompt, SamplingParams(max_tokens=settings.endless_tokens))
         frontend = f"frontend-{number % settings.num_frontends}"
         for action in scheduler.handle(events.RequestArrived(frontend, number, request), _INCARNATION):

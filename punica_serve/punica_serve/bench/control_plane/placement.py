@@ -1,12 +1,12 @@
-"""How long it takes to place a request: the scheduler's core alone, in this process."""
+"""The time to place a request, by the scheduler's core alone, in this process."""
 
 import random
 import time
 from collections.abc import Iterator
 
-from punica_scheduler import events
-from punica_scheduler.actions import Start, Stop
-from punica_scheduler.scheduler import Scheduler
+from punica_scheduler.core import events
+from punica_scheduler.core.actions import Start, Stop
+from punica_scheduler.core.scheduler import Scheduler
 from punica_serve.bench.control_plane.settings import NUM_KV_PAGES, PAGE_SIZE, ControlPlaneSettings
 from punica_serve.protocol import GpuInfo, Request, SamplingParams, StepReport
 
@@ -14,7 +14,7 @@ _PROMPT = tuple(range(1_000, 1_128))
 
 
 def placement_times_s(settings: ControlPlaneSettings) -> list[float]:
-    """CPU time of each request that arrives at a fleet which is half full, from the event to the start."""
+    """CPU time of each request that arrives at a half-full fleet, from the event to the start."""
     scheduler = Scheduler(0)
     for index in range(settings.num_placement_gpus):
         info = GpuInfo(f"GPU-{index:05}", "simulated", settings.batch_size, PAGE_SIZE, NUM_KV_PAGES, {})
@@ -27,7 +27,7 @@ def placement_times_s(settings: ControlPlaneSettings) -> list[float]:
         scheduler.handle(events.RequestArrived("frontend", len(running), running[-1]), 0)
     times_s = []
     for _ in range(settings.num_placements):
-        # Any may leave, so the next one has a choice.
+        # A random request leaves, so the next one has a choice of GPUs.
         place = draw.randrange(len(running))
         _leave(scheduler, running[place], settings)
         running[place] = next(requests)
@@ -40,7 +40,7 @@ def placement_times_s(settings: ControlPlaneSettings) -> list[float]:
 
 
 def _leave(scheduler: Scheduler, request: Request, settings: ControlPlaneSettings) -> None:
-    """A request is cancelled, and its GPU has reported that all commands so far are obeyed."""
+    """Cancels a request, and reports that its GPU has executed all commands so far."""
     _, stop = scheduler.handle(events.RequestCancelled("frontend", request.request_id), 0)
     assert isinstance(stop, Stop), stop
     report = StepReport(

@@ -1,4 +1,4 @@
-"""What a request costs the scheduler's process while it waits: many are added to a cluster without GPUs."""
+"""The memory of a waiting request in the scheduler's process: many are added to a cluster without GPUs."""
 
 import asyncio
 import time
@@ -8,6 +8,7 @@ import uvloop
 
 from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess
 from punica_serve.errors import ProtocolError
+from punica_serve.links.hello import dial
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
     AdapterRef,
@@ -19,14 +20,13 @@ from punica_serve.protocol import (
     SamplingParams,
     SchedulerToFrontend,
 )
-from punica_serve.wire import dial
 
 _TIMEOUT_S = 60.0
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def bytes_per_queued_request(num_requests: int, folder: Path) -> float:
-    """Beyond its prompt, which is a single token here. Raises ClusterUnavailable when there is no answer."""
+    """Excludes the prompt, which is a single token here. Raises ClusterUnavailable if there is no answer."""
     with SchedulerProcess(folder) as scheduler:
         scheduler.wait_until_it_listens()
         return uvloop.run(_measure(scheduler, num_requests))
@@ -37,7 +37,7 @@ async def _measure(scheduler: SchedulerProcess, num_requests: int) -> float:
     async with dial(scheduler.url, hello, SchedulerToFrontend) as (channel, _):
 
         async def add(count: int, first: int) -> int:
-            """The resident bytes of the process once it has queued so many more."""
+            """Resident bytes of the process after queueing ``count`` more requests."""
             for number in range(first, first + count):
                 adapter = AdapterRef(f"{number:064x}", f"/adapters/{number}", 1 << 24, dict.fromkeys(_MODULES, 16))
                 request = Request(f"request-{number:032}", time.time_ns(), (1,), SamplingParams(seed=number), adapter)
@@ -52,6 +52,6 @@ async def _measure(scheduler: SchedulerProcess, num_requests: int) -> float:
                 raise ProtocolError(f"{reply.cluster.queue_length} requests wait instead of {first + count}")
             return scheduler.resident_bytes
 
-        # The first thousand fill the allocator's pools and the scheduler's log of events.
+        # The first thousand fill the allocator's pools and the scheduler's event log.
         before = await add(2_000, 0)
         return (await add(num_requests, 2_000) - before) / num_requests

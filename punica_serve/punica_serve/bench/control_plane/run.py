@@ -22,24 +22,21 @@ from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_reque
 from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess, idle_s
 from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, Load
 from punica_serve.bench.goals import Goal, goals_table
-from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
-from punica_serve.collector import calm
+from punica_serve.bench.reference_figures import goals
+from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, Value, host_facts
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.process.memory_tuning import tuned_gc
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_US_PER_TOKEN = 1.5
-MAX_PLACEMENT_US = 20.0
-MAX_LATENCY_MS = 20.0
-MAX_KIB_PER_QUEUED_REQUEST = 4.0
 
 _COLUMNS = (
     Column("load", "load"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("requests_per_s", "requests/s", ",.0f"),
     Column("us_per_token", "scheduler CPU µs/token", ".2f"),
-    Column("cpu_share", "of one core", ".0%"),
+    CPU_SHARE,
     Column("idle_share", "cores idle", ".0%"),
     Column("p50_ms", "emit to receive p50 ms", ".1f"),
     Column("p99_ms", "p99 ms", ".1f"),
@@ -48,16 +45,16 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One load, measured."""
+    """The measurements of one load."""
 
     name: str
     seconds: float
     cpu_s: float
     num_tokens: int
     num_ended: int
-    #: How many groups of tokens came at each age, in units of STAMP_S.
+    #: Age -> number of token groups, in units of STAMP_S.
     ages: Counter[int]
-    #: Of the machine's cores. Without any, tokens wait for other work.
+    #: Idle share of the machine's cores. If it is near zero, tokens wait for a core.
     idle_share: float
 
     @property
@@ -65,13 +62,13 @@ class Measurement:
         return 1e6 * self.cpu_s / self.num_tokens
 
     def age_ms(self, share: float) -> float:
-        """The age that this share of tokens does not exceed when it comes to its frontend."""
+        """The age on arrival that this share of tokens does not exceed."""
         num_left = share * self.ages.total()
         for age, count in sorted(self.ages.items()):
             num_left -= count
             if num_left <= 0:
                 return 1e3 * STAMP_S * age
-        raise AssertionError("no token has come")
+        raise AssertionError("no token has arrived")
 
     @property
     def row(self) -> tuple[Value, ...]:
@@ -88,7 +85,7 @@ class Measurement:
 
 
 def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
-    """Both loads, then placement and memory. Raises ClusterUnavailable when a process of it does not do its part."""
+    """Measures both loads, then placement and memory. Raises ClusterUnavailable if a process fails."""
     load_averages = os.getloadavg()
     seconds_of_load = 2 * (settings.settling_s + settings.seconds)
     task = progress.add_task("control-plane", total=round(seconds_of_load) + 3)
@@ -97,10 +94,10 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
             _measure(settings, name, has_churn, Path(folder), partial(_wait, progress, task))
             for name, has_churn in (("steady", False), ("churn", True))
         ]
-        with calm():
+        with tuned_gc():
             parts = parts_us(settings)
         progress.advance(task)
-        with calm():
+        with tuned_gc():
             placement_us = 1e6 * statistics.fmean(placement_times_s(settings))
         progress.advance(task)
         queued_bytes = bytes_per_queued_request(settings.num_queued, Path(folder))
@@ -135,13 +132,13 @@ def _measure(
         idle_share = (idle_s() - idle_before_s) / seconds / (os.cpu_count() or 1)
         if not arrivals.num_tokens:
             raise ClusterUnavailable(
-                f"no token came in {seconds:.1f} s of the load {name!r}; try fewer GPUs (`--gpus`)"
+                f"no token arrived in {seconds:.1f} s of the load {name!r}; try fewer GPUs (`--gpus`)"
             )
         return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages, idle_share)
 
 
 def _wait(progress: Progress, task: TaskID, seconds: float) -> None:
-    """Second by second, so that the bar moves."""
+    """Waits second by second, so that the bar moves."""
     while seconds > 0:
         time.sleep(min(seconds, 1.0))
         seconds -= 1.0
@@ -155,47 +152,50 @@ def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) 
         f"{settings.num_frontends} frontends, {settings.tokens_per_s:,.0f} tokens/s wanted"
     )
     notes = (
-        f"churn: answers of {first} to {last} tokens, and a new request for each that ends; steady: none ends",
-        "where cores are not idle for a good part of the time, tokens are late because processes wait for a core",
+        f"churn: answers of {first} to {last} tokens, each replaced by a new request when it ends; steady: none ends",
+        "where cores are rarely idle, tokens are late because processes wait for a core",
     )
     return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], notes)
 
 
 def _parts(parts: Parts) -> TableData:
-    """What of a token's cost is not the frames'."""
+    """The parts of a token's cost apart from frames."""
     columns = (Column("part", "part"), Column("us_per_token", "CPU µs/token", ".3f"))
     rows: list[tuple[Value, ...]] = [
-        ("a report decoded", parts.decode),
+        ("decoding a report", parts.decode),
         ("Scheduler.handle", parts.handle),
-        ("what frontends get, encoded", parts.encode),
+        ("encoding for frontends", parts.encode),
     ]
     note = (
         "in the benchmark's own process, with reports of all GPUs in turn; the rest is sockets, event loop and frames"
     )
-    return TableData("parts", "Parts of the scheduler's work for a token, steady", columns, rows, (note,))
+    return TableData("parts", "Parts of the scheduler's work per token, steady", columns, rows, (note,))
 
 
 def _goals(measurements: Sequence[Measurement], placement_us: float, queued_bytes: float) -> TableData:
-    goals = []
+    bounds = goals().control_plane
+    found = []
     for measurement in measurements:
-        goals += [
-            Goal(f"scheduler CPU µs/token, {measurement.name}", measurement.us_per_token, MAX_US_PER_TOKEN, False),
-            Goal(f"emit to receive p99 ms, {measurement.name}", measurement.age_ms(0.99), MAX_LATENCY_MS, False),
+        found += [
+            Goal(bounds["scheduler_us_per_token"], measurement.us_per_token, measurement.name),
+            Goal(bounds["emit_to_receive_p99_ms"], measurement.age_ms(0.99), measurement.name),
         ]
-    goals += [
-        Goal("placement µs at 1,000 GPUs", placement_us, MAX_PLACEMENT_US, False),
-        Goal("KiB per queued request beyond its prompt", queued_bytes / 1024, MAX_KIB_PER_QUEUED_REQUEST, False),
+    found += [
+        Goal(bounds["placement_us"], placement_us),
+        Goal(bounds["kib_per_queued_request"], queued_bytes / 1024),
     ]
-    return goals_table(goals, "Goals of the control plane, on two cores")
+    return goals_table(found, "Goals of the control plane, on two cores")
 
 
 def _draw(measurements: Sequence[Measurement], figure: "Figure") -> None:
-    """How many tokens have come by which age."""
+    """Draws the share of tokens that have arrived by each age."""
     axes = figure.subplots()
     for measurement in measurements:
         shares = [index / 1000 for index in range(1001)]
         axes.plot([measurement.age_ms(share) for share in shares], shares, label=measurement.name)
-    axes.axvline(MAX_LATENCY_MS, color="grey", linestyle="--", label="goal for 99%")
+    goal_ms = goals().control_plane["emit_to_receive_p99_ms"].at_most
+    assert goal_ms is not None
+    axes.axvline(goal_ms, color="grey", linestyle="--", label="goal for 99%")
     axes.set(xlabel="ms from the worker's emit to the frontend's receive", ylabel="share of tokens", ylim=(0, 1))
     axes.set_xlim(left=0)
     axes.legend()

@@ -1,4 +1,6 @@
-"""The scheduler under test: `punica-serve scheduler` as it is, and what the kernel says of its process and machine."""
+"""The scheduler under test, an unmodified `punica-serve scheduler`, and the kernel's statistics of its process and
+machine.
+"""
 
 import os
 import secrets
@@ -10,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from punica_serve.cli.addresses import listening_ports
 from punica_serve.errors import ClusterUnavailable, ConfigError
-from punica_serve.process import TOKEN_ENV
+from punica_serve.links.addresses import listening_ports
+from punica_serve.process.run import TOKEN_ENV
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
@@ -25,13 +27,13 @@ class SchedulerProcess:
 
     def __init__(self, folder: Path) -> None:
         if not (_PROC / "self/stat").exists():
-            raise ConfigError("bench control-plane reads processes' times from /proc, which only Linux has")
+            raise ConfigError("bench control-plane reads processes' times from /proc, so it needs Linux")
         (port,) = listening_ports(_HOST, 0, 1, "--port")
         self.url = f"ws://{_HOST}:{port}"
         self.token = secrets.token_hex(16)
         self._log = folder / "scheduler.log"
         config = folder / "control-plane.yaml"
-        # Queues are as long as they get, and nothing waits for a restart's peers.
+        # The queue is practically unlimited, and nothing waits for peers to reconnect.
         scheduler = {"port": port, "settle_s": 0, "max_queue": 1_000_000}
         config.write_text(yaml.safe_dump({"engine": {"model": str(folder)}, "scheduler": scheduler}), encoding="utf-8")
         arguments = ("scheduler", "--config", str(config), "--log-level", "warning")
@@ -51,7 +53,7 @@ class SchedulerProcess:
             self._process.wait()
 
     def wait_until_it_listens(self) -> None:
-        """Raises ClusterUnavailable, with its own words, when it does not."""
+        """Raises ClusterUnavailable with the scheduler's own log if it does not listen in time."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         host, _, port = self.url.removeprefix("ws://").rpartition(":")
         while not _accepts(host, int(port)):
@@ -74,7 +76,7 @@ class SchedulerProcess:
 
 
 def idle_s() -> float:
-    """For how long so far the machine's cores have had nothing to do, all together."""
+    """Total idle time of the machine's cores so far."""
     _, _, _, _, idle, iowait, *_ = (_PROC / "stat").read_text().split("\n", 1)[0].split()
     return (int(idle) + int(iowait)) / os.sysconf("SC_CLK_TCK")
 

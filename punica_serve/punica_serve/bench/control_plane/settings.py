@@ -1,55 +1,55 @@
-"""What one run of the benchmark is: the fleet, its load, and for how long."""
+"""The options of a run: the fleet, its load, and the duration."""
 
 from dataclasses import dataclass, field
 
 from punica_serve.errors import ConfigError
 
-#: GPUs of one host, whose reports share a link.
+#: GPUs per host, whose reports share a link.
 GPUS_PER_RUNNER = 8
 PAGE_SIZE = 16
-#: Room for any request here: memory is not what is measured.
+#: Enough for any request here: memory is not measured.
 NUM_KV_PAGES = 4_000_000
 NUM_ADAPTERS = 512
 PROMPT_TOKENS = 128
 
-#: A token's id is the time of its making, in these units, in as many bits as a vocabulary's ids have.
+#: A token's id is its creation time in these units, in as many bits as a vocabulary's ids have.
 STAMP_S = 1e-4
 NUM_STAMPS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneSettings:
-    """The defaults are the goals' fleet and rate."""
+    """The defaults are the fleet and rate of the goals."""
 
     num_gpus: int = 512
     batch_size: int = 32
-    #: All GPUs together; it sets how long a step takes.
+    #: Total of all GPUs; it determines the duration of a step.
     tokens_per_s: float = 300_000.0
     num_frontends: int = 2
-    #: Of each of the two measurements, and before each, not measured.
+    #: Duration of each of the two measurements, and of an unmeasured run before each.
     seconds: float = 10.0
     settling_s: float = 3.0
-    #: Tokens of an answer where requests come and go: evenly from the first to the second.
+    #: Shortest and longest answer under churn, in tokens; uniformly distributed.
     answer_tokens: tuple[int, int] = (100, 300)
-    #: Where requests stay.
+    #: Length of answers that don't end.
     endless_tokens: int = 1_000_000
     num_queued: int = 20_000
     num_placement_gpus: int = 1_000
     num_placements: int = 5_000
-    #: Of each GPU, to see where a token's cost comes from.
+    #: Steps of each GPU for measuring the parts of a token's cost.
     num_part_steps: int = 40
 
     def __post_init__(self) -> None:
         if self.step_s > self.seconds:
             message = (
-                f"every GPU makes a step in {self.step_s:g} s, longer than the {self.seconds:g} s that are measured; "
+                f"a step of every GPU takes {self.step_s:g} s, longer than the {self.seconds:g} s that are measured; "
                 "raise `--tokens-per-s` or `--seconds`, or lower `--gpus` or `--batch`"
             )
             raise ConfigError(message, param="tokens_per_s")
 
     @property
     def num_requests(self) -> int:
-        """That run at any time."""
+        """Requests that run at any time."""
         return self.num_gpus * self.batch_size
 
     @property
@@ -59,7 +59,7 @@ class ControlPlaneSettings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the two processes of load need to know."""
+    """The settings of the two load processes."""
 
     settings: ControlPlaneSettings
     scheduler_url: str
@@ -69,10 +69,10 @@ class Load:
 
 
 def stamp(now_s: float) -> int:
-    """The token id of a token that is made now, by the monotonic clock."""
+    """The id of a token made now, by the monotonic clock."""
     return int(now_s / STAMP_S) % NUM_STAMPS
 
 
 def age(token_id: int, now_s: float) -> int:
-    """How long ago a token was made, in units of STAMP_S; its clock goes round in 13 s."""
+    """A token's age in units of STAMP_S; its clock wraps around after 13 s."""
     return (stamp(now_s) - token_id) % NUM_STAMPS

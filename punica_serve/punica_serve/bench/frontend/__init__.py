@@ -1,1 +1,1 @@
-"""What a frontend costs for each token: a real frontend process between a played scheduler and a process of clients."""
+"""Measures a frontend's cost per token: a real frontend process between a simulated scheduler and clients."""

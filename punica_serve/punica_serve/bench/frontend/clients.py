@@ -1,6 +1,6 @@
 """A process of clients: `python -m punica_serve.bench.frontend.clients PORT SOCKETS REQUESTS MAX_TOKENS`.
 
-Websockets by hand: it asks, and then takes what comes without a look at it, so that it takes little of the machine that
+Implements websockets by hand: it sends requests and then discards all it receives, to take little of the machine that
 the frontend is measured on. It ends when the frontend does.
 """
 
@@ -17,7 +17,7 @@ _RETRY_S = 0.1
 
 
 def _masked(text: bytes) -> bytes:
-    """A websocket message of a client, of 126 to 65,535 bytes (RFC 6455, section 5.2), masked with zeros."""
+    """A client's websocket message of 126 to 65,535 bytes (RFC 6455, section 5.2), masked with zeros."""
     return b"\x81\xfe" + len(text).to_bytes(2) + bytes(4) + text
 
 
@@ -30,7 +30,7 @@ async def _connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     while True:
         try:
             return await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionRefusedError:  # it has not come up yet; whoever started us has a deadline
+        except ConnectionRefusedError:  # the frontend has not started yet; our parent has a deadline
             await asyncio.sleep(_RETRY_S)
 
 

@@ -1,22 +1,22 @@
-"""The scheduler's end of a frontend's link: every request gets a token whenever its GPU has made a step."""
+"""A simulated scheduler at the end of a frontend's link: every request gets a token at each step of its GPU."""
 
 import asyncio
 from typing import Any, Never
 
-from punica_serve.channel import Channel
+from punica_serve.links.channel import Channel
+from punica_serve.links.hello import accept
 from punica_serve.protocol import AddRequest, Deliveries, Limits
-from punica_serve.wire import accept
 
 #: Tokens of the demo's vocabulary that have a text.
 _FIRST_TOKEN_ID, _NUM_TOKEN_IDS = 20, 50
 
 
 class PlayedScheduler:
-    """Places requests on its GPUs in turn, and never ends one."""
+    """Assigns requests to its GPUs in turn, and never ends one."""
 
     def __init__(self, token: str, num_gpus: int) -> None:
         self._token = token
-        #: Handle -> position of the next token, of each GPU's requests.
+        #: For each GPU: handle -> position of the request's next token.
         self._positions: list[dict[int, int]] = [{} for _ in range(num_gpus)]
         self._channel: Channel | None = None
         self.num_tokens = 0
@@ -36,7 +36,7 @@ class PlayedScheduler:
             self._positions[message.handle % len(self._positions)][message.handle] = 0
 
     async def keep_stepping(self, step_s: float) -> Never:
-        """One step of every GPU in ``step_s``, evenly spread, until cancelled. A late step is not left out."""
+        """Runs one step of every GPU in ``step_s``, evenly spread, until cancelled. A late step is not skipped."""
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         while True:

@@ -1,4 +1,4 @@
-"""The frontend under test, `punica-serve frontend` as it is, and its clients."""
+"""The frontend under test, an unmodified `punica-serve frontend`, and its clients."""
 
 import os
 import subprocess
@@ -11,14 +11,14 @@ from pathlib import Path
 import yaml
 
 from punica_serve.errors import ConfigError
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process.run import TOKEN_ENV
 
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What the kernel says of a running process."""
+    """The kernel's statistics of a running process."""
 
     pid: int
 
@@ -36,9 +36,11 @@ class ProcessFigures:
 
 @contextmanager
 def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) -> Iterator[ProcessFigures]:
-    """A frontend of the demo's model; ``folder`` gets its config. Raises ConfigError where it can't be measured."""
+    """Runs a frontend with the demo's model; ``folder`` gets its config. Raises ConfigError if it can't be measured
+    here.
+    """
     if not (_PROC / "self/stat").exists():
-        raise ConfigError("bench frontend reads processes' times from /proc, which only Linux has")
+        raise ConfigError("bench frontend reads processes' times from /proc, so it needs Linux")
     config = folder / "frontend.yaml"
     config.write_text(yaml.safe_dump({"engine": {"model": "demo:model"}, "frontend": {"port": port}}))
     link = ("--config", str(config), "--scheduler-url", scheduler_url, "--log-level", "warning")
@@ -48,14 +50,14 @@ def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) ->
 
 @contextmanager
 def clients_process(*load: int) -> Iterator[None]:
-    """``load`` as in clients.py."""
+    """Runs a process of clients; ``load`` is as in clients.py."""
     with _running("punica_serve.bench.frontend.clients", list(map(str, load)), {}):
         yield
 
 
 @contextmanager
 def _running(module: str, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
-    """A Python process, by its id; killed at the end."""
+    """Runs a Python process and yields its id; kills it at the end."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     with subprocess.Popen(command, env={**os.environ, **environment}) as process:
         try:

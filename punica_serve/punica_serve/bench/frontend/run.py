@@ -13,11 +13,11 @@ from rich.progress import Progress
 from punica_serve.bench.frontend.played_scheduler import PlayedScheduler
 from punica_serve.bench.frontend.processes import clients_process, frontend_process
 from punica_serve.bench.frontend.settings import MAX_TOKENS, WARM_UP_S, FrontendSettings
-from punica_serve.bench.report import Column, Report, TableData, machine
-from punica_serve.cli.addresses import listening_ports
+from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, machine
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.links.addresses import listening_ports
+from punica_serve.links.hello import listen
 from punica_serve.protocol import FrontendToScheduler
-from punica_serve.wire import listen
 
 _START_TIMEOUT_S = 60.0
 _TICK_S = 0.1
@@ -27,14 +27,14 @@ _COLUMNS = (
     Column("num_requests", "requests"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("us_per_token", "frontend CPU µs/token", ".1f"),
-    Column("cpu_share", "of one core", ".0%"),
+    CPU_SHARE,
     Column("resident_mib", "memory MiB", ".0f"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the frontend's process took for so many tokens."""
+    """The frontend process's time for a number of tokens."""
 
     seconds: float
     cpu_s: float
@@ -43,7 +43,7 @@ class Measurement:
 
 
 def run(settings: FrontendSettings, progress: Progress) -> Report:
-    """Raises ClusterUnavailable if the processes do not come up."""
+    """Raises ClusterUnavailable if the processes don't start."""
     task = progress.add_task("streaming", total=round(settings.seconds / _TICK_S))
     measured = asyncio.run(_measure(settings, lambda: progress.advance(task)))
     row = (
@@ -54,7 +54,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
         measured.cpu_s / measured.seconds,
         measured.resident_bytes / (1 << 20),
     )
-    note = "User and system time of the frontend's process alone, the link to the scheduler and all clients included."
+    note = "User and system time of the frontend's process alone, including its link to the scheduler and all clients."
     table = TableData("frontend", "A frontend that streams over websockets", _COLUMNS, [row], (note,))
     return Report("frontend", machine("cpu"), asdict(settings), [table])
 
@@ -91,7 +91,7 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Me
 async def _until(holds: Callable[[], bool]) -> None:
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
-            while not holds():  # noqa: ASYNC110 - nothing says when
+            while not holds():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(_TICK_S)
     except TimeoutError:
-        raise ClusterUnavailable("the frontend and its clients did not start; what they say above is why") from None
+        raise ClusterUnavailable("the frontend and its clients did not start; see their messages above") from None

@@ -1,18 +1,18 @@
-"""What `bench frontend` is asked for."""
+"""The options of `bench frontend`."""
 
 from dataclasses import dataclass
 
 from punica_serve.errors import ConfigError
 
-#: Of each answer; the demo's context holds a little more.
+#: Tokens of each answer; the demo's context holds a little more.
 MAX_TOKENS = 900
-#: Before the measurement, so that every request has begun.
+#: Time before the measurement, in which every request begins.
 WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """A load. Raises ConfigError for one that would be over before its end."""
+    """A load. Raises ConfigError if its requests would end too early."""
 
     num_sockets: int
     requests_per_socket: int
@@ -24,8 +24,8 @@ class FrontendSettings:
         num_tokens = (self.seconds + WARM_UP_S) * self.tokens_per_s / self.num_requests
         if num_tokens > MAX_TOKENS:
             raise ConfigError(
-                f"{num_tokens:.0f} tokens for each request are more than the {MAX_TOKENS} that an answer may have; "
-                "measure for a shorter time, or more requests",
+                f"{num_tokens:.0f} tokens for each request exceed the {MAX_TOKENS} that an answer may have; "
+                "measure for a shorter time, or with more requests",
                 param="seconds",
             )
 
@@ -35,5 +35,5 @@ class FrontendSettings:
 
     @property
     def step_s(self) -> float:
-        """Each GPU makes a token of each of its requests in this time."""
+        """Duration of a step, in which each GPU makes a token for each of its requests."""
         return self.num_requests / self.tokens_per_s

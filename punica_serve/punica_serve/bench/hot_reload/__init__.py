@@ -1,9 +1,9 @@
-"""Reloads under load: five adapters are asked by the clock, while one of them is registered again and again.
+"""Reloads under load: requests for five adapters arrive by the clock, while one adapter is registered again and again.
 
-versions.py   what a name may have meant when a request came, and which version its answer is of
-load.py       requests when they are due, whatever has become of those before them
+versions.py   the versions that a name may have meant during a request, and the one that its answer is from
+load.py       requests at their due times, regardless of earlier ones
 reloads.py    ever new versions of one adapter
-cluster.py    the cluster under test, `punica-serve up` as it is
-footprint.py  what the cluster takes of GPUs, hosts and disks
-report.py     what is left behind
+cluster.py    the cluster under test, an unmodified `punica-serve up`
+footprint.py  the cluster's use of GPUs, hosts and disks
+report.py     the report
 """

@@ -1,4 +1,4 @@
-"""The cluster under test: `punica-serve up` as it is, with a data folder and ports of its own."""
+"""The cluster under test: an unmodified `punica-serve up` with its own data folder and ports."""
 
 import os
 import signal
@@ -14,18 +14,18 @@ import httpx
 import yaml
 
 from punica_serve.bench.frontend.processes import ProcessFigures
-from punica_serve.cli.addresses import listening_ports
-from punica_serve.cli.children import lifeline
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
 from punica_serve.errors import ClusterUnavailable, ConfigError
-from punica_serve.process import LIFELINE_ENV
+from punica_serve.links.addresses import listening_ports
+from punica_serve.process.lifeline import lifeline
+from punica_serve.process.run import LIFELINE_ENV
 
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 _PROC = Path("/proc")
 
-#: What in a command line tells a process's job.
+#: Part of a command line -> the process's job.
 _JOBS = {"punica_runner.worker": "worker"} | {
     f"punica_serve.cli {job}": job for job in ("frontend", "scheduler", "runner")
 }
@@ -33,19 +33,19 @@ _JOBS = {"punica_runner.worker": "worker"} | {
 
 @dataclass(frozen=True)
 class RunningCluster:
-    """A cluster that answers."""
+    """A cluster that is ready."""
 
     url: str
     data_folder: Path
-    #: By its job, with a number where there are several.
+    #: By job, numbered where there are several.
     processes: dict[str, ProcessFigures]
 
 
 @contextmanager
 def running_cluster(config: Path, folder: Path) -> Iterator[RunningCluster]:
-    """Runs until the end of the block. Raises ConfigError, and ClusterUnavailable if it does not come up."""
+    """Runs a cluster while the context is open. Raises ConfigError, and ClusterUnavailable if it does not start."""
     if not (_PROC / "self/stat").exists():
-        raise ConfigError("bench hot-reload reads processes' memory from /proc, which only Linux has")
+        raise ConfigError("bench hot-reload reads processes' memory from /proc, so it needs Linux")
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
     num_gpus = _write_config(config, folder, port)
     with lifeline() as fd, _up(folder / "cluster.yaml", fd) as up:
@@ -61,7 +61,7 @@ def running_cluster(config: Path, folder: Path) -> Iterator[RunningCluster]:
 
 
 def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
-    """In a session of its own: a Ctrl-C in the terminal reaches the benchmark alone, which then stops it in order."""
+    """Starts it in a new session: a Ctrl-C in the terminal reaches only the benchmark, which then stops it in order."""
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "error", "--config", str(config)]
     return subprocess.Popen(
         command,
@@ -73,7 +73,7 @@ def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
 
 
 def _write_config(config: Path, folder: Path, port: int) -> int:
-    """Returns how many GPUs the cluster will have."""
+    """Returns the cluster's number of GPUs."""
     cluster = load_config(config)
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
@@ -87,9 +87,9 @@ def _wait_until_ready(url: str, num_gpus: int, up: "subprocess.Popen[bytes]") ->
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not _is_ready(url, num_gpus):
         if up.poll() is not None:
-            raise ClusterUnavailable("`punica-serve up` ended; what it says above is why")
+            raise ClusterUnavailable("`punica-serve up` ended; see its messages above")
         if time.monotonic() > deadline_s:
-            raise ClusterUnavailable(f"the cluster did not come up within {_START_TIMEOUT_S:g} s")
+            raise ClusterUnavailable(f"the cluster did not start within {_START_TIMEOUT_S:g} s; see its messages above")
         time.sleep(_POLL_S)
 
 
@@ -113,9 +113,9 @@ def _processes(up: int) -> dict[str, ProcessFigures]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Parents before children."""
+    """Process ids, parents before children."""
     found = [pid]
-    for parent in found:  # grows while it is walked
+    for parent in found:  # grows during the loop
         for children in (_PROC / str(parent) / "task").glob("*/children"):
             found += map(int, children.read_text().split())
     return found[1:]

@@ -1,4 +1,4 @@
-"""What the cluster takes of GPUs, hosts and disks, at one moment."""
+"""The cluster's use of GPUs, hosts and disks at one moment."""
 
 import os
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from punica_serve.bench.hot_reload.cluster import RunningCluster
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory and CPU time are each process's."""
+    """Memory and CPU time of each process, and adapters at each place."""
 
     num_reloads: int
     resident_bytes: Mapping[str, int]
     cpu_s: Mapping[str, float]
     #: Adapters in the memory of the GPU that has the most of them.
     num_on_gpu: int
-    #: Adapters in the store, and in the folder of the host's downloads.
+    #: Adapters in the store, and in the host's disk cache.
     num_stored: int
     num_downloaded: int
 

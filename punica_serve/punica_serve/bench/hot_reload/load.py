@@ -1,8 +1,8 @@
-"""Requests when they are due, whatever has become of those before them: an open loop.
+"""An open loop: sends requests when they are due, regardless of earlier ones.
 
-Times are measured from when a request was due, so that a cluster which answers slowly can't hide it by slowing down
-who asks. Only so many are under way at a time: where a cluster can't keep up with the clock, requests are sent late,
-and how late is part of the result. So the same load can be driven on any machine, and none is refused for want of room.
+Times are measured from when a request was due, so that a slow cluster can't hide it by slowing down its clients. The
+number of concurrent requests is limited: if a cluster can't keep up with the clock, requests are sent late, and the
+delay is part of the result. So any machine can run the same load, and no request is refused for lack of capacity.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from punica_serve.bench.hot_reload.versions import History, Verdict
 from punica_serve.demo.asking import Ask
 from punica_serve.errors import RequestFailed
 
-#: What every request asks.
+#: The prompt of every request.
 INTEGER = 42
 
 _NUM_REASONS = 5
@@ -23,7 +23,7 @@ _NUM_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request and what came of it, in seconds since the start."""
+    """One request and its result, in seconds since the start."""
 
     lora_id: str
     due_s: float
@@ -33,7 +33,7 @@ class Answer:
 
 
 def arrivals(rate_per_s: float, lora_ids: Sequence[str], seed: int) -> Iterator[tuple[float, str]]:
-    """Times and adapters, without end: a Poisson process, the adapters in turn. The same for the same seed."""
+    """Times and adapters, without end: a Poisson process over adapters in turn, reproducible by its seed."""
     rng, due_s = random.Random(seed), 0.0
     for lora_id in cycle(lora_ids):
         due_s += rng.expovariate(rate_per_s)
@@ -41,7 +41,7 @@ def arrivals(rate_per_s: float, lora_ids: Sequence[str], seed: int) -> Iterator[
 
 
 class Load:
-    """Asks until it is told to stop, and judges every answer."""
+    """Sends requests until stopped, and judges every answer."""
 
     def __init__(
         self, ask: Ask, histories: Mapping[str, History], now_s: Callable[[], float], *, max_in_flight: int
@@ -52,11 +52,11 @@ class Load:
         self._places = asyncio.Semaphore(max_in_flight)
         self._is_over = False
         self.answers: list[Answer] = []
-        #: Of answers that are not as they should be, the first few of each kind: what was wrong.
+        #: The first few wrong answers of each kind, described.
         self.wrong: list[str] = []
 
     async def run(self, requests: Iterator[tuple[float, str]]) -> None:
-        """Returns once it was stopped and all that was sent has ended."""
+        """Returns after a stop, when all requests have ended."""
         async with asyncio.TaskGroup() as group:
             for due_s, lora_id in requests:
                 await asyncio.sleep(due_s - self._now_s())
@@ -69,7 +69,7 @@ class Load:
         self._is_over = True
 
     async def ask_now(self, lora_id: str) -> None:
-        """A request beside the clock's."""
+        """Sends a request in addition to the clock's."""
         await self._ask_once(lora_id, self._now_s())
 
     async def _ask_once(self, lora_id: str, due_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Ever new versions of one adapter. Each says its answer in another notation than the one before it."""
+"""Ever new versions of one adapter. Each answers in another notation than the one before it."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Reload:
 
 
 class Reloads:
-    """Registers the adapter whenever it is told to, by upload."""
+    """Registers the adapter by upload whenever asked to."""
 
     def __init__(self, client: httpx.AsyncClient, history: History, now_s: Callable[[], float]) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class Reloads:
         self.done: list[Reload] = []
 
     async def keep_reloading(self, count: int, every_s: float, load: Load, on_reload: Callable[[int], object]) -> None:
-        """One ``every_s``, or as soon as the one before it is through: registered, and asked once."""
+        """Reloads every ``every_s``, or as soon as the last reload is done: registered, and used by one request."""
         started_s = self._now_s()
         for number in range(1, count + 1):
             await asyncio.sleep(started_s + number * every_s - self._now_s())
@@ -58,7 +58,7 @@ class Reloads:
 
 
 def _files(notation: str, number: int) -> dict[str, tuple[str, bytes]]:
-    """The demo's adapter in bytes of its own: white space is nothing to JSON, and all the difference to a digest."""
+    """The demo's adapter in unique bytes: white space changes nothing in JSON, but changes the digest."""
     folder = files("punica_serve.demo") / "adapters" / notation
     config = (folder / _CONFIG_NAME).read_bytes() + b" " * number + b"\n"
     weights = (folder / _WEIGHTS_NAME).read_bytes()

@@ -1,25 +1,24 @@
-"""What hot-reload leaves behind: answers, reloads, what the cluster took meanwhile, verdicts, and a picture."""
+"""The report of `bench hot-reload`: answers, reloads, resource use, verdicts, and a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from punica_serve.bench.hot_reload.footprint import Footprint
 from punica_serve.bench.hot_reload.load import Answer
 from punica_serve.bench.hot_reload.reloads import CHANGING, Reload
 from punica_serve.bench.hot_reload.versions import Verdict
-from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
+from punica_serve.bench.percentiles import percentiles_ms
+from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, Value, host_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of the reloads, after which caches and allocators have what they need: what they take later is a leak.
+#: Share of the reloads after which caches and allocators are warm: any later growth is a leak.
 WARM_UP_SHARE = 0.3
-#: What a process may have grown by since then: of 140 adapters that leaked, each would be 60 kB on the demo's model.
+#: Allowed growth of a process since then; if 140 adapters leaked, each would be 60 kB on the demo's model.
 MAX_GROWTH_BYTES = 8 << 20
-#: Of the requests in 100, one may be sent so late, and the clock has still been kept.
+#: The clock was kept if at most one request in 100 was sent this late.
 _LATE_S = 0.1
 
 _ANSWER_COLUMNS = (
@@ -31,7 +30,7 @@ _ANSWER_COLUMNS = (
     Column("max_ms", "slowest ms", ",.0f"),
 )
 _LOAD_COLUMNS = (
-    Column("asked_per_s", "asked for, requests/s", ",.1f"),
+    Column("asked_per_s", "target, requests/s", ",.1f"),
     Column("sent_per_s", "sent", ",.1f"),
     Column("late_p99_ms", "sent late, p99 ms", ",.0f"),
     Column("reloads", "reloads", ",d"),
@@ -45,19 +44,19 @@ _FOOTPRINT_COLUMNS = (
     Column("last", "at the end", ",.1f"),
     Column("grown", "grown", "+,.1f"),
     Column("cpu_ms_per_request", "CPU ms/request", ".2f"),
-    Column("cpu_share", "of one core", ".0%"),
+    CPU_SHARE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run."""
+    """The measurements of one run."""
 
     answers: Sequence[Answer]
-    #: The first few answers that are not as they should be, in words.
+    #: The first few wrong answers, described.
     wrong: Sequence[str]
     reloads: Sequence[Reload]
-    #: The first from before the load, the last from after it, when the cluster had come to rest.
+    #: The first is from before the load, the last from after it, when the cluster had settled.
     footprints: Sequence[Footprint]
     seconds: float
 
@@ -67,29 +66,27 @@ class Measured:
 
     @property
     def grown_bytes(self) -> dict[str, int]:
-        """Of each process, since it was warm."""
+        """Growth of each process since it was warm."""
         last = self.footprints[-1].resident_bytes
         return {name: last[name] - num_bytes for name, num_bytes in self.warm.resident_bytes.items()}
 
 
 def make_report(measured: Measured, settings: Mapping[str, Any], rate_per_s: float) -> Report:
-    """Tables, the picture, and as failures all that is not as promised."""
+    """The tables and picture, with every broken promise as a failure."""
     names = sorted({answer.lora_id for answer in measured.answers})
     rows = [_answer_row(name, [a for a in measured.answers if a.lora_id == name]) for name in names]
-    note = "stale: wholly of a version that the name no longer meant; mixed: of no single version"
+    note = "stale: entirely from a version that the name no longer meant; mixed: not from any single version"
     load = _load_row(measured, rate_per_s)
     tables = [
         TableData(
             "answers",
-            f"Five adapters, {CHANGING!r} of them registered anew all the time",
+            f"Five adapters, with {CHANGING!r} reloaded all the time",
             _ANSWER_COLUMNS,
             rows,
             (note,),
         ),
-        TableData("load", "By the clock", _LOAD_COLUMNS, [load], (_kept(load),)),
-        TableData(
-            "footprint", "What the cluster takes (processes: MiB)", _FOOTPRINT_COLUMNS, _footprint_rows(measured)
-        ),
+        TableData("load", "Load, by the clock", _LOAD_COLUMNS, [load], (_kept(load),)),
+        TableData("footprint", "Resource use (processes: MiB)", _FOOTPRINT_COLUMNS, _footprint_rows(measured)),
     ]
     figures = {"": lambda figure: _draw(figure, measured)}
     return Report("hot-reload", host_facts(), settings, tables, figures, failures=_failures(measured, len(names)))
@@ -98,22 +95,21 @@ def make_report(measured: Measured, settings: Mapping[str, Any], rate_per_s: flo
 def _answer_row(name: str, answers: Sequence[Answer]) -> tuple[Value, ...]:
     """Times count from when a request was due."""
     counts = [sum(answer.verdict is verdict for answer in answers) for verdict in Verdict]
-    waits_ms = [1e3 * (answer.ended_s - answer.due_s) for answer in answers]
-    return (name, len(answers), *counts, *(float(np.percentile(waits_ms, q)) for q in (50, 99, 100)))
+    waits_s = [answer.ended_s - answer.due_s for answer in answers]
+    return (name, len(answers), *counts, *percentiles_ms(waits_s, 50, 99, 100))
 
 
 def _load_row(measured: Measured, rate_per_s: float) -> tuple[float, ...]:
-    late_ms = [1e3 * (answer.sent_s - answer.due_s) for answer in measured.answers]
-    reloads_ms = [1e3 * (reload.registered_s - reload.began_s) for reload in measured.reloads]
-    num_reloads = len(reloads_ms) - 1  # the first registration is none
+    late_s = [answer.sent_s - answer.due_s for answer in measured.answers]
+    reloads_s = [reload.registered_s - reload.began_s for reload in measured.reloads]
+    num_reloads = len(reloads_s) - 1  # the first registration is not a reload
     return (
         rate_per_s,
         len(measured.answers) / measured.seconds,
-        float(np.percentile(late_ms, 99)),
+        *percentiles_ms(late_s, 99),
         num_reloads,
         num_reloads / measured.seconds,
-        float(np.median(reloads_ms)),
-        max(reloads_ms),
+        *percentiles_ms(reloads_s, 50, 100),
     )
 
 
@@ -121,7 +117,7 @@ def _kept(load: tuple[float, ...]) -> str:
     asked_per_s, _, late_p99_ms, *_ = load
     if late_p99_ms <= 1e3 * _LATE_S:
         return f"The clock was kept: {asked_per_s:g} requests/s."
-    return f"The clock was not kept: this machine does not take {asked_per_s:g} requests/s."
+    return f"The clock was not kept: this machine can't sustain {asked_per_s:g} requests/s."
 
 
 def _footprint_rows(measured: Measured) -> list[tuple[Value, ...]]:
@@ -154,7 +150,7 @@ def _failures(measured: Measured, num_adapters: int) -> list[str]:
 
 
 def _draw(figure: "Figure", measured: Measured) -> None:
-    """How long answers took, and what processes had grown by, over the run."""
+    """Draws the response times, and the growth of processes, over the run."""
     times, growth = figure.subplots(2, 1)
     for verdict in Verdict:
         some = [answer for answer in measured.answers if answer.verdict is verdict]

@@ -18,20 +18,20 @@ from punica_serve.bench.hot_reload.reloads import CHANGING, Reloads
 from punica_serve.bench.hot_reload.report import Measured, make_report
 from punica_serve.bench.hot_reload.versions import History
 from punica_serve.bench.report import Report
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
 from punica_serve.demo.asking import websocket
 from punica_serve.demo.notations import NOTATIONS
 from punica_serve.errors import ClusterUnavailable, ConfigError
 
-#: Beside the one that changes.
+#: Adapters that don't change.
 _UNCHANGING = tuple(NOTATIONS)[:4]
 _SEED = 1
-#: For a registration; a cluster that takes longer is taken for dead.
+#: Timeout of a registration; a slower cluster is considered dead.
 _TIMEOUT_S = 120.0
-#: How long the last versions may take to be gone from GPUs, hosts and disks.
+#: Time limit for the last versions to disappear from GPUs, hosts and disks.
 _SETTLING_S = 60.0
 _POLL_S = 0.5
-#: Reloads from one look at the cluster to the next, which costs it a request.
+#: Reloads between two looks at the cluster, which cost it a request.
 _LOOK_EVERY = 5
 
 
@@ -63,7 +63,9 @@ def _check_adapters(config: Path) -> None:
     """Raises ConfigError."""
     lacking = [name for name in _UNCHANGING if name not in load_config(config).adapters]
     if lacking:
-        message = f"{config} lacks the demo's adapters {', '.join(lacking)}; configs/demo.yaml has all that are asked"
+        message = (
+            f"{config} lacks the demo's adapters {', '.join(lacking)}; use configs/demo.yaml, which has all of them"
+        )
         raise ConfigError(message, param="config")
 
 
@@ -98,7 +100,7 @@ async def _measure(settings: HotReloadSettings, cluster: RunningCluster, tick: C
 
 
 async def _settled(cluster: RunningCluster, num_reloads: int) -> Footprint:
-    """Once nothing is left of replaced versions, or it should have been so."""
+    """Waits until nothing is left of replaced versions, or the time limit is over."""
     deadline_s = time.monotonic() + _SETTLING_S
     while True:
         footprint = await asyncio.to_thread(footprint_of, cluster, num_reloads)
@@ -109,7 +111,7 @@ async def _settled(cluster: RunningCluster, num_reloads: int) -> Footprint:
 
 @contextmanager
 def _connection_errors() -> Iterator[None]:
-    """A cluster that goes away is told in one line."""
+    """Turns a lost cluster into an error of one line."""
     try:
         yield
     except* (OSError, httpx.HTTPError) as group:

@@ -1,4 +1,6 @@
-"""What a name may have meant when a request came, and which version its answer is of. Does no input or output."""
+"""The versions that a name may have meant during a request, and the one that its answer is from. Does no input or
+output.
+"""
 
 import math
 from collections.abc import Iterator
@@ -8,26 +10,26 @@ from itertools import zip_longest
 
 
 class Verdict(StrEnum):
-    """What an answer is."""
+    """The judgement of an answer."""
 
     WHOLE = "whole"
-    """All of it of a version that the name meant while the request was there."""
+    """Entirely from a version that the name meant during the request."""
     STALE = "stale"
-    """All of it of a version, but one that was replaced before the request came, or registered after it had ended."""
+    """Entirely from one version, but one that was replaced before the request or registered after it."""
     MIXED = "mixed"
-    """Of no single version."""
+    """Not from any single version."""
     FAILED = "failed"
-    """None came."""
+    """There was no answer."""
 
 
 @dataclass(slots=True)
 class Version:
-    """Times are of the client's clock."""
+    """One version. Times are by the client's clock."""
 
     answer: str
-    #: When its registration was sent: the name may mean it from then on.
+    #: When its registration was sent: from then on the name may mean it.
     began_s: float
-    #: When that was answered: from then on the name can't mean an older one.
+    #: When the registration was answered: from then on the name can't mean an older one.
     registered_s: float = math.inf
 
 
@@ -42,7 +44,7 @@ class History:
         return cls(Version(answer, -math.inf, -math.inf))
 
     def begin(self, answer: str, now_s: float) -> Version:
-        """A registration is sent; the caller notes on the version when it was answered."""
+        """Records that a registration was sent; the caller sets on the version when it was answered."""
         self._versions.append(Version(answer, now_s))
         return self._versions[-1]
 
@@ -52,7 +54,7 @@ class History:
         return Verdict.STALE if any(text == version.answer for version in self._versions) else Verdict.MIXED
 
     def _meant(self, sent_s: float, ended_s: float) -> Iterator[str]:
-        """Answers of the versions that the name may have meant at some moment between the two."""
+        """Answers of the versions that the name may have meant at some time between the two."""
         for version, newer in zip_longest(self._versions, self._versions[1:]):
             if version.began_s <= ended_s and (newer is None or newer.registered_s >= sent_s):
                 yield version.answer

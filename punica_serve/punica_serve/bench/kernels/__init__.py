@@ -1,1 +1,1 @@
-"""`bench kernels`: the operators, each measured in a CUDA graph on cold weights. ``run.run`` is the way in."""
+"""`bench kernels`: the operators, each measured in a CUDA graph on cold weights. ``run.run`` is the entry point."""

@@ -1,4 +1,4 @@
-"""Pictures of bars: a group for each row of a table."""
+"""Bar charts, with a group for each row of a table."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 def draw_bars(
     table: TableData, figure: "Figure", series: Mapping[str, str], label: Callable[[dict[str, Value]], str]
 ) -> None:
-    """A bar for each of ``series``, a column and its legend; ``label`` is a group's. The floor, where there is one, is
-    a stroke."""
+    """A bar for each of ``series``, which maps columns to legends; ``label`` names a group. A floor, if any, is a
+    stroke.
+    """
     records = table.records
     figure.set_size_inches(max(8.0, 0.6 * len(records) + 2), 5)
     axes = figure.subplots()

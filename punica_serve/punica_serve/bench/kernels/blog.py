@@ -1,6 +1,6 @@
 """The operator benchmark of Punica's first announcement: add_lora(y, x, A, B, I) over 50 LoRA models.
 
-y[i] += x[i] @ A[I[i]] @ B[I[i]], 4096 -> 16 -> 11008, I random, at batch 1 to 32; beside the same in torch: a loop over
+y[i] += x[i] @ A[I[i]] @ B[I[i]], 4096 -> 16 -> 11008, random I, at batch 1 to 32; compared with torch: a loop over
 rows, Gather-BMM, and BMM on weights gathered beforehand.
 """
 
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def random_case(num_rows: int) -> Case:
-    """Rows that pick one of the models at random, ordered by model as a step orders them."""
+    """Rows with random models, sorted by model as in a step."""
     picks = random.Random(num_rows).choices(range(NUM_MODELS), k=num_rows)
     lengths = tuple(len(list(rows)) for _, rows in groupby(sorted(picks)))
     return Case("random", lengths, (RANK,) * len(lengths))
@@ -57,7 +57,7 @@ def measure(bench: KernelBench) -> TableData:
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """A curve for each operator."""
+    """Draws a curve for each operator."""
     axes = figure.subplots()
     batch_sizes = [int(record["batch"] or 0) for record in table.records]
     for column in table.columns[2:]:

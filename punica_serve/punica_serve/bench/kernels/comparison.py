@@ -1,4 +1,4 @@
-"""Figure 8: SGMV beside a loop, Gather-BMM, the gather alone and BMM alone, over batch sizes and populations."""
+"""Figure 8: SGMV, a loop, Gather-BMM, the gather alone and BMM alone, over batch sizes and populations."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ _NUM_OPERATORS = 5
 
 
 def measure(bench: KernelBench) -> TableData:
-    """Checks every operator against float64 but the gather, which multiplies nothing, then times it."""
+    """Checks every operator against float64, except the gather, which multiplies nothing; then times it."""
     cells = [(population, batch) for population in POPULATIONS for batch in bench.settings.batch_sizes]
     bench.begin("figure 8", len(cells) * _NUM_OPERATORS)
     weights = bench.weights(bench.pages_for(bench.settings.max_batch_size, RANK))

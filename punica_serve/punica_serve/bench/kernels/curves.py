@@ -1,4 +1,4 @@
-"""Pictures of time over batch size, one panel for each population, as the paper draws them."""
+"""Plots of time over batch size, one panel for each population, as in the paper."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ def draw_panels(table: TableData, figure: "Figure", *, line: str, log: bool) -> 
 
 
 def label_batches(axes: "Axes", batch_sizes: Sequence[int]) -> None:
-    """A logarithmic axis with the batch sizes themselves on it."""
+    """Uses a logarithmic axis, labelled with the batch sizes themselves."""
     ticks = sorted(set(batch_sizes))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

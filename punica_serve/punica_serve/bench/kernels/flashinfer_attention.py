@@ -1,4 +1,4 @@
-"""FlashInfer's attention, planned for a CUDA graph as an engine of requests would."""
+"""FlashInfer's attention, planned for a CUDA graph as a serving engine would."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -10,7 +10,8 @@ from punica_serve.bench.kernels.operators import LayerCall
 
 #: Partial results of contexts that are split over blocks.
 _WORKSPACE_BYTES = 256 << 20
-#: Query heads per kv head from which tensor cores decode faster; the other kernels know 1, 2 and 3 of the smaller.
+#: From this many query heads per kv head, tensor cores decode faster; of the smaller numbers, the other kernels support
+#: 1, 2 and 3.
 _TENSOR_CORE_GROUP = 4
 
 
@@ -22,7 +23,7 @@ def flashinfer_attention(
     contexts: Sequence[int],
     num_new: int,
 ) -> LayerCall:
-    """Attention of each request's newest rows into ``out``, by the kernels of the architectures from Ampere on (fa2).
+    """Writes the attention of each request's newest rows to ``out``, with the kernels for Ampere and later (fa2).
 
     Args:
         q, out: [requests * num_new, heads, head_dim].
@@ -31,10 +32,10 @@ def flashinfer_attention(
         contexts: tokens in the cache, of each request.
         num_new: rows of each request; with one, they are decodes.
 
-    Raises ImportError where FlashInfer is not installed, RuntimeError where it can't make its kernels.
+    Raises ImportError if FlashInfer is not installed, RuntimeError if it can't build its kernels.
     """
     if not q.is_cuda:
-        raise ImportError(f"it has nothing for a {q.device.type}")
+        raise ImportError(f"FlashInfer does not support {q.device.type}")
     import flashinfer
 
     page_size = layer(0)[0].shape[1]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
 from punica_kernels.bench.timing import launched_us
-from punica_kernels.drawn_tokens import place_drawn
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
+from punica_kernels.sampled_tokens import fill_sampled
 from punica_serve.bench.kernels import unfused
 from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.setting import HEAD_DIM, KernelBench
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator both ways. ``fused`` and ``plain`` return what they computed."""
+    """One operator in both forms. ``fused`` and ``plain`` return their results."""
 
     name: str
     fused: Callable[[], Tensor]
@@ -43,7 +43,7 @@ class Operator:
 
 
 def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
-    """Compares both ways, then times them. Inputs are hot in the cache, as where they were just written."""
+    """Compares both forms, then times them. Inputs are in the cache, as if just written."""
     operators = {num_rows: make_operators(bench, num_rows) for num_rows in row_counts}
     bench.begin("fused", 2 * sum(map(len, operators.values())))
     rows = [_measure(bench, op, num_rows) for num_rows, found in operators.items() for op in found]
@@ -57,7 +57,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
 
 
 def make_operators(bench: KernelBench, num_rows: int) -> list[Operator]:
-    """Norm, norm with residual, activation, rotary with append, on random rows; and what was drawn in their place."""
+    """Norm, norm with residual, activation, rotary with append, on random rows; and the placement of sampled tokens."""
 
     def make(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=bench.dtype, device=bench.device)
@@ -70,7 +70,7 @@ def make_operators(bench: KernelBench, num_rows: int) -> list[Operator]:
         _rotary(
             make(num_rows, 3 * hidden), make(2, -(-num_rows // PAGE_SIZE), PAGE_SIZE, hidden // HEAD_DIM, HEAD_DIM)
         ),
-        _place_drawn(num_rows, bench.device),
+        _fill_sampled(num_rows, bench.device),
     ]
 
 
@@ -110,19 +110,19 @@ def _rotary(qkv: Tensor, cache: Tensor) -> Operator:
     frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=qkv.device) / head_dim)
     cos, sin = rotary_tables(frequencies, max(num_rows, 64))
     positions = torch.arange(num_rows, device=qkv.device)
-    slots = torch.randperm(keys.shape[0] * keys.shape[1], device=qkv.device)[:num_rows]
+    slot_mapping = torch.randperm(keys.shape[0] * keys.shape[1], device=qkv.device)[:num_rows]
     q = qkv.new_empty(num_rows, heads, head_dim)
 
     def fused() -> Tensor:
-        rotary_append(q, qkv, positions, cos, sin, keys, values, slots)
+        rotary_append(q, qkv, positions, cos, sin, keys, values, slot_mapping)
         return q
 
-    plain = partial(unfused.rotary_append, qkv, positions, cos, sin, keys, values, slots)
+    plain = partial(unfused.rotary_append, qkv, positions, cos, sin, keys, values, slot_mapping)
     return Operator("rotary_append", fused, plain)
 
 
-def _place_drawn(num_rows: int, device: torch.device) -> Operator:
-    """Every other row has a token that the step before has drawn."""
+def _fill_sampled(num_rows: int, device: torch.device) -> Operator:
+    """Every other row has a token that the step before has sampled."""
     draws = torch.randint(1, 1 << 15, (num_rows,), device=device)
     token_ids = torch.randint(1, 1 << 15, (num_rows,), dtype=torch.int32, device=device)
     sources = torch.arange(num_rows, dtype=torch.int32, device=device)
@@ -130,10 +130,10 @@ def _place_drawn(num_rows: int, device: torch.device) -> Operator:
     plain_ids = token_ids.clone()
 
     def fused() -> Tensor:
-        place_drawn(token_ids, sources, draws)
+        fill_sampled(token_ids, sources, draws)
         return token_ids
 
-    return Operator("place_drawn", fused, lambda: unfused.place_drawn(plain_ids, sources, draws))
+    return Operator("place_drawn", fused, lambda: unfused.fill_sampled(plain_ids, sources, draws))
 
 
 def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Value, ...]:
@@ -144,7 +144,7 @@ def _measure(bench: KernelBench, operator: Operator, num_rows: int) -> tuple[Val
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each operator and number of rows."""
+    """Draws bars, a group for each operator and number of rows."""
     axes = figure.subplots()
     places = range(len(table.rows))
     for number, (key, label) in enumerate((("fused_us", "fused"), ("torch_us", "torch, unfused"))):

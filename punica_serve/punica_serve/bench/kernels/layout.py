@@ -1,4 +1,6 @@
-"""Does it cost anything that an adapter's weights lie in pages of 8 rank rows? The same kernel over three layouts."""
+"""Compares three layouts of an adapter's weights under the same kernel: does storing them in pages of 8 rank rows cost
+time?
+"""
 
 from typing import TYPE_CHECKING, get_args
 
@@ -23,7 +25,7 @@ COLUMNS = (
 
 
 def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
-    """Distinct and Identical at ranks 16 and 64."""
+    """Measures Distinct and Identical at ranks 16 and 64."""
     populations = (Population.DISTINCT, Population.IDENTICAL)
     cases = [Case.of(pop, batch, rank) for pop in populations for rank in (16, 64) for batch in batch_sizes]
     bench.begin("layouts", len(cases) * len(LAYOUTS))
@@ -34,11 +36,11 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
         rows.append((case.name, case.num_rows, case.ranks[0], *own, own[0] / own[-1]))
     return TableData(
         "layouts",
-        "LoRA weights in scattered pages against adjacent pages and one block per adapter, µs",
+        "LoRA weights in scattered pages, adjacent pages, and one block per adapter, µs",
         COLUMNS,
         rows,
         notes=(
-            "one kernel on three layouts: also for contiguous blocks it looks a page's number up for every 8 rank rows",
+            "one kernel on three layouts: even for contiguous blocks it looks up a page number for every 8 rank rows",
         ),
     )
 
@@ -56,7 +58,7 @@ def _times(bench: KernelBench, layout: Layout, cases: list[Case]) -> list[float]
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each case."""
+    """Draws bars, a group for each case."""
     axes = figure.subplots()
     places = range(len(table.rows))
     for number, layout in enumerate(LAYOUTS):

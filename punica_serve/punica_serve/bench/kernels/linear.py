@@ -1,4 +1,4 @@
-"""The dense projections of a layer for a few rows, as the engine calls them, against torch's own."""
+"""A layer's dense projections for few rows, as the engine calls them, against torch's own."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,17 +39,17 @@ class Projection(NamedTuple):
     name: str
     num_in: int
     num_out: int
-    #: Whether a norm reads the result next, which adds parts on the way.
-    in_parts: bool
+    #: Whether a norm reads the result next, and can add split-K partial sums itself.
+    split_k: bool
 
 
 def projections(hidden: int, intermediate: int) -> tuple[Projection, ...]:
-    """Those of a Llama layer without grouped heads."""
+    """The projections of a Llama layer without grouped heads."""
     return (
-        Projection("qkv", hidden, 3 * hidden, in_parts=False),
-        Projection("o", hidden, hidden, in_parts=True),
-        Projection("gate_up", hidden, 2 * intermediate, in_parts=False),
-        Projection("down", intermediate, hidden, in_parts=True),
+        Projection("qkv", hidden, 3 * hidden, split_k=False),
+        Projection("o", hidden, hidden, split_k=True),
+        Projection("gate_up", hidden, 2 * intermediate, split_k=False),
+        Projection("down", intermediate, hidden, split_k=True),
     )
 
 
@@ -65,10 +65,10 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
         COLUMNS,
         rows,
         notes=(
-            "o and down may leave float32 parts, which the norm behind them adds; unchained: starts when the launch"
+            "o and down may leave float32 partial sums, which the next norm adds; unchained: starts when the launch"
             " before it has ended, as torch's do",
-            "x faster: than the quicker of torch's two; floor: bytes over the measured copy rate, or the operations"
-            " over that of a large product",
+            "x faster: than the faster of torch's two; floor: bytes over the measured copy rate, or operations over the"
+            " rate of a large product",
         ),
     )
 
@@ -82,19 +82,19 @@ def _measure(bench: KernelBench, projection: Projection, row_counts: tuple[int, 
 
 
 def _measure_rows(bench: KernelBench, projection: Projection, weights: Tensor, num_rows: int) -> tuple[Value, ...]:
-    name, num_in, num_out, in_parts = projection
+    name, num_in, num_out, split_k = projection
     x = torch.randn(num_rows, num_in, dtype=bench.dtype, device=bench.device)
     expected = x.double() @ weights[-1].double().T
 
-    def own(*, chained: bool) -> Callable[[int], Tensor]:
-        return lambda layer: linear(x, weights[layer], in_parts=in_parts, chained=chained)
+    def own(*, pdl: bool) -> Callable[[int], Tensor]:
+        return lambda layer: linear(x, weights[layer], split_k=split_k, pdl=pdl)
 
     def torch_own(layer: int) -> Tensor:
         return functional.linear(x, weights[layer])
 
-    error = checked_error(_whole(own(chained=True)(-1)), expected, f"linear, {name} of {num_rows} rows")
+    error = checked_error(_whole(own(pdl=True)(-1)), expected, f"linear, {name} of {num_rows} rows")
     checked_error(torch_own(-1), expected, f"torch, {name} of {num_rows} rows")
-    us, unchained_us = bench.time_us(own(chained=True)), bench.time_us(own(chained=False))
+    us, unchained_us = bench.time_us(own(pdl=True)), bench.time_us(own(pdl=False))
     with blas_library("default"):
         torch_us = bench.time_us(torch_own)
     with blas_library("cublaslt"):
@@ -112,6 +112,6 @@ def _whole(y: Tensor) -> Tensor:
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each projection and number of rows."""
+    """Draws bars, a group for each projection and number of rows."""
     series = {"us": "this kernel", "torch_us": "torch", "torch_lt_us": "torch, cuBLASLt"}
     draw_bars(table, figure, series, lambda record: f"{record['projection']}\n{record['rows']} rows")

@@ -1,4 +1,4 @@
-"""The SGMV operators on one batch: prepared once, as a step prepares them, then called layer by layer."""
+"""The SGMV operators on one batch: prepared once, as in a step, then called layer by layer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,23 +11,23 @@ from torch import Tensor
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, pages_of_rank
 from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.weights import PagedWeights
-from punica_serve.lora_layout import LORA_PAGE_RANKS, pages_of_rank
 
-#: An operator on one layer.
+#: Runs an operator on one layer.
 LayerCall = Callable[[int], object]
 
-#: More rows than this are a prefill's.
+#: More rows than this belong to a prefill.
 _MAX_DECODES = 64
 
-#: Highest relative error of y against float64; what rounding y once costs is half of it.
+#: Highest relative error of y against float64; rounding y once accounts for half of it.
 ERROR_LIMITS = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 1e-5}
 
 
 class Rows:
-    """x and y of one batch. y is added to, call after call."""
+    """x and y of one batch. Each call adds to y."""
 
     def __init__(self, num_rows: int, h_in: int, h_out: int, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(num_rows)
@@ -36,16 +36,16 @@ class Rows:
         self.renew()
 
     def renew(self) -> None:
-        """Makes y as small again as what one call adds to it: against a large one an error would not show."""
+        """Resets y to small values: errors would not show in a large one."""
         self.y.normal_()
 
 
 class Sgmv:
-    """shrink, expand and their pair on one batch.
+    """Shrink, expand and their pair on one batch.
 
-    On a GPU each launch of ``pair`` starts while the one before it ends (programmatic dependent launch), also from one
-    pair to the next; in ``unchained`` only an expand may, after its shrink. There, the table holds ranks up to
-    ``max_rank``; by default the batch's own.
+    On a GPU each launch of ``pair`` starts while the one before it ends (programmatic dependent launch), also across
+    pairs; in ``unchained`` only an expand may, after its shrink. The table there has room for ranks up to ``max_rank``,
+    by default the batch's own.
     """
 
     def __init__(self, weights: PagedWeights, case: Case, rows: Rows, *, max_rank: int | None = None) -> None:
@@ -58,13 +58,13 @@ class Sgmv:
             self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)
 
     def unchained(self, layer: int) -> None:
-        """The pair, which waits for what was launched before it."""
+        """The pair, started after the previous launch has ended."""
         self.shrink(layer)
         self.expand(layer)
 
 
 def calls(call: LayerCall, num_layers: int) -> list[Callable[[], object]]:
-    """The call on every layer."""
+    """The call for every layer."""
     return [partial(call, layer) for layer in range(num_layers)]
 
 
@@ -77,7 +77,7 @@ def reference(weights: PagedWeights, case: Case, rows: Rows, layer: int) -> Tens
 
 
 def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name: str) -> float:
-    """y's relative error after one call on the last layer, with a new y. Raises ArithmeticError if it is too large."""
+    """The relative error after one call on the last layer with a new y. Raises ArithmeticError if it is too large."""
     layer = weights.num_layers - 1
     rows.renew()
     expected = reference(weights, case, rows, layer)
@@ -89,7 +89,7 @@ def checked(call: LayerCall, weights: PagedWeights, case: Case, rows: Rows, name
 
 
 def _max_segments(num_rows: int, num_segments: int) -> int:
-    """Beside a prefill there is a segment for the rows that pad it."""
+    """The capacity in segments: a prefill needs one more, for the rows that pad it."""
     return num_rows if num_rows <= _MAX_DECODES else num_segments + 1
 
 
@@ -121,8 +121,8 @@ def _gpu_calls(
 ) -> tuple[LayerCall, LayerCall, LayerCall]:
     from punica_kernels.gpu import sgmv
 
-    # As in the engine's graphs, decodes may all be of different adapters, whether this batch's are or not. Those graphs
-    # also hold the highest rank there can be: so does this table if it is asked for.
+    # As in the engine's graphs, all decodes may use different adapters, whether or not this batch's do. Those graphs
+    # also allow the highest rank; so does this table if asked to.
     num_rows = indptr[-1]
     shape = LoraTableShape(num_rows, _max_segments(num_rows, len(pages)), max_pages)
     words = np.empty(shape.num_words, np.int32)
@@ -137,6 +137,6 @@ def _gpu_calls(
         sgmv.expand(rows.y, v, weights.layer(layer)[1], offsets, table, accumulate=True)
 
     def pair(layer: int) -> None:
-        sgmv.add_lora(rows.y, rows.x, *weights.layer(layer), offsets, table, v, chained=True)
+        sgmv.add_lora(rows.y, rows.x, *weights.layer(layer), offsets, table, v, pdl=True)
 
     return shrink, expand, pair

@@ -1,4 +1,4 @@
-"""Attention of decodes and of prefills, as the engine calls it, against FlashInfer's where that is installed."""
+"""Attention of decodes and prefills, as the engine calls it, against FlashInfer's if that is installed."""
 
 from functools import cache
 from itertools import accumulate
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from punica_kernels.attention_spans import AttentionShape
-from punica_kernels.paged_attention import AttentionWorkspace, paged_attention
+from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
+from punica_kernels.paged_attention import paged_attention
 from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.bars import draw_bars
 from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
 from punica_serve.bench.kernels.operators import LayerCall
 from punica_serve.bench.kernels.setting import HEAD_DIM, KernelBench
 from punica_serve.bench.report import Column, TableData, Value
-from punica_serve.engine.device_memory import first_line
+from punica_serve.engine.memory.device_memory import first_line
 from punica_serve.workload import shipped_workload
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ COLUMNS = (
     Column("case", "case"),
     Column("requests", "requests"),
     Column("new_tokens", "new tokens"),
-    Column("context", "contexts in all"),
+    Column("context", "total context"),
     Column("group", "heads per kv head"),
     Column("us", "µs", ".1f"),
     Column("flashinfer_us", "FlashInfer", ".1f"),
@@ -43,27 +43,27 @@ class Case(NamedTuple):
     """The newest tokens of some requests."""
 
     name: str
-    #: Of each request: all its tokens, the new ones too.
+    #: Tokens of each request, including the new ones.
     contexts: tuple[int, ...]
-    #: Of each request; with one, they are decodes.
+    #: New tokens of each request; with one, they are decodes.
     num_new: int = 1
     #: Query heads that share one head of keys and values.
     group: int = 1
 
     def flop(self, num_heads: int) -> int:
-        """Both products, of what causal rows see."""
+        """Operations of both products, for the positions that causal rows attend to."""
         hidden = self.num_new * (self.num_new - 1) // 2
         return 4 * num_heads * HEAD_DIM * sum(self.num_new * context - hidden for context in self.contexts)
 
     def num_bytes(self, num_heads: int, itemsize: int) -> int:
-        """Keys and values of the contexts and the queries read, the results written."""
+        """Bytes of keys, values and queries read, and results written."""
         num_rows = len(self.contexts) * self.num_new
         return 2 * (sum(self.contexts) // self.group + num_rows) * num_heads * HEAD_DIM * itemsize
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Batches of decodes, one of them with contexts as uneven as a workload's; whole prompts, chunks of long ones."""
+    """Batches of decodes, one with contexts as uneven as the workload's; whole prompts; chunks of long ones."""
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
         Case("32 of the workload, halfway", halfway),
@@ -79,7 +79,7 @@ def all_cases() -> tuple[Case, ...]:
 
 
 class AttentionTensors:
-    """One case on a cache of as many layers as the bench has. Pages lie anywhere, as in a pool that has served."""
+    """One case, with a cache of as many layers as the benchmark has. Pages are scattered, as in a used pool."""
 
     def __init__(self, bench: KernelBench, case: Case) -> None:
         heads, dtype, device = bench.settings.hidden_size // HEAD_DIM, bench.dtype, bench.device
@@ -103,16 +103,16 @@ class AttentionTensors:
         words = np.empty(self._shape.num_words, dtype=np.int32)
         starts = range(0, len(self.q) + 1, case.num_new)
         self._shape.fill(words, case.contexts, starts, self._page_starts, PAGE_SIZE)
-        self._spans = torch.from_numpy(words).to(device)
+        self._tiles = torch.from_numpy(words).to(device)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, [pages, page_size, kv_heads, head_dim]: strided views, as the engine has them."""
+        """Keys and values, [pages, page_size, kv_heads, head_dim]: strided views, as in the engine."""
         return self._pool[:, number, 0], self._pool[:, number, 1]
 
     def attend(self, layer: int) -> None:
-        """Our kernel, into ``out``."""
+        """Runs our kernel, into ``out``."""
         keys, values = self.layer(layer)
-        tables = (self.pages, self._spans, self._shape, self._workspace)
+        tables = (self.pages, self._tiles, self._shape, self._workspace)
         paged_attention(self.out, self.q, keys, values, *tables, HEAD_DIM**-0.5)
 
     def expected(self, layer: int) -> Tensor:
@@ -148,7 +148,7 @@ def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableD
         COLUMNS,
         rows,
         notes=(
-            "floor: keys, values, queries and results over the measured copy rate, or the operations over that of a"
+            "floor: keys, values, queries and results over the measured copy rate, or operations over the rate of a"
             " large product",
             *(f"FlashInfer was not measured: {reason}" for reason in sorted(missing)),
         ),
@@ -156,7 +156,7 @@ def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableD
 
 
 def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | None]:
-    """One row, and why it lacks FlashInfer's figure."""
+    """One row, and the reason if FlashInfer was not measured."""
     tensors = AttentionTensors(bench, case)
     expected = tensors.expected(-1)
     error = _error(tensors, tensors.attend, expected, "paged_attention")
@@ -178,13 +178,13 @@ def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | N
 
 
 def _error(tensors: AttentionTensors, attend: LayerCall, expected: Tensor, name: str) -> float:
-    """Of ``out`` on the last layer."""
+    """The error of ``out`` on the last layer."""
     tensors.out.fill_(torch.nan)
     attend(-1)
     return checked_error(tensors.out, expected, f"{name} of {tensors.case.name}")
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each case."""
+    """Draws bars, a group for each case."""
     series = {"us": "this kernel", "flashinfer_us": "FlashInfer, fa2"}
     draw_bars(table, figure, series, lambda record: f"{record['case']}")

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from punica_serve.bench.kernels import peers
+from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
-from punica_serve.bench.kernels.peers import Peer
 from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
 from punica_serve.bench.kernels.weights import PagedWeights
+from punica_serve.bench.reference_figures import Peer, goals, peers
 from punica_serve.bench.report import Column, TableData, Value, numbers
-from punica_serve.lora_layout import MAX_LORA_RANK
 from punica_serve.workload import Population
 
 if TYPE_CHECKING:
@@ -47,12 +46,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured of one row."""
+    """The measurements of one row."""
 
     target: Target
     microseconds: float
     unchained_us: float
-    #: Unchained, over a table that holds any rank.
+    #: Unchained, with a table for any rank.
     engine_us: float
     floor_us: float
     error: float
@@ -74,18 +73,18 @@ def _met(microseconds: float, goal_us: float | None) -> str | None:
 
 
 def targets(batch_sizes: tuple[int, ...], num_prefill_rows: int, *, with_peers: bool) -> list[Target]:
-    """Ranks 16 and 64 at every batch size and rank 8 at the largest, over four populations; a mixed step.
+    """Ranks 16 and 64 at every batch size and rank 8 at the largest, for four populations; then a mixed step.
 
-    Peers and goals are those of one hidden size and dtype; ``with_peers`` says that these are they.
+    Peers and goals are for one hidden size and dtype; ``with_peers`` says that this run uses these.
     """
     cells = [(rank, batch) for rank in (16, 64) for batch in batch_sizes] + [(8, max(batch_sizes))]
     found = []
     for rank, batch in cells:
         for population in POPULATIONS if batch > 1 else (Population.DISTINCT,):
             key = (rank, batch, population)
-            found.append(Target(Case.of(population, batch, rank), peers.PAIR_GOALS.get(key), peers.PAIR.get(key)))
+            found.append(Target(Case.of(population, batch, rank), goals().pair_goal(*key), peers().pair_peer(*key)))
     mixed = Case("prefill + 31 decodes", (num_prefill_rows, *[1] * 31), (16,) * 32)
-    found.append(Target(mixed, peers.MIXED_STEP_GOAL, peers.MIXED_STEP))
+    found.append(Target(mixed, goals().mixed_step_us, peers().mixed_step))
     return found if with_peers else [Target(target.case) for target in found]
 
 
@@ -108,7 +107,8 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
     measured = [_measure(bench, weights, target) for target in rows]
     mixed, equal = (_measure(bench, weights, Target(case)) for case in mixes)
     ratio = mixed.microseconds / equal.microseconds
-    met = "met" if ratio <= peers.MIXED_RANKS_GOAL_RATIO else "missed"
+    goal_ratio = goals().mixed_ranks_ratio
+    met = "met" if ratio <= goal_ratio else "missed"
     hidden = settings.hidden_size
     return TableData(
         "pair",
@@ -116,13 +116,13 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
         COLUMNS,
         [pair.row for pair in (*measured, mixed, equal)],
         notes=(
-            f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {peers.MIXED_RANKS_GOAL_RATIO}: {met})",
-            "unchained: a pair starts when the one before it has ended; so did each launch of the peers, none of which"
-            " overlapped its launches: `x faster` compares them with this kernel's overlapping ones",
+            f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {goal_ratio}: {met})",
+            "unchained: a pair starts when the one before it has ended. None of the peers overlapped its launches;"
+            " `x faster` compares them with this kernel's overlapping ones",
             f"engine's table: unchained, with room for rank {MAX_LORA_RANK} in the table, as in its graphs; the"
             " others' tables have room for the batch's own ranks",
             "floor: bytes of adapters, x and y over the measured copy rate, at least two empty kernels",
-            peers.SOURCE,
+            peers().pair.source,
         ),
     )
 
@@ -141,7 +141,7 @@ def _measure(bench: KernelBench, weights: PagedWeights, target: Target) -> Pair:
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars: this kernel and the best peer, where there is one; goals as strokes, the byte floor as a line."""
+    """Draws bars of this kernel and the best peer, if any; goals are strokes, the byte floor a line."""
     records = table.records
     axes = figure.subplots()
     figure.set_size_inches(12, 5.5)

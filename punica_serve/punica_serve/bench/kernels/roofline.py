@@ -1,4 +1,4 @@
-"""Figure 7: the expand launch under the roof of the machine, by the paper's count of operations and bytes."""
+"""Figure 7: the roofline of the expand launch, by the paper's count of operations and bytes."""
 
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,12 @@ COLUMNS = (
     Column("us", "µs", ".2f"),
     Column("intensity", "FLOP per byte", ".2f"),
     Column("flop_per_s", "FLOP/s", ".3g"),
-    Column("share_of_roof", "of the roof", ".1%"),
+    Column("share_of_roof", "share of roof", ".1%"),
 )
 
 
 def measure(bench: KernelBench) -> tuple[TableData, dict[str, float]]:
-    """The points, and the roof: bytes per second of a copy and FLOP per second of a large product, both measured."""
+    """The points, and the roof: bytes/s of a copy and FLOP/s of a large product, both measured."""
     cells = [(population, batch) for population in POPULATIONS for batch in bench.settings.batch_sizes]
     bench.begin("figure 7", len(cells))
     peak = bench.flop_per_s
@@ -54,7 +54,7 @@ def measure(bench: KernelBench) -> tuple[TableData, dict[str, float]]:
 
 
 def draw(table: TableData, roof: dict[str, float], figure: "Figure") -> None:
-    """Both axes logarithmic; the roof is a slope of bytes and a flat top of arithmetic."""
+    """Draws logarithmic axes; the roof is a slope (memory) and a flat top (arithmetic)."""
     axes = figure.subplots()
     ridge = roof["matmul_flop_per_s"] / roof["copy_bytes_per_s"]
     line = [0.5, ridge, 4 * ridge]

@@ -1,6 +1,6 @@
-"""`bench kernels`: the operators against goals, peers, torch and the machine's roofs.
+"""`bench kernels`: the operators against goals, peers, torch and the hardware's limits.
 
-Every operator is compared with what is right before it is timed, and a wrong one is an error, not a row.
+Every operator is checked for correctness before it is timed; a wrong one is an error, not a row.
 """
 
 from collections.abc import Callable
@@ -26,18 +26,18 @@ from punica_serve.bench.kernels import (
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
-from punica_serve.engine.device_memory import open_device
+from punica_serve.engine.memory.device_memory import open_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: One table and what draws it.
+#: A table and the function that draws it.
 Measured = tuple[TableData, Draw]
 Measure = Callable[[KernelBench], Measured]
 
 
 def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, progress: Progress) -> Report:
-    """Measures the sections one after another; one that fails is named in the report, and the others go on."""
+    """Measures the sections one after another. The report names sections that failed; the others go on."""
     on = open_device(device)
     measured: dict[Section, Measured] = {}
     failures: list[str] = []
@@ -60,7 +60,7 @@ def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, pr
 
 
 def _section(measure: Callable[[KernelBench], TableData], draw: Callable[[TableData, "Figure"], None]) -> Measure:
-    """One whose picture takes nothing but its table."""
+    """A section whose picture needs only its table."""
 
     def measured(bench: KernelBench) -> Measured:
         table = measure(bench)
@@ -87,7 +87,7 @@ def _sampling(bench: KernelBench) -> TableData:
 
 
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:
-    """The sizes up to the largest that was asked for."""
+    """The sizes up to the largest one requested."""
     return tuple(size for size in sizes if size <= bench.settings.max_batch_size)
 
 

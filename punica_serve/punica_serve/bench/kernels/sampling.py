@@ -1,4 +1,4 @@
-"""The choice of the next tokens from a step's logits, against the same in torch's own operators."""
+"""Sampling of next tokens from a step's logits, against torch's own operators."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from punica_kernels.sampling import Filters, SamplingRows, filter_logits, gumbel_noise, sample, scale_logits
+from punica_kernels.sampling import filter_logits, gumbel_noise, sample
+from punica_kernels.sampling_rows import Filters, SamplingRows, scale_logits
 from punica_serve.bench.kernels.bars import draw_bars
 from punica_serve.bench.kernels.operators import LayerCall
 from punica_serve.bench.kernels.setting import KernelBench
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VOCAB_SIZES = (32_000, 128_256)
-#: Of two scores, in float32: how far the one that was taken may lie below the best.
+#: How far the chosen token's float32 score may lie below the best.
 _REGRET_LIMIT = 1e-4
 _TEMPERATURE, _TOP_K, _TOP_P = 0.8, 50, 0.9
 COLUMNS = (
@@ -34,7 +35,7 @@ COLUMNS = (
 
 
 class How(StrEnum):
-    """What all rows ask for."""
+    """How all rows sample."""
 
     GREEDY = "greedy"
     TEMPERATURE = "temperature"
@@ -43,7 +44,7 @@ class How(StrEnum):
 
 
 def measure(bench: KernelBench, row_counts: tuple[int, ...], vocab_sizes: tuple[int, ...] = VOCAB_SIZES) -> TableData:
-    """Checks that every row takes its best token, then times it. Every call has logits of its own."""
+    """Checks that every row takes its best token, then times it. Every call has its own logits."""
     bench.begin("sampling", 2 * len(How) * len(row_counts) * len(vocab_sizes))
     rows = [row for vocab in vocab_sizes for num_rows in row_counts for row in _measure(bench, num_rows, vocab)]
     return TableData(
@@ -53,7 +54,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...], vocab_sizes: tuple[
         rows,
         notes=(
             f"temperature {_TEMPERATURE}; top_k {_TOP_K} and top_p {_TOP_P} at that temperature, for all rows",
-            "torch: argmax, or softmax and multinomial's own way, a race of exponential noise, without its checks;"
+            "torch: argmax, or softmax followed by multinomial's own method, exponential noise, without its checks;"
             " its top_p sorts",
             "floor: the logits read once at the measured copy rate, at least two empty kernels",
         ),
@@ -80,7 +81,7 @@ def _on_layers(choose: Callable[[Tensor], Tensor], logits: Tensor) -> LayerCall:
 
 
 def make_rows(how: How, num_rows: int, device: torch.device) -> SamplingRows:
-    """Rows that all ask for the same, with seeds and positions of their own."""
+    """Rows with equal sampling parameters, but separate seeds and positions."""
     temperature = 0.0 if how is How.GREEDY else _TEMPERATURE
     numbers = torch.arange(num_rows, device=device)
     filters = None
@@ -96,7 +97,7 @@ def make_rows(how: How, num_rows: int, device: torch.device) -> SamplingRows:
 
 
 def torch_way(how: How) -> Callable[[Tensor], Tensor]:
-    """The same distribution from torch's operators, drawn with its own noise."""
+    """The same distribution from torch's operators, sampled with its own noise."""
 
     def greedy(logits: Tensor) -> Tensor:
         return logits.argmax(-1)
@@ -121,7 +122,7 @@ def _race(probs: Tensor) -> Tensor:
 
 
 def _check(how: How, logits: Tensor, rows: SamplingRows) -> None:
-    """Raises ArithmeticError unless each row takes its best token, up to the last bits of scores."""
+    """Raises ArithmeticError unless each row takes its best token, up to rounding of scores."""
     tokens = sample(logits, rows)
     scores = logits.float()
     if how is not How.GREEDY:
@@ -136,6 +137,6 @@ def _check(how: How, logits: Tensor, rows: SamplingRows) -> None:
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars, a group for each shape and what is asked for."""
+    """Draws bars, a group for each shape and sampling method."""
     series = {"us": "this kernel", "torch_us": "torch"}
     draw_bars(table, figure, series, lambda record: f"{record['how']}\n{record['rows']} of {record['vocab']:,}")

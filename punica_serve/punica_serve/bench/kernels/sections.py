@@ -1,10 +1,10 @@
-"""The parts, dtypes and sizes of `bench kernels`. Free of torch, for the command line's help."""
+"""The sections, dtypes and sizes of `bench kernels`. Free of torch, for the command line's help."""
 
 from enum import StrEnum
 
 
 class Section(StrEnum):
-    """In the order they run; the figures are those of Punica (MLSys 2024)."""
+    """The sections in the order they run; figures are those of Punica (MLSys 2024)."""
 
     PAIR = "pair"
     ROOFLINE = "figure7"
@@ -19,7 +19,7 @@ class Section(StrEnum):
 
 
 class HalfDtype(StrEnum):
-    """What models are served in on a GPU."""
+    """The 16-bit data types that models are served in on a GPU."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"

@@ -1,8 +1,7 @@
-"""What SGMV is compared with, in plain torch, on contiguous weights (Punica, section 7.1).
+"""SGMV's competitors in plain torch, on contiguous weights (Punica, section 7.1).
 
-Loop runs one product after another for each adapter. Gather-BMM copies the weights of every row's adapter beside each
-other, then multiplies in a batch; gather and BMM are its halves, and BMM alone is what it would cost if the copies were
-free.
+Loop runs one product after another for each adapter. Gather-BMM copies the weights of every row's adapter into one
+tensor, then multiplies in a batch. Gather and BMM are its halves; BMM alone is its cost if the copies were free.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from punica_serve.bench.kernels.weights import PagedWeights
 
 
 class TorchLora:
-    """The operators on one batch whose adapters have one rank. Weights are those of the pages, adapter by adapter."""
+    """The operators on one batch whose adapters have equal ranks. The weights are copied from the pages, adapter by
+    adapter.
+    """
 
     def __init__(self, weights: PagedWeights, case: Case, rows: Rows) -> None:
         layers = [_stacked(weights, case, layer) for layer in range(weights.num_layers)]
@@ -28,7 +29,7 @@ class TorchLora:
 
     @property
     def operators(self) -> dict[str, Callable[[], LayerCall]]:
-        """What makes each operator, by its name in tables."""
+        """Name in tables -> a function that makes the operator."""
         return {
             "loop": lambda: self.loop,
             "gather-bmm": lambda: self.gather_bmm,
@@ -37,7 +38,7 @@ class TorchLora:
         }
 
     def loop(self, layer: int) -> None:
-        """One pair of products for each adapter."""
+        """A pair of products for each adapter."""
         x, y = self._rows.x, self._rows.y
         start = 0
         for adapter, length in enumerate(self._case.lengths):
@@ -54,7 +55,7 @@ class TorchLora:
         self._multiply(*self.gather(layer))
 
     def make_bmm(self) -> LayerCall:
-        """The products alone, on weights of every layer gathered beforehand: what no server has."""
+        """The products alone, on gathered weights of every layer, which no server has."""
         gathered = [self.gather(layer) for layer in range(len(self._a))]
         return lambda layer: self._multiply(*gathered[layer])
 

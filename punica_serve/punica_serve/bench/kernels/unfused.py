@@ -1,4 +1,4 @@
-"""The fused operators as a model in plain torch writes them, one launch for each step of the formula."""
+"""The fused operators as written in plain torch: one launch for each step of the formula."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As Hugging Face's Llama does it."""
+    """As in Hugging Face's Llama."""
     hidden = x.float()
     variance = hidden.pow(2).mean(-1, keepdim=True)
     return weight * (hidden * torch.rsqrt(variance + eps)).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The residual is added first, in place."""
+    """Adds the residual first, in place."""
     return rms_norm(residual.add_(x), weight, eps)
 
 
@@ -38,7 +38,7 @@ def rotary_append(
     return rotated
 
 
-def place_drawn(token_ids: Tensor, sources: Tensor, draws: Tensor) -> Tensor:
+def fill_sampled(token_ids: Tensor, sources: Tensor, draws: Tensor) -> Tensor:
     drawn = draws.index_select(0, sources.clamp_min(0))
     return torch.where(sources < 0, token_ids, drawn).clamp_min(0)
 

@@ -5,17 +5,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.bench.kernels.case import Case
-from punica_serve.lora_layout import LORA_PAGE_RANKS
 
-#: Where an adapter's pages lie. "scattered": anywhere, as in a pool that has served for a while. "adjacent": one after
-#: the other, which in the engine's layer-major pages still leaves the other layers between them. "contiguous": the
-#: pool of each layer by itself, pages one after the other, so that an adapter's A and B are one block each.
+#: Where an adapter's pages lie. "scattered": anywhere, as in a used pool. "adjacent": one after the other; in the
+#: engine's layer-major pages, the other layers still lie between them. "contiguous": a separate pool for each layer,
+#: with pages one after the other, so that an adapter's A and B are one block each.
 Layout = Literal["scattered", "adjacent", "contiguous"]
 
 
 class PagedWeights:
-    """Random A and B of ``num_layers`` layers, enough pages for the largest batch."""
+    """Random A and B of ``num_layers`` layers, with enough pages for the largest batch."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class PagedWeights:
         return self._a.device
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """a [pages, 1, 8, h_in] and b [pages, 8, h_out] of one layer: strided views, as the engine has them."""
+        """a [pages, 1, 8, h_in] and b [pages, 8, h_out] of one layer: strided views, as in the engine."""
         return self._a[:, number], self._b[:, number]
 
     def pages(self, case: Case) -> list[list[int]]:
-        """The pages of each segment's adapter, none shared."""
+        """The pages of each segment's adapter; none are shared."""
         pages, start = [], 0
         for rank in case.ranks:
             end = start + rank // LORA_PAGE_RANKS
             pages.append(self._pages[start:end])
             start = end
         if start > len(self._pages):
-            raise ValueError(f"{case.num_adapters} adapters take {start} pages of {len(self._pages)}")
+            raise ValueError(f"{case.num_adapters} adapters take {start} pages, but there are {len(self._pages)}")
         return pages
 
     def dense(self, case: Case, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """(A [rank, h_in], B [rank, h_out]) of each segment's adapter, in float64: for references."""
+        """(A [rank, h_in], B [rank, h_out]) of each segment's adapter, in float64, for references."""
         a, b = self.layer(layer)
         return [(a[own].double().flatten(0, 2), b[own].double().flatten(0, 1)) for own in self.pages(case)]

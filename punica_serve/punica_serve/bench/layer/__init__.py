@@ -1,1 +1,3 @@
-"""`bench layer`: decode steps through whole transformer layers of the engine's own model. ``run.run`` is the way in."""
+"""`bench layer`: decode steps through whole transformer layers of the engine's own model. ``run.run`` is the entry
+point.
+"""

@@ -1,12 +1,12 @@
-"""Figure 10: a whole transformer layer over batch sizes, context lengths and populations, beside the backbone alone."""
+"""Figure 10: a whole transformer layer over batch sizes, context lengths and populations, and the backbone alone."""
 
 from typing import TYPE_CHECKING
 
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.kernels.curves import label_batches
 from punica_serve.bench.layer.layers import Layers
 from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.report import Column, TableData, Value, numbers
-from punica_serve.model_config import ModelConfig
 from punica_serve.workload import Population
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 def measure(bench: LayerBench) -> TableData:
-    """One decode step of every batch size, context length and population, for each model."""
+    """Measures one decode step for every model, batch size, context length and population."""
     settings = bench.settings
     num_batches = len(settings.models) * len(settings.context_lengths) * len(settings.batch_sizes)
     bench.begin("figure 10", num_batches * (1 + len(Population)))
@@ -37,7 +37,7 @@ def measure(bench: LayerBench) -> TableData:
         f"Figure 10: one transformer layer, decode, rank {settings.rank} on all projections, {bench.how}",
         COLUMNS,
         rows,
-        notes=(f"mean of {settings.num_layers} layers of own weights; embedding and last norm are part of it",),
+        notes=(f"mean of {settings.num_layers} layers with separate weights; includes embedding and last norm",),
     )
 
 
@@ -67,7 +67,7 @@ def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """A panel for each model and context length, a curve for each population."""
+    """Draws a panel for each model and context length, a curve for each population."""
     records = table.records
     panels = list(dict.fromkeys((record["model"], record["context"]) for record in records))
     figure.set_size_inches(4 * len(panels), 4)

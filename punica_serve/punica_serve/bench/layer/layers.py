@@ -1,48 +1,40 @@
-"""A few layers of the engine's own model, with all that the engine puts around them: KvCache, LoRA pages, attention.
+"""A few layers of the engine's own model, with everything that the engine puts around them: KvCache, LoRA pages,
+attention.
 
-Decode steps of these layers are planned as the engine plans them, then called as one function that a CUDA graph can
-hold. Embedding and final norm are part of it, a few microseconds in all; the head is not.
+Decode steps of these layers are planned as in the engine, then called as one function that a CUDA graph can capture. It
+includes the embedding and final norm, a few microseconds in total, but not the head.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from punica_serve.engine.attention import TorchPagedAttention
-from punica_serve.engine.batch import build_batch
-from punica_serve.engine.kv_cache import KvCache
-from punica_serve.engine.lora_batch import TorchLora
-from punica_serve.engine.lora_pool import AdapterPages, LoraPool
-from punica_serve.engine.planner import StepPlan
-from punica_serve.engine.sequence import Sequence as EngineSequence
-from punica_serve.engine.step_program import PlannedAttention
-from punica_serve.engine.step_shape import StepShape
-from punica_serve.engine.step_words import StepWords
-from punica_serve.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK, pages_needed
-from punica_serve.model_config import ModelConfig
-from punica_serve.models.llama import Attention, Llama, LoraBatch
-from punica_serve.models.llama_weights import dummy_weights
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK, pages_needed
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence as EngineSequence
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_rows import build_rows
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.graph_runner import PlannedAttention
+from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.engine.torch_attention import TorchAttention
+from punica_serve.engine.torch_lora import TorchLora
+from punica_serve.models.llama import Llama
+from punica_serve.models.model import Attention, ForwardBatch
+from punica_serve.models.model_weights import dummy_weights
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 PAGE_SIZE = 16
-#: The tokens of the embedding: as good as none, since it is not what is measured.
+#: A tiny vocabulary, since the embedding is not measured.
 _VOCAB_SIZE = 128
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """A planned step: the arguments of ``Llama.forward``."""
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: Attention
-    lora: LoraBatch
-
-
 class Layers:
-    """Random weights, a KvCache of random tokens and random adapters of one rank."""
+    """Random weights, a KvCache of random tokens, and random adapters of one rank."""
 
     def __init__(
         self,
@@ -64,27 +56,27 @@ class Layers:
         num_pages = pages_each * max_batch
         self._cache = KvCache(self.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype, device=device)
         self._kv_pages = [self._cache.allocate(pages_each) for _ in range(max_batch)]
-        self._cache.pool.normal_()  # not before: on a CPU, pages come zeroed
+        self._cache.pool.normal_()  # not earlier: on a CPU, pages start zeroed
         self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
         self._pool, self._adapter_pages = _random_adapters(self.config, max_batch, self._ref, dtype, device)
         self._gpu = _GpuParts(self._cache, self.config, batch_sizes) if device.type == "cuda" else None
 
-    def decode(self, adapters: Sequence[int | None]) -> DecodeStep:
-        """A decode of each request at the context length; rows that share an adapter are to be adjacent."""
+    def decode(self, adapters: Sequence[int | None]) -> ForwardBatch:
+        """A decode of each request at the context length; rows that share an adapter must be adjacent."""
         plan = StepPlan(None, tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
         return self._plan_on_gpu(plan, self._gpu) if self._gpu else self._plan_on_cpu(plan)
 
-    def forward(self, step: DecodeStep) -> Callable[[], Tensor]:
-        """The layers over a step, ready to be timed."""
-        return lambda: self.model.forward(step.token_ids, step.positions, step.attention, step.lora)
+    def forward(self, step: ForwardBatch) -> Callable[[], Tensor]:
+        """The layers' forward pass of a step, ready to be timed."""
+        return lambda: self.model.forward(step)
 
-    def check(self, step: DecodeStep, backbone: DecodeStep) -> None:
+    def check(self, step: ForwardBatch, backbone: ForwardBatch) -> None:
         """Raises ArithmeticError unless a step's outputs are finite and LoRA has changed each of its rows."""
         own, base = self.forward(step)().clone(), self.forward(backbone)()
         if not own.isfinite().all():
             raise ArithmeticError(f"the layers' outputs for {len(own)} rows are not finite")
         if (own == base).all(1).any():
-            raise ArithmeticError(f"LoRA changed not every one of {len(own)} rows")
+            raise ArithmeticError(f"LoRA left some of {len(own)} rows unchanged")
 
     def _sequence(self, row: int, adapter: int | None) -> EngineSequence:
         ref = None if adapter is None else _named(self._ref, adapter)
@@ -93,44 +85,44 @@ class Layers:
         sequence.num_cached, sequence.pages = self.context_length - 1, self._kv_pages[row]
         return sequence
 
-    def _plan_on_cpu(self, plan: StepPlan) -> DecodeStep:
-        batch = build_batch(plan, self.device)
-        attention, lora = TorchPagedAttention(self._cache), TorchLora(self._pool, self._pages_of)
+    def _plan_on_cpu(self, plan: StepPlan) -> ForwardBatch:
+        batch = build_rows(plan, self.device)
+        attention, lora = TorchAttention(self._cache), TorchLora(self._pool, self._pages_of)
         attention.plan(plan, batch)
         lora.plan(batch.segments)
-        return DecodeStep(batch.token_ids, batch.positions, attention, lora)
+        return ForwardBatch(batch.token_ids, batch.positions, attention, lora)
 
-    def _plan_on_gpu(self, plan: StepPlan, gpu: "_GpuParts") -> DecodeStep:
+    def _plan_on_gpu(self, plan: StepPlan, gpu: "_GpuParts") -> ForwardBatch:
         from punica_kernels.gpu.sgmv import workspace_numel
         from punica_kernels.lora_table import LoraTableShape
-        from punica_serve.engine.cuda_lora import CudaLora
-        from punica_serve.engine.step_inputs import StepInputs
+        from punica_serve.engine.cuda.cuda_lora import CudaLora
+        from punica_serve.engine.cuda.step_inputs import StepInputs
 
         num_rows = len(plan.decodes)
-        shape = StepShape(0, num_rows)
+        bucket = BatchBucket(0, num_rows)
         table = LoraTableShape(num_rows, num_rows, MAX_LORA_RANK // LORA_PAGE_RANKS)
-        # Not the attention's: steps of one size differ in their adapters alone.
-        words = StepWords(StepInputs.parts(shape, table), self.device)
-        inputs = StepInputs(shape, table, words)
+        # Not needed by attention: steps of one size differ only in their adapters.
+        buffer = StepInputBuffer(StepInputs.sections(bucket, table), self.device)
+        inputs = StepInputs(bucket, table, buffer)
         inputs.write(plan, {})
         inputs.write_lora(plan, self._pages_of)
-        words.queue()
+        buffer.copy_to_device()
         numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
         workspace = torch.empty(numel, device=self.device)
         tables = inputs.tables if plan.num_adapters else {}
         lora = CudaLora(self._pool, tables, workspace, gpu.side)
-        return DecodeStep(inputs.token_ids, inputs.positions, gpu.attend(plan, shape), lora)
+        return ForwardBatch(inputs.token_ids, inputs.positions, gpu.attend(plan, bucket), lora)
 
     def _pages_of(self, digest: str) -> AdapterPages:
         return self._adapter_pages[digest]
 
 
 class NoAttention:
-    """Keys and values are appended, and queries come back as they are: to measure the rest of a layer."""
+    """Appends keys and values and returns the queries unchanged, to measure the rest of a layer."""
 
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
-        self.slots = attention.slots
+        self.slot_mapping = attention.slot_mapping
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._attention.cache(layer)
@@ -147,7 +139,7 @@ def _named(ref: AdapterRef, adapter: int) -> AdapterRef:
 def _random_adapters(
     model: ModelConfig, count: int, ref: AdapterRef, dtype: torch.dtype, device: torch.device
 ) -> tuple[LoraPool, dict[str, AdapterPages]]:
-    """Adapters with weights of their own. No two pages of one adapter are neighbours, as in a pool long in use."""
+    """Adapters with separate weights. No two pages of an adapter are adjacent, as in a used pool."""
     needed = pages_needed(ref.ranks)
     pool = LoraPool(model, num_pages=count * max(needed.values()), dtype=dtype, device=device)
     for tensors in pool.groups.values():
@@ -162,22 +154,24 @@ def _random_adapters(
 
 
 class _GpuParts:
-    """What the steps of one model share on a GPU."""
+    """Objects that the steps of one model share on a GPU."""
 
     def __init__(self, cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> None:
-        from punica_serve.engine.cuda_attention import attention_parts, make_attentions
+        from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
 
         device = cache.pool.device
-        shapes = [StepShape(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
-        self._words = {shape: StepWords(attention_parts(cache, model, shape), device) for shape in shapes}
-        self._attentions = make_attentions(cache, model, self._words)
-        #: LoRA's stream. One for all steps: torch hands out 32 in turn, and after as many the one that graphs are
-        #: captured on comes up, beside which nothing runs.
+        buckets = [BatchBucket(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
+        self._buffers = {
+            bucket: StepInputBuffer(attention_sections(cache, model, bucket), device) for bucket in buckets
+        }
+        self._attentions = make_attentions(cache, model, self._buffers)
+        #: LoRA's stream, shared by all steps: torch hands out 32 streams in turn, so later ones include the stream that
+        #: graphs are captured on, where nothing can overlap.
         self.side = torch.cuda.Stream(device)
 
-    def attend(self, plan: StepPlan, shape: StepShape) -> PlannedAttention:
+    def attend(self, plan: StepPlan, bucket: BatchBucket) -> PlannedAttention:
         """The attention of a planned step."""
-        attention = self._attentions[shape]
+        attention = self._attentions[bucket]
         attention.plan(plan)
-        self._words[shape].queue()
+        self._buffers[bucket].copy_to_device()
         return attention

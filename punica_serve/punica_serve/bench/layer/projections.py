@@ -1,8 +1,8 @@
-"""What LoRA on all seven projections adds to one layer: beside the dense products alone, and in the layer's own flow.
+"""The cost of LoRA on all seven projections of one layer: beside the dense products alone, and within the layer.
 
-Alone, LoRA runs beside the four dense products and its result is left where it is. In the layer, the fused operators
-between the products read it too, which is how the engine adds it: this is the figure for the goal. Attention is left
-out of both, since it is the same with and without LoRA.
+In the first case LoRA runs beside the four dense products and nothing reads its result. In the layer, the fused
+operators between the products read it, as in the engine; the goal is for this result. Both exclude attention, which is
+the same with and without LoRA.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from punica_kernels.bench.timing import copy_bytes_per_s
-from punica_serve.bench.kernels.peers import LAYER, LAYER_GOALS, SOURCE
-from punica_serve.bench.layer.layers import DecodeStep, Layers, NoAttention
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.bench.layer.layers import Layers, NoAttention
 from punica_serve.bench.layer.setting import LayerBench, adapters_of
+from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, TableData, Value, numbers
-from punica_serve.model_config import ModelConfig
-from punica_serve.models.llama import LoraBatch
-from punica_serve.protocol import LoraGroup
+from punica_serve.models.linear import Linear, LoraBatch
+from punica_serve.models.model import ForwardBatch
 from punica_serve.shapes import shape_of
 from punica_serve.workload import Population
 
@@ -44,7 +44,7 @@ _CONTEXT_LENGTH = 16
 
 
 def measure(bench: LayerBench) -> TableData:
-    """The first model of the settings."""
+    """Uses the first model of the settings."""
     settings = bench.settings
     model = settings.models[0]
     batch_sizes = settings.projection_batch_sizes
@@ -64,12 +64,15 @@ def measure(bench: LayerBench) -> TableData:
         f"LoRA of rank {settings.rank} on all seven projections of one {model.name} layer, µs {bench.how}",
         COLUMNS,
         [row for batch_size in batch_sizes for row in _measure(bench, layers, batch_size, copy_rate)],
-        notes=("floor: bytes of the adapters over the measured copy rate", f"{SOURCE}, beside the dense products"),
+        notes=(
+            "floor: bytes of the adapters over the measured copy rate",
+            f"{peers().layer.source}, beside the dense products",
+        ),
     )
 
 
 def adapter_bytes_of_layer(model: ModelConfig, rank: int, itemsize: int) -> int:
-    """A and B of all seven projections of one layer."""
+    """Bytes of A and B of all seven projections of one layer."""
     return sum(rank * (out + into) for out, into in model.linear_shapes.values()) * itemsize
 
 
@@ -86,7 +89,7 @@ def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: floa
         beside_us = bench.layer_us(_products(layers, step.lora, batch_size)) - gemms_us
         added_us = bench.layer_us(layers.forward(_without_attention(step))) - layer_us
         key = (batch_size, population)
-        goal, peer = (LAYER_GOALS.get(key), LAYER.get(key)) if is_goal else (None, None)
+        goal, peer = (goals().layer_goal(*key), peers().layer_peer(*key)) if is_goal else (None, None)
         met = None if goal is None else "yes" if added_us <= goal else "no"
         floor = adapter_bytes_of_layer(layers.config, bench.settings.rank, bench.dtype.itemsize) / copy_rate * 1e6
         num_adapters = len(set(adapters))
@@ -100,30 +103,33 @@ def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: floa
     return rows
 
 
-def _without_attention(step: DecodeStep) -> DecodeStep:
-    return DecodeStep(step.token_ids, step.positions, NoAttention(step.attention), step.lora)
+def _without_attention(step: ForwardBatch) -> ForwardBatch:
+    return ForwardBatch(step.token_ids, step.positions, NoAttention(step.attention), step.lora)
 
 
 def _products(layers: Layers, lora: LoraBatch, batch_size: int) -> Callable[[], list[Tensor | None]]:
-    """The four stacked dense products of every layer, on inputs that are always the same."""
-    groups: tuple[LoraGroup, ...] = ("qkv", "o", "gate_up", "down")
-    weights = [[(group, getattr(layer, group)) for group in groups] for layer in layers.weights.layers]
-    widths = {weight.shape[1] for _, weight in weights[0]}
+    """The four stacked dense products of every layer, always on the same inputs."""
+    groups = layers.config.spec.groups
+    products = [
+        (group.in_features, Linear(number, group, weights.linears[group.name]))
+        for number, weights in enumerate(layers.weights.layers)
+        for group in groups
+    ]
+    widths = {group.in_features for group in groups}
     like = layers.weights.embedding
     inputs = {width: torch.randn(batch_size, width, dtype=like.dtype, device=like.device) for width in widths}
 
     def run() -> list[Tensor | None]:
         results: list[Tensor | None] = []
-        for number, layer in enumerate(weights):
-            for group, weight in layer:
-                results += lora.project(number, group, inputs[weight.shape[1]], weight)
+        for width, product in products:
+            results += product(inputs[width], lora)
         return results
 
     return run
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """Bars of what is added, with goals as strokes."""
+    """Draws bars of the added time, with goals as strokes."""
     axes = figure.subplots()
     records = table.records
     places = range(len(records))

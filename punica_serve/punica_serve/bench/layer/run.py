@@ -10,11 +10,11 @@ from rich.progress import Progress
 from punica_serve.bench.layer import figure10, projections
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
-from punica_serve.engine.device_memory import open_device
+from punica_serve.engine.memory.device_memory import open_device
 
 
 def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
-    """The goals of the seven projections, then figure 10; one that fails is named in the report."""
+    """Measures the goals of the seven projections, then figure 10. The report names sections that failed."""
     on = open_device(device)
     bench = LayerBench(settings, on, progress)
     tables: list[TableData] = []

@@ -1,4 +1,4 @@
-"""What `bench layer` measures, and how long."""
+"""The options of `bench layer`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from rich.progress import Progress
 
+from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.bench.cells import Bench
-from punica_serve.model_config import ModelConfig, ModelDtype
 from punica_serve.workload import Population, counts
 
 
@@ -21,7 +21,7 @@ class LayerSettings:
     #: Batch sizes of the seven projections.
     projection_batch_sizes: tuple[int, ...] = (32, 64)
     rank: int = 16
-    #: Layers of own weights in one CUDA graph; a figure is the mean over them.
+    #: Layers with separate weights in one CUDA graph; results are means over them.
     num_layers: int = 8
     num_replays: int = 7
     dtype: ModelDtype = "bfloat16"
@@ -35,12 +35,12 @@ class LayerBench(Bench):
         self.settings = settings
 
     def layer_us(self, call: Callable[[], object]) -> float:
-        """Microseconds of one of the layers that the call runs through, and one step of the progress bar."""
+        """Microseconds of one of the layers that the call runs. Advances the progress bar by one."""
         return self.measure_us([call]) / self.settings.num_layers
 
 
 def adapters_of(population: Population | None, batch_size: int) -> list[int | None]:
-    """The adapter of each row, rows of one adapter adjacent; None is the backbone alone."""
+    """Each row's adapter, with an adapter's rows adjacent; None is the backbone alone."""
     if population is None:
         return [None] * batch_size
     return [adapter for adapter, count in enumerate(counts(population, batch_size)) for _ in range(count)]

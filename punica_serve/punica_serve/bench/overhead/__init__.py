@@ -1,1 +1,1 @@
-"""`bench overhead`: what LoRA adds to a decode step of the engine. ``run.run`` is the way in."""
+"""`bench overhead`: the cost of LoRA in a decode step of the engine. ``run.run`` is the entry point."""

@@ -1,4 +1,4 @@
-"""A torch.profiler trace of some decode steps with LoRA, and the kernels in it by time."""
+"""A torch.profiler trace of some decode steps with LoRA, and its kernels by time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from punica_serve.bench.report import Column, TableData, Value
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
 
-#: The names under which LoRA appears in traces.
+#: LoRA's kernel names in traces.
 LORA_KERNELS = ("sgmv_shrink", "sgmv_expand")
 _MAX_ROWS = 20
 _MAX_NAME = 90
 COLUMNS = (
     Column("kernel", "kernel"),
-    Column("launches", "launches a step", ".1f"),
+    Column("launches", "launches per step", ".1f"),
     Column("us", "µs a step", ".1f"),
-    Column("share", "of all kernels", ".1%"),
+    Column("share", "share of all kernels", ".1%"),
 )
 
 
@@ -38,7 +38,7 @@ def trace(engine: Engine, adapters: Sequence[AdapterRef | None], num_steps: int,
 
 
 def missing_kernels(table: TableData) -> list[str]:
-    """The names of LORA_KERNELS that no kernel has."""
+    """The LORA_KERNELS that are missing in the trace."""
     names = [str(record["kernel"]) for record in table.records]
     return [wanted for wanted in LORA_KERNELS if not any(wanted in name for name in names)]
 

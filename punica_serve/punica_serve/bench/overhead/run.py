@@ -7,23 +7,23 @@ from pathlib import Path
 from rich.progress import Progress
 
 from punica_serve.adapters.random_adapter import ALL_MODULES
+from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.bench.overhead import profile, sweep
 from punica_serve.bench.overhead.steady import NUM_PROMPT_TOKENS
 from punica_serve.bench.overhead.sweep import OverheadSettings, spread
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import Report, machine
 from punica_serve.bench.subject import Subject
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.packing import packed_num_bytes
-from punica_serve.lora_layout import pages_of_rank
 from punica_serve.protocol import AdapterRef
 
 TRACE_NAME = "overhead-trace.json.gz"
 
 
 def run(subject: Subject, settings: OverheadSettings, out: Path, progress: Progress) -> Report:
-    """A trace of some steps into ``out``, then three sweeps. Raises RequestFailed if any request fails."""
+    """Writes a trace of some steps into ``out``, then runs three sweeps. Raises RequestFailed if any request fails."""
     engine = Engine(sized(subject, settings), str(subject.device))
     adapters = cache(partial(_adapters, engine, subject, settings))
     task = progress.add_task("overhead", total=1 + sweep.num_batches(settings))
@@ -42,14 +42,14 @@ def run(subject: Subject, settings: OverheadSettings, out: Path, progress: Progr
         [table, kernels],
         {"": partial(sweep.draw, table)},
         {"trace": TRACE_NAME},
-        [f"the trace holds no kernel called {name}" for name in missing],
+        [f"the trace holds no kernel named {name}" for name in missing],
     )
 
 
 def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
     """The subject's config with room for every batch and its adapters."""
     pages = {rank: count * pages_of_rank(rank) for rank, count in settings.num_adapters.items()}
-    # Host memory holds those of one rank; the next one's take their place.
+    # Host memory holds the adapters of one rank at a time.
     host_bytes = max(
         (count + 1) * packed_num_bytes(dict.fromkeys(ALL_MODULES, rank), subject.model, subject.dtype)
         for rank, count in settings.num_adapters.items()
@@ -59,12 +59,12 @@ def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
             "max_batch_size": settings.max_batch_size,
             "num_lora_pages": max(*pages.values(), subject.config.num_lora_pages),
             "host_cache_bytes": max(host_bytes, subject.config.host_cache_bytes),
-            # One prefill fits one step, and there is one shape of it to capture.
+            # One prefill fits one step, so only one shape needs to be captured.
             "prefill_budget_tokens": NUM_PROMPT_TOKENS,
         }
     )
 
 
 def _adapters(engine: Engine, subject: Subject, settings: OverheadSettings, rank: int) -> list[AdapterRef]:
-    """Makes those of a rank. They are of use until others take their place in host memory."""
+    """Creates the adapters of a rank. They are valid until others replace them in host memory."""
     return fill_host_cache(engine, settings.num_adapters[rank], rank, subject.dtype, on_made=lambda: None)

@@ -1,4 +1,4 @@
-"""Steady decode steps of an engine: the same requests in every step, each one token further."""
+"""Steady decode steps of an engine: every step has the same requests, each one token further."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-#: Tokens of each prompt: LoRA does not depend on the context, and prefills are not what is measured.
+#: Tokens of each prompt. LoRA does not depend on the context, and prefills are not measured.
 NUM_PROMPT_TOKENS = 8
-#: Steps after the last prefill that do not count: with one step ahead of the host, times settle after two.
+#: Untimed steps after the last prefill: with overlap scheduling, times settle after two.
 NUM_SETTLING_STEPS = 4
 _WAIT_S = 1.0
 
@@ -20,7 +20,7 @@ _numbers = count()
 
 
 class SteadyDecode:
-    """Keeps a batch decoding. As a context manager: the batch is gone at its end."""
+    """Keeps a batch decoding. A context manager: the batch is removed at its end."""
 
     def __init__(self, engine: Engine, adapters: Sequence[AdapterRef | None]) -> None:
         """One request for each of ``adapters``; None is the base model."""
@@ -28,7 +28,7 @@ class SteadyDecode:
         self._requests = [self._request(adapter) for adapter in adapters]
 
     def __enter__(self) -> "SteadyDecode":
-        """Adds the requests and steps until all of them decode."""
+        """Adds the requests and runs steps until all of them decode."""
         for request in self._requests:
             self._engine.add(request)
         settled = 0
@@ -42,12 +42,12 @@ class SteadyDecode:
     def __exit__(self, *_: object) -> None:
         for request in self._requests:
             self._engine.cancel(request.request_id)
-        # What is still on the device finishes before anything else is measured.
+        # The device must be idle before anything else is measured.
         while step(self._engine).has_run:
             pass
 
     def run(self, num_steps: int) -> list[float]:
-        """Seconds of each step. Raises RequestFailed if a step had another batch than the one asked for."""
+        """Seconds of each step. Raises RequestFailed if a step had another batch than requested."""
         outputs = [step(self._engine) for _ in range(num_steps)]
         if not all(map(self._is_steady, outputs)):
             raise RequestFailed(f"not every step decoded all of {len(self._requests)} requests")

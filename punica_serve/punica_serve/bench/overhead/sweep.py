@@ -1,4 +1,4 @@
-"""The batches that are compared: over batch size, over rank, and over the number of adapters, with and without LoRA."""
+"""The compared batches: over batch size, rank, and number of adapters, with and without LoRA."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class OverheadSettings:
-    """What to compare. Each sweep varies one of three and holds the others."""
+    """The options. Each sweep varies one of the three and fixes the others."""
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     ranks: tuple[int, ...] = (8, 16, 32, 64, 128)
     adapter_counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    #: Of the other two sweeps.
+    #: Rank in the other two sweeps.
     rank: int = 16
-    #: Requests in the sweep over ranks, each with an adapter of its own.
+    #: Requests in the sweep over ranks, each with its own adapter.
     batch_size: int = 32
     num_steps: int = 24
     num_profiled_steps: int = 4
@@ -48,7 +48,7 @@ class OverheadSettings:
 
     @property
     def num_adapters(self) -> dict[int, int]:
-        """Rank -> how many adapters of it are needed at a time."""
+        """Rank -> number of adapters needed at a time."""
         needed = dict.fromkeys(self.ranks, self.batch_size)
         needed[self.rank] = max(needed.get(self.rank, 0), self.max_adapters)
         return needed
@@ -65,7 +65,7 @@ class Cell:
 
 
 def cells(settings: OverheadSettings) -> list[Cell]:
-    """All of the three sweeps."""
+    """The batches of all three sweeps."""
     most = settings.max_adapters
     return [
         *(Cell("batch", batch, min(batch, most), settings.rank) for batch in settings.batch_sizes),
@@ -75,7 +75,7 @@ def cells(settings: OverheadSettings) -> list[Cell]:
 
 
 def spread(refs: Sequence[AdapterRef], batch_size: int) -> list[AdapterRef | None]:
-    """Requests in equal numbers over adapters, those of one adapter adjacent."""
+    """Requests spread evenly over adapters, with an adapter's requests adjacent."""
     return [refs[row * len(refs) // batch_size] for row in range(batch_size)]
 
 
@@ -85,7 +85,9 @@ def measure(
     adapters: Callable[[int], Sequence[AdapterRef]],
     advance: Callable[[], None],
 ) -> TableData:
-    """``adapters``: those of a rank, asked for one rank after the other. ``advance`` is told of every batch."""
+    """``adapters`` returns those of a rank; it is called for one rank after the other. ``advance`` is called for every
+    batch.
+    """
     base_s: dict[int, float] = {}
     lora_s: dict[Cell, float] = {}
     found = cells(settings)
@@ -104,13 +106,13 @@ def _row(cell: Cell, base_s: float, lora_s: float) -> tuple[Value, ...]:
 
 
 def num_batches(settings: OverheadSettings) -> int:
-    """How often ``measure`` advances."""
+    """Number of calls of ``advance``."""
     found = cells(settings)
     return len(found) + len({cell.batch_size for cell in found})
 
 
 def draw(table: TableData, figure: "Figure") -> None:
-    """A panel for each sweep: the step with and without LoRA, and what is added."""
+    """Draws a panel for each sweep: the step with and without LoRA, and the difference."""
     records = table.records
     sweeps = list(dict.fromkeys(str(record["sweep"]) for record in records))
     figure.set_size_inches(4.5 * len(sweeps), 4)

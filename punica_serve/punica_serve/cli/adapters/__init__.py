@@ -1,10 +1,10 @@
-"""`punica-serve adapters`: the LoRA models of a running cluster, over its HTTP API.
+"""`punica-serve adapters`: manages the LoRA models of a running cluster over its HTTP API.
 
-client.py    the API with a key, and its refusals in one line
-sending.py   what is sent to register an adapter: a URI, an archive or a folder
-tables.py    adapters as people read them
-verify.py    a folder, checked on this machine without any cluster
-parity.py    the same folder in our engine and in PEFT: the only file here that loads torch
+client.py    the HTTP API with a key; errors become one line
+sending.py   sends an adapter: a URI, an archive or a folder
+tables.py    tables of adapters
+verify.py    checks a folder on this machine, without a cluster
+parity.py    compares a folder in our engine and in PEFT; the only module here that loads torch
 """
 
 import sys
@@ -20,7 +20,7 @@ from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_te
 if TYPE_CHECKING:
     from punica_serve.cli.adapters.client import AdapterClient
 
-#: Between two looks at a deletion that takes longer.
+#: Polling interval of a deletion that takes longer.
 POLL_S = 1.0
 
 app = typer.Typer(name="adapters", help="Register, list and remove LoRA models.", no_args_is_help=True)
@@ -33,14 +33,14 @@ Name = Annotated[str, typer.Argument(callback=check_text, help="The adapter's na
 def add(
     name: Name,
     source: Annotated[
-        str, typer.Argument(help="A URI that the cluster fetches, or a PEFT folder, .zip, .tar or .tar.gz of yours.")
+        str, typer.Argument(help="A URI that the cluster fetches, or a local PEFT folder, .zip, .tar or .tar.gz.")
     ],
     pin: Annotated[bool, typer.Option("--pin", help="Keep it in the host memory of every runner.")] = False,
-    prefetch: Annotated[bool, typer.Option("--prefetch", help="Bring it to all GPUs at once.")] = False,
+    prefetch: Annotated[bool, typer.Option("--prefetch", help="Load it on all GPUs at once.")] = False,
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
 ) -> None:
-    """Register an adapter, or a new version of it. Requests that run finish on the version they began with."""
+    """Register an adapter, or a new version of it. Running requests finish on their version."""
     from punica_serve.cli.adapters.sending import register
 
     with _client(url, key) as client:
@@ -52,12 +52,12 @@ def add(
     print(f"{adapter['full_name']} version {adapter['version']}: {adapter['digest']}")
     for shadowed in adapter["shadows"]:
         owner, short = str(adapter["full_name"]).split("/")
-        print(f"{shadowed} has the same short name: to tenant {owner}, {short!r} now is this one", file=sys.stderr)
+        print(f"{shadowed} has the same short name: for tenant {owner}, {short!r} now means this one", file=sys.stderr)
 
 
 @app.command("list")
 def list_adapters(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
-    """List the adapters that you may use, and where they are."""
+    """List the adapters that you may use, and where they are loaded."""
     from rich.console import Console
 
     from punica_serve.cli.adapters.tables import adapter_table
@@ -68,7 +68,7 @@ def list_adapters(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
 
 @app.command("show")
 def show(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
-    """Show all there is to know of an adapter, as JSON."""
+    """Show everything about an adapter, as JSON."""
     import json
 
     with _client(url, key) as client:
@@ -82,7 +82,7 @@ def remove(
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
 ) -> None:
-    """Remove an adapter with all its versions. No request finds it any more; those that run finish first."""
+    """Remove an adapter with all its versions. New requests can't use it; running ones finish first."""
     with _client(url, key) as client:
         deadline_s = time.monotonic() + wait_s
         deletion = client.delete(_route(name), {"wait_s": min(wait_s, 5.0)})
@@ -90,9 +90,9 @@ def remove(
             time.sleep(POLL_S)
             deletion = client.get(deletion["status_url"])
     if deletion["status"] == "deleted":
-        print(f"{name} is removed from everywhere")
+        print(f"{name} is removed everywhere")
     else:
-        print(f"{name} is removed; its memory is freed once nothing uses it: {deletion['status_url']} tells when")
+        print(f"{name} is removed; its memory is freed when nothing uses it any more; see {deletion['status_url']}")
 
 
 @app.command("pin")
@@ -105,7 +105,7 @@ def pin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None
 
 @app.command("unpin")
 def unpin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
-    """Let an adapter leave host memory again when others need the room."""
+    """Let an adapter leave host memory again when others need the space."""
     with _client(url, key) as client:
         client.post(_route(name, "unpin"))
     print(f"{name} is no longer pinned")
@@ -114,18 +114,20 @@ def unpin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> No
 @app.command("prefetch")
 def prefetch(
     name: Name,
-    gpu: Annotated[list[str] | None, typer.Option(help="UUID of a GPU; may be given again. All by default.")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="UUID of a GPU; repeatable. All GPUs by default.")] = None,
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
 ) -> None:
-    """Bring an adapter to GPUs before anyone asks for it."""
+    """Load an adapter on GPUs before a request asks for it."""
     with _client(url, key) as client:
         client.post(_route(name, "prefetch"), {"gpus": gpu} if gpu else {})
-    print(f"{name} is on its way")
+    print(f"{name} is being loaded")
 
 
 def _route(name: str, *action: str) -> str:
-    """What is no name is refused by the frontend, and is not read as the name before a question mark."""
+    """The route of an adapter, percent-encoded: the frontend refuses invalid names, instead of reading up to a question
+    mark.
+    """
     return "/".join(("/v1/adapters", quote(name, safe="/:"), *action))
 
 

@@ -1,4 +1,4 @@
-"""The adapters' API of a cluster."""
+"""Client of a cluster's adapter API."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,23 +8,24 @@ from typing import Any, Self
 import httpx
 
 from punica_serve.errors import ConfigError, InvalidRequest
-from punica_serve.refusals import message_of, no_answer, wants_key
+from punica_serve.links.client_errors import message_of, no_answer, wants_key
+from punica_serve.links.https_client import client_context
 
 CONNECT_TIMEOUT_S = 10.0
-#: Registering waits for the cluster to fetch, check and keep the files.
+#: Registering waits until the cluster has fetched, checked and stored the files.
 ANSWER_TIMEOUT_S = 900.0
-#: Adapters in one answer.
+#: Adapters per answer.
 _PAGE = 1000
 
 
 class AdapterClient:
-    """One connection, used by one command."""
+    """A connection for one command."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(headers=headers, timeout=timeout, verify=client_context(), trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +45,7 @@ class AdapterClient:
         return self.send("DELETE", path, params=params)
 
     def all_adapters(self) -> Iterator[dict[str, Any]]:
-        """Page by page."""
+        """All adapters, read page by page."""
         after: dict[str, Any] = {}
         while True:
             page = self.get("/v1/adapters", {"limit": _PAGE, **after})
@@ -54,15 +55,15 @@ class AdapterClient:
             after = {"after": page["data"][-1]["full_name"]}
 
     def send(self, method: str, path: str, **request: Any) -> Any:
-        """The JSON of the answer.
+        """Sends a request; returns the answer's JSON.
 
-        Raises ConfigError for a URL that is none, Unauthorized, ClusterUnavailable where no frontend answers, and
-        InvalidRequest with what a frontend says that refuses.
+        Raises ConfigError for an invalid URL, Unauthorized, ClusterUnavailable if no frontend answers, and
+        InvalidRequest with the message of a frontend that refuses.
         """
         try:
             answer = self._http.request(method, self._url.rstrip("/") + path, **request)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            message = f"{self._url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT"
+            message = f"{self._url!r} (`--url`, PUNICA_URL) does not have the form http://HOST:PORT"
             raise ConfigError(message, param="url") from error
         except httpx.HTTPError as error:
             raise no_answer(self._url, error) from error
@@ -73,9 +74,9 @@ class AdapterClient:
         raise InvalidRequest(message_of(str(answer.request.url), answer.status_code, answer.content))
 
     def _decoded(self, answer: httpx.Response) -> Any:
-        """The object that a frontend answers with. Raises ConfigError for an answer of something else."""
+        """The object in a frontend's answer. Raises ConfigError if something else answers."""
         with contextlib.suppress(ValueError):
             if isinstance(document := answer.json(), dict):
                 return document
-        message = f"{answer.request.url} answers as no frontend does; `--url` says where one is"
+        message = f"{answer.request.url} does not answer like a frontend; give a frontend's address with `--url`"
         raise ConfigError(message, param="url")

@@ -1,8 +1,8 @@
-"""The parity probe: one adapter in our engine and in transformers with PEFT, over the base model's own weights.
+"""The parity probe: runs one adapter in our engine, and in transformers with PEFT, on the same base weights.
 
-Both compute in fp32 on the CPU, one after the other, so that a machine needs memory for one of them. The engine answers
-a few prompts greedily, as it serves; PEFT scores those answers. What is compared are log-probabilities: logits but for
-what all tokens of a position share.
+Both compute in fp32 on the CPU, one after the other, to need memory for only one at a time. The engine answers a few
+prompts greedily, as it serves; PEFT scores those answers. The probe compares log-probabilities, which are logits
+without the offset shared by all tokens of a position.
 """
 
 import warnings
@@ -17,26 +17,27 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from punica_serve.config import EngineConfig
+from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import GeneratedToken
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
-#: Rounding makes a hundredth of it on the demo model, a scaling that is wrong by a thousandth several times as much.
+#: Rounding causes a hundredth of this on the demo model; a scaling that is off by a thousandth causes several times as
+#: much.
 TOLERANCE = 1e-3
-#: Of prompts, in tokens: one, a few, and more than a page of the KvCache.
+#: Prompt lengths in tokens: one, a few, and more than a page of the KvCache.
 _PROMPT_LENGTHS = (1, 6, 40)
 _NUM_GENERATED = 8
-#: Of the vocabulary, the most likely at each position.
+#: Number of tokens compared, the most likely at each position.
 _NUM_COMPARED = 256
-#: How long to wait for the adapter before looking again; its arrival ends the wait.
+#: How long to wait for the adapter before checking again; its arrival ends the wait.
 _WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """A greedy answer, and what the engine thought of the most likely tokens: a row for each token of the answer."""
+    """A greedy answer, and the engine's log-probabilities of the most likely tokens: a row per token of the answer."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -46,24 +47,24 @@ class EngineAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How far the engine and PEFT are apart on one prompt, in nats."""
+    """The distance between engine and PEFT on one prompt, in nats."""
 
     num_prompt_tokens: int
     num_compared: int
     difference: float
-    #: Of the adapter, on the same tokens: the difference that leaving it out would make.
+    #: The adapter's own effect on the same tokens: the difference that omitting it would make.
     effect: float
 
 
 def probe(config: EngineConfig, ref: AdapterRef) -> list[Parity]:
-    """One for each prompt. Raises what loading the model and the adapter does."""
+    """Compares each prompt. Raises any error from loading the model and the adapter."""
     if config.load_format == "dummy":
-        raise ConfigError("`engine.load_format` is dummy: without weights there is nothing to compare with")
+        raise ConfigError("`engine.load_format` is dummy, so there are no weights to compare; use a model with weights")
     return compare(engine_answers(config, ref), config.model, Path(ref.uri))
 
 
 def engine_answers(config: EngineConfig, ref: AdapterRef) -> list[EngineAnswer]:
-    """The engine's, for all prompts in one batch. Raises ConfigError for a context that holds none of them."""
+    """The engine's answers to all prompts, in one batch. Raises ConfigError if the context is too short."""
     engine = Engine(config.model_copy(update={"dtype": "float32"}), "cpu")
     try:
         vocab_size = engine.model_config.vocab_size
@@ -75,7 +76,9 @@ def engine_answers(config: EngineConfig, ref: AdapterRef) -> list[EngineAnswer]:
         }
         if not requests:
             least = _PROMPT_LENGTHS[0] + _NUM_GENERATED
-            message = f"the context is {engine.max_context} tokens, and to compare takes {least}"
+            message = (
+                f"the context is {engine.max_context} tokens, but comparing needs {least}; raise `engine.max_context`"
+            )
             raise ConfigError(f"{message}: raise `engine.max_context`")
         for request in requests.values():
             engine.add(request)
@@ -88,7 +91,7 @@ def compare(answers: Iterable[EngineAnswer], model_folder: Path, adapter_folder:
     """Scores the engine's answers with PEFT."""
     transformers_logging.disable_progress_bar()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # what PEFT asks transformers in the old way
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers in a deprecated way
         base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, adapter_folder).eval()
     return [_compare(answer, model) for answer in answers]
@@ -103,7 +106,7 @@ def parity_table(rows: Sequence[Parity]) -> Table:
 
 
 def _prompt(length: int, vocab_size: int) -> tuple[int, ...]:
-    """Any tokens will do; these are spread over the vocabulary."""
+    """A prompt of arbitrary tokens, spread over the vocabulary."""
     return tuple((7 + 31 * length + 7919 * index) % vocab_size for index in range(length))
 
 
@@ -144,7 +147,7 @@ def _compare(answer: EngineAnswer, model: PeftModel) -> Parity:
 
 
 def _logprobs(answer: EngineAnswer, model: PeftModel) -> Tensor:
-    """PEFT's, of the tokens that the engine thought most likely."""
+    """PEFT's log-probabilities of the tokens that the engine considers most likely."""
     ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids[:-1]]])
     logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(answer.prompt_ids) - 1 :]
     return logits.log_softmax(-1).gather(1, answer.top_ids)

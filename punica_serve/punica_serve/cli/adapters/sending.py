@@ -1,17 +1,18 @@
-"""What is sent to register an adapter: its URI, or its bytes, streamed from where they lie."""
+"""Sends an adapter for registration: its URI, or its bytes, streamed from disk."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.adapters.other_weights import refuse_other_weights
 from punica_serve.cli.adapters.client import AdapterClient
 from punica_serve.cli.options import check_text
 from punica_serve.errors import ConfigError
-from punica_serve.reasons import reason_of
+from punica_serve.errors.reasons import reason_of
 
-#: By the end of an archive's name.
+#: Archive name suffix -> media type.
 _ARCHIVES = {
     ".zip": "application/zip",
     ".tar": "application/x-tar",
@@ -21,13 +22,13 @@ _ARCHIVES = {
 
 
 def register(client: AdapterClient, name: str, source: str) -> Any:
-    """The adapter as it was registered. ``source`` is a URI, or an archive or PEFT folder on this machine.
+    """Registers an adapter and returns it. ``source`` is a URI, or an archive or PEFT folder on this machine.
 
-    Raises ConfigError where ``source`` is none of them, or can't be read.
+    Raises ConfigError if ``source`` is neither, or can't be read; AdapterRejected for weights in another format.
     """
     if "://" in source:
         return client.post("/v1/adapters", {"name": name, "uri": check_text(source)})
-    given = os.path.expanduser(source)  # pathlib's own refuses a user that it does not know
+    given = os.path.expanduser(source)  # pathlib's own raises for an unknown user
     path = Path(given)
     if os.path.isdir(given):
         return _send_folder(client, name, path)
@@ -36,16 +37,19 @@ def register(client: AdapterClient, name: str, source: str) -> Any:
         with _opened(path) as archive:
             headers = {"Content-Type": media_type, "Content-Length": str(path.stat().st_size)}
             return client.send("POST", "/v1/adapters", params={"name": name}, content=archive, headers=headers)
-    raise ConfigError(f"{source!r} is no URI, no PEFT folder and no {', '.join(_ARCHIVES)} file", param="source")
+    raise ConfigError(f"{source!r} is not a URI, a PEFT folder or a {', '.join(_ARCHIVES)} file", param="source")
 
 
 def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:
+    with suppress(OSError):  # a folder that can't be listed is reported below
+        if not os.path.exists(folder / WEIGHTS_NAME):
+            refuse_other_weights(os.listdir(folder))
     with ExitStack() as stack:
         files = {}
         for file_name in (CONFIG_NAME, WEIGHTS_NAME):
             path = folder / file_name
             if not os.path.isfile(path):
-                message = f"{path} is not there, or you may not see it; PEFT's save_pretrained(folder) writes it"
+                message = f"{path} does not exist, or you may not see it; PEFT's save_pretrained(folder) writes it"
                 raise ConfigError(message, param="source")
             files[file_name] = (file_name, stack.enter_context(_opened(path)), "application/octet-stream")
         return client.send("POST", "/v1/adapters", params={"name": name}, files=files)

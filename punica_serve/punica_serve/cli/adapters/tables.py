@@ -1,4 +1,4 @@
-"""Adapters as people read them."""
+"""Tables of adapters."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ _TIERS = ("gpus", "hosts", "disks")
 
 
 def adapter_table(adapters: Iterable[dict[str, Any]]) -> Table:
-    """One row each: what it is, and on how many GPUs, hosts and disks it lies."""
+    """One row per adapter: its properties, and the number of GPUs, hosts and disks that hold it."""
     table = Table(Column("adapter", overflow="fold"), "version", "rank", "MiB", "GPUs", "hosts", "disks", "", box=None)
     for adapter in adapters:
         table.add_row(
@@ -26,7 +26,7 @@ def adapter_table(adapters: Iterable[dict[str, Any]]) -> Table:
 
 
 def _counts(residency: dict[str, Any] | None) -> list[str]:
-    """Unknown while the scheduler can't be reached."""
+    """The counts; unknown while the scheduler can't be reached."""
     if residency is None:
         return ["?"] * len(_TIERS)
     return [str(len(residency[tier])) for tier in _TIERS]

@@ -1,4 +1,4 @@
-"""`punica-serve bench ...`: benchmarks, one file for each command."""
+"""`punica-serve bench ...`: the benchmarks, one module per command."""
 
 import typer
 
@@ -17,7 +17,7 @@ from punica_serve.cli.bench import (
 
 app = typer.Typer(
     name="bench",
-    help="Measure this machine. kernels and layer run on cuda:0 unless --device says cpu; the others need no GPU.",
+    help="Measure this machine. kernels and layer run on cuda:0 unless `--device` is cpu; the others need no GPU.",
     no_args_is_help=True,
 )
 app.command("batching")(batching.command)
@@ -34,4 +34,4 @@ app.command("textgen")(textgen.command)
 
 @app.callback()
 def _group() -> None:
-    """Keeps commands subcommands, however few they are."""
+    """Makes typer keep subcommands even if there is only one."""

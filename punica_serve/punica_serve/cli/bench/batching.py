@@ -23,11 +23,11 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    largest: Annotated[int, typer.Option(min=1, help="Decode batches go up to this size.")] = 128,
+    largest: Annotated[int, typer.Option(min=1, help="Largest decode batch.")] = 128,
     rank: RankOption = 16,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Prefill and decode latency against batch size, and which batch size the curve suggests."""
+    """Measure prefill and decode latency against batch size; suggest a batch size."""
     from punica_serve.bench.batching import Settings
 
     sizes = tuple(size for size in Settings().decode_batches if size <= largest)

@@ -16,15 +16,15 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
-from punica_serve.cli.outputs import check_folder
+from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
 
 
 _GAP_HELP = (
-    "From one arrival to the next. One has a place in the batch at a time: those that come while another runs, some ten"
-    " steps, wait for its end in both streams, and then for their adapter."
+    "Time from one arrival to the next. One place in the batch is for the stream, so a request that arrives before the"
+    " last has finished, some ten steps, waits for it in both streams, and only then for its adapter."
 )
 
 
@@ -40,17 +40,15 @@ def command(
     source: Annotated[_Source, typer.Option("--from", help="Where cold adapters are.")] = _Source.HOST,
     arrivals: Annotated[int, typer.Option(min=1, help="Requests of the stream, in each round.")] = 32,
     gap_ms: Annotated[float, typer.Option(min=1, help=_GAP_HELP)] = 100.0,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds of a cold and a warm stream, the warm first in every other.")
-    ] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cold and a warm stream, in alternating order.")] = 4,
     rank: RankOption = 16,
-    batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step; all but one decode all the time.")] = 32,
-    folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where adapter files are written meanwhile.")
-    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=2, help="Requests in one step; all but one of them decode all the time.")
+    ] = 32,
+    folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Time to first token on an adapter that is not on the device, and what the requests beside it notice."""
+    """Measure the time to first token when the adapter is not on the device, and the effect on other requests."""
     from punica_serve.bench.coldstart import Settings
 
     if folder is not None:

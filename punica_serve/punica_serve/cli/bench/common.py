@@ -1,4 +1,4 @@
-"""What the benchmark commands share: options, the progress bar, and where results go."""
+"""Options, progress bar and output of the benchmark commands."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from punica_serve.cli.outputs import check_folder, writing
+from punica_serve.process.outputs import check_folder, writing
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
 
-OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where JSON and pictures go.")]
+OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for JSON and pictures.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device to measure: cuda:0, or cpu.")]
 
 DEFAULT_OUT = Path("bench-results")
@@ -23,10 +23,10 @@ _FILE_WIDTH = 200
 
 
 def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s: float = 10.0) -> None:
-    """Runs a benchmark under a progress bar, prints its tables, and writes its JSON and pictures into ``out``.
+    """Runs a benchmark with a progress bar, prints its tables, and writes its JSON and pictures into ``out``.
 
-    Exits with code 1 if a part of it failed, once the rest is written.
-    Drawing the bar takes the process a few milliseconds, ``refresh_per_s`` times a second.
+    If a part of it failed, exits with code 1 after writing the rest. Drawing the bar takes this process a few
+    milliseconds, ``refresh_per_s`` times a second.
     """
     from punica_serve.bench.report import leave
 
@@ -43,6 +43,6 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
 
 
 def make_console() -> Console:
-    """A file has no width of its own, and rich would cut tables at 80."""
+    """A console for terminals and files; rich would cut tables in a file at 80 columns."""
     console = Console()
     return console if console.is_terminal else Console(width=_FILE_WIDTH)

@@ -8,20 +8,22 @@ import typer
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 
-#: A fleet that any machine can feed, for as long as a test may take: it shows that all works, and no goal.
+#: A fleet that any machine can feed, for as long as a test may take: it shows that everything works, not how fast.
 _QUICK_GPUS, _QUICK_SECONDS, _QUICK_QUEUED = 16, 1.0, 2_000
 
 
 def command(
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the fleet, eight to a host.")] = 512,
     batch: Annotated[int, typer.Option(min=1, help="Requests on each GPU.")] = 32,
-    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens made in a second, all GPUs together.")] = 300_000,
-    frontends: Annotated[int, typer.Option(min=1, help="Frontends that the requests are shared out to.")] = 2,
-    seconds: Annotated[float, typer.Option(min=0.5, help="How long each of the two loads is measured.")] = 10.0,
-    quick: Annotated[bool, typer.Option(help="A small fleet for a second: whether it works, not how fast.")] = False,
+    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens per second, all GPUs together.")] = 300_000,
+    frontends: Annotated[int, typer.Option(min=1, help="Frontends, which share the requests.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds, for each of the two loads.")] = 10.0,
+    quick: Annotated[
+        bool, typer.Option(help="A small fleet for a second: checks that it works, not how fast.")
+    ] = False,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """What the scheduler costs for each token, and how long a token takes through it. Needs no GPU."""
+    """Measure the scheduler's cost per token, and a token's latency through it. Needs no GPU."""
     from punica_serve.bench.control_plane.run import run
     from punica_serve.bench.control_plane.settings import ControlPlaneSettings
 

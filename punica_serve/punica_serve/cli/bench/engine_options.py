@@ -1,43 +1,48 @@
-"""Which engine a benchmark runs: a config's, or one of a known shape with random weights."""
+"""Chooses a benchmark's engine: a config's model, or a known shape with random weights."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.options import DEFAULT_CONFIG, check_config_file
+from punica_serve.cli.options import DEFAULT_CONFIG
+from punica_serve.cli.shipped_configs import find_config
 
 if TYPE_CHECKING:
     from punica_serve.bench.subject import Subject
 
-#: A bar is drawn by the process that is measured: seldom.
+#: The measured process itself draws the bar, so it does that rarely.
 REFRESH_PER_S = 1.0
 
 EngineConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help=f"A config file, whose model is run; {DEFAULT_CONFIG} by default."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help=f"Config file, or a shipped one's name, whose model to run; {DEFAULT_CONFIG} by default.",
+    ),
 ]
 ShapeOption = Annotated[
     str | None,
     typer.Option(
-        "--shape", metavar="NAME", help="In place of a config: llama-2-7b, llama-2-13b or 1b with random weights."
+        "--shape", metavar="NAME", help="Instead of a config: llama-2-7b, llama-2-13b or 1b with random weights."
     ),
 ]
 EngineDeviceOption = Annotated[
-    str | None, typer.Option("--device", help="Device to measure; the config's first, or cuda:0 for a shape.")
+    str | None, typer.Option("--device", help="Device to measure. Default: the config's first, or cuda:0 for a shape.")
 ]
 RankOption = Annotated[int, typer.Option("--rank", min=1, max=128, help="Rank of the random adapters.")]
 
 
 def subject_of(config: Path | None, shape: str | None, device: str | None) -> "Subject":
-    """The engine to be. Raises ConfigError."""
+    """The engine to measure. Raises ConfigError."""
     from punica_serve.bench.subject import Subject
-    from punica_serve.config import load_config
+    from punica_serve.config.cluster import load_config
     from punica_serve.errors import ConfigError
 
     if shape is None:
-        cluster = load_config(check_config_file(config or DEFAULT_CONFIG))
+        cluster = load_config(find_config(config or DEFAULT_CONFIG))
         return Subject.of(cluster.engine, device or cluster.runner.devices[0])
     if config is not None:
-        raise ConfigError("`--shape` and `--config` both say which model to run; give one", param="shape")
+        raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
     return Subject.of_shape(shape, device or "cuda:0")

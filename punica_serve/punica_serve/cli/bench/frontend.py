@@ -11,12 +11,14 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 def command(
     sockets: Annotated[int, typer.Option(min=1, help="Websockets.")] = 64,
     requests: Annotated[int, typer.Option(min=1, max=1_024, help="Requests on each websocket.")] = 8,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the requests run on, each with steps of its own.")] = 16,
-    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens made in a second, in all.")] = 20_000.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long it is measured.")] = 10.0,
+    gpus: Annotated[
+        int, typer.Option(min=1, help="Simulated GPUs that run the requests, each with its own steps.")
+    ] = 16,
+    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens per second, in total.")] = 20_000.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Measured seconds.")] = 10.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """What a frontend costs for each token that it streams over websockets. Needs no GPU."""
+    """Measure a frontend's cost per token streamed over websockets. Needs no GPU."""
     from punica_serve.bench.frontend.run import run
     from punica_serve.bench.frontend.settings import FrontendSettings
 

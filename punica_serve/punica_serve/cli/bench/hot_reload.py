@@ -11,13 +11,13 @@ from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
 
 def command(
     config: ConfigOption = DEFAULT_CONFIG,
-    rate: Annotated[float, typer.Option(min=0.1, help="Requests a second, over five adapters.")] = 100.0,
-    in_flight: Annotated[int, typer.Option(min=1, help="Requests at a time; those beyond are sent late.")] = 64,
-    reloads: Annotated[int, typer.Option(min=1, help="How often one of the adapters is registered anew.")] = 200,
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second, over five adapters.")] = 100.0,
+    in_flight: Annotated[int, typer.Option(min=1, help="Concurrent requests; further ones are sent late.")] = 64,
+    reloads: Annotated[int, typer.Option(min=1, help="How often one of the adapters is registered again.")] = 200,
     every: Annotated[float, typer.Option(min=0.0, help="Seconds from one reload to the next.")] = 1.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Whether answers stay whole while an adapter changes under load, on a cluster of the demo that it starts."""
+    """Check that answers stay consistent while an adapter changes under load, on a demo cluster that it starts."""
     from punica_serve.bench.hot_reload.run import HotReloadSettings, run
 
     measure(partial(run, HotReloadSettings(config, rate, in_flight, reloads, every)), out, refresh_per_s=2.0)

@@ -13,13 +13,13 @@ def command(
     url: UrlOption = DEFAULT_URL,
     config: ConfigOption = DEFAULT_CONFIG,
     key: KeyOption = None,
-    uploads: Annotated[int, typer.Option(min=1, help="Adapters, one after the other.")] = 20,
-    streams: Annotated[int, typer.Option(min=1, max=1_024, help="Other requests that are being answered.")] = 8,
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapters, on all linear modules.")] = 16,
-    rest: Annotated[float, typer.Option(min=0.1, help="Seconds without uploads, before each of them.")] = 0.5,
+    uploads: Annotated[int, typer.Option(min=1, help="Adapters to upload, one after the other.")] = 20,
+    streams: Annotated[int, typer.Option(min=1, max=1_024, help="Other requests that run meanwhile.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters, on all linear modules.")] = 16,
+    rest: Annotated[float, typer.Option(min=0.1, help="Seconds without uploads before each upload.")] = 0.5,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """How soon an adapter that the cluster has never seen gives its first token, and what others notice of that."""
+    """Measure the time from uploading a new adapter to its first token, and the effect on other requests."""
     from punica_serve.bench.just_in_time import JustInTimeSettings, run
 
     settings = JustInTimeSettings(url, config, uploads, streams, rank, rest)

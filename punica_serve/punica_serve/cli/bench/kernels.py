@@ -12,15 +12,15 @@ from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOpt
 def command(
     device: DeviceOption = DEFAULT_DEVICE,
     out: OutOption = DEFAULT_OUT,
-    only: Annotated[list[Section] | None, typer.Option(help="Parts to run, one option each; all by default.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes, one option each; 1 to 64.")] = None,
+    only: Annotated[list[Section] | None, typer.Option(help="Sections to run, repeatable; all by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes, repeatable; default 1 to 64.")] = None,
     hidden: Annotated[int, typer.Option(min=128, help="h_in and h_out of the operators; a multiple of 128.")] = 4096,
     intermediate: Annotated[int, typer.Option(min=128, help="h_out of add-lora; width of the activation.")] = 11008,
-    dtype: Annotated[HalfDtype, typer.Option(help="Of weights, inputs and outputs.")] = HalfDtype.BFLOAT16,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 32,
-    replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
+    dtype: Annotated[HalfDtype, typer.Option(help="Data type of weights, inputs and outputs.")] = HalfDtype.BFLOAT16,
+    layers: Annotated[int, typer.Option(min=1, help="Layers with separate weights in one CUDA graph.")] = 32,
+    replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
 ) -> None:
-    """All operators of the GPU, LoRA's first, against goals, peers, torch and the machine's roofs."""
+    """Measure all GPU operators, LoRA's first, against goals, peers, torch and the hardware's limits."""
     from punica_serve.bench.kernels.run import run
     from punica_serve.bench.kernels.setting import KernelSettings
 

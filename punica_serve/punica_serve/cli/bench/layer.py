@@ -11,14 +11,14 @@ from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOpt
 def command(
     device: DeviceOption = DEFAULT_DEVICE,
     out: OutOption = DEFAULT_OUT,
-    shape: Annotated[list[str] | None, typer.Option(help="Model shapes; llama-2-7b and llama-2-13b.")] = None,
-    context: Annotated[list[int] | None, typer.Option(min=1, help="Context lengths; 512 and 2048.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes of figure 10; 1 to 32.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="Model shapes; default llama-2-7b and llama-2-13b.")] = None,
+    context: Annotated[list[int] | None, typer.Option(min=1, help="Context lengths; default 512 and 2048.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes of figure 10; default 1 to 32.")] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of own weights in one CUDA graph.")] = 8,
-    replays: Annotated[int, typer.Option(min=1, help="Replays; a figure is the median.")] = 7,
+    layers: Annotated[int, typer.Option(min=1, help="Layers with separate weights in one CUDA graph.")] = 8,
+    replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
 ) -> None:
-    """Whole transformer layers: figure 10, and what LoRA on all seven projections adds to one."""
+    """Measure whole transformer layers: figure 10, and the cost of LoRA on all seven projections."""
     from punica_serve.bench.layer.run import run
     from punica_serve.bench.layer.setting import LayerSettings
     from punica_serve.shapes import shape_of

@@ -15,21 +15,21 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
-from punica_serve.cli.outputs import check_folder
 from punica_serve.errors import ConfigError
+from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
 
-#: On a CPU: full batches in seconds, without the tail of the workload's longest answers, and nothing but steps.
+#: On a CPU: full batches within seconds, without the workload's longest answers, and only steps are timed.
 _CPU_REQUESTS = 96
 _CPU_ROUNDS = 5
 _CPU_LENGTH = (32, 64)
 
 _REQUESTS_HELP = (
-    "Requests of the workload; 1000, on a CPU 96. Each may have an adapter of its own in host memory, at rank 16 80 MB"
-    " for llama-2-7b and 125 MB for llama-2-13b: `--shape llama-2-13b --requests 400` takes 50 GB in place of 125,"
-    " and the row `files` writes the first 300 to disk, 38 GB."
+    "Requests of the workload; 1000, or 96 on a CPU. Each may have an adapter of its own in host memory: at rank 16,"
+    " 80 MB for llama-2-7b and 125 MB for llama-2-13b. `--shape llama-2-13b --requests 400` takes 50 GB instead of 125."
+    " The row `files` writes the first 300 to disk, 38 GB."
 )
 
 
@@ -41,27 +41,28 @@ def command(
         str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
     ] = None,
     requests: Annotated[int | None, typer.Option(min=1, max=1000, help=_REQUESTS_HELP)] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is the median. 1, on a CPU 5.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; results are medians. Default 1, on a CPU 5.")
+    ] = None,
     length: Annotated[
         tuple[int, int] | None,
         typer.Option(
-            metavar="PROMPT OUTPUT", help="Tokens of every prompt and answer, not the workload's; on a CPU 32 64."
+            metavar="PROMPT OUTPUT",
+            help="Length of every prompt and answer in tokens, instead of the workload's; on a CPU 32 64.",
         ),
     ] = None,
     resident: Annotated[
         bool | None,
         typer.Option(
-            "--resident/--cold", help="Adapters are on the device before the clock starts; on a CPU they are."
+            "--resident/--cold", help="Whether adapters are on the device before the clock starts; default on a CPU."
         ),
     ] = None,
     rank: RankOption = 16,
     batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step.")] = 32,
-    folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where adapter files are written meanwhile.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Tokens per second over the shipped workload: four populations, the base alone, files, and three baselines."""
+    """Measure tokens/s on the shipped workload: four populations, the base alone, files, and three baselines."""
     from punica_serve.bench.textgen import Settings
     from punica_serve.bench.textgen_rows import parse_rows
     from punica_serve.workload import RequestLength
@@ -93,7 +94,7 @@ def command(
 
 
 def check_length(length: tuple[int, int], context: int) -> None:
-    """Raises ConfigError for lengths that the model can't have."""
+    """Raises ConfigError for lengths that exceed the model's context."""
     if min(length) < 1 or sum(length) > context:
         message = f"`--length` is {length[0]} {length[1]}; both must be at least 1, and together at most {context}"
         raise ConfigError(message, param="length")

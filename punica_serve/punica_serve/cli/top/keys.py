@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def on_key(key: bytes, act: Callable[[], None]) -> Iterator[None]:
-    """Calls ``act`` when the key is pressed. What is no terminal presses none."""
+    """Calls ``act`` when the key is pressed. Does nothing without a terminal."""
     fd = sys.stdin.fileno() if sys.stdin.isatty() else None
     if fd is None:
         yield
@@ -21,12 +21,12 @@ def on_key(key: bytes, act: Callable[[], None]) -> Iterator[None]:
 
     def read() -> None:
         pressed = os.read(fd, 1024)
-        if not pressed:  # the terminal is gone
+        if not pressed:  # the terminal is closed
             loop.remove_reader(fd)
         if not pressed or key in pressed:
             act()
 
-    tty.setcbreak(fd)  # Ctrl-C stays a signal
+    tty.setcbreak(fd)  # Ctrl-C remains a signal
     loop.add_reader(fd, read)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is known, as lines of a terminal of any size. Does no input or output."""
+"""Renders the state as lines for a terminal of any size. Does no input or output."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from punica_serve.cli.top.state import State
-from punica_serve.counted import counted
+from punica_serve.numbers import counted
 
-#: Below this width, what is least needed is left out.
+#: Below this width, the least important columns are left out.
 WIDE = 90
 _TITLE = "bold"
 _DIM = "dim"
@@ -22,7 +22,7 @@ _DIM = "dim"
 @dataclass(frozen=True, slots=True)
 class Size:
     width: int
-    #: None: as many lines as there is to say.
+    #: None means unlimited.
     height: int | None
     is_ascii: bool = False
 
@@ -46,13 +46,13 @@ def screen(state: State, url: str, size: Size) -> RenderableType:
 
 
 def _shares(num_lines: int | None, *wanted: int) -> list[int]:
-    """How many rows each of the parts gets, whose titles and rests take two lines more. First things first."""
+    """The number of rows for each part; its title and summary line take two more lines. Earlier parts come first."""
     if num_lines is None:
         return list(wanted)
     given = []
     for index, rows in enumerate(wanted):
         num_parts = len(wanted) - index
-        # What the parts after it don't want is its own.
+        # Lines that later parts don't need are this part's.
         later = sum(min(rows_later + 2, num_lines // num_parts) for rows_later in wanted[index + 1 :])
         given.append(max(0, min(rows, num_lines - later - 2)))
         num_lines -= given[-1] + 2
@@ -117,12 +117,12 @@ def _gpus(gpus: Iterable[dict[str, Any]], size: Size) -> Table:
 
 def _bar(share: float, width: int, size: Size) -> Text:
     full, empty = ("#", ".") if size.is_ascii else ("█", "░")
-    num_full = min(width, ceil(share * width))  # what is in use shows, however little it is
+    num_full = min(width, ceil(share * width))  # any use is visible, however small
     return Text(full * num_full, style="green") + Text(empty * (width - num_full), style=_DIM)
 
 
 def _adapters(cluster: dict[str, Any], num_rows: int, size: Size) -> Table:
-    """The latest used first."""
+    """The adapters' table, the most recently used first."""
     num_gpus: dict[str, int] = {}
     used_ns: dict[str, int] = {}
     for gpu in cluster["gpus"]:
@@ -158,7 +158,7 @@ def _ago(now_ns: int, at_ns: int) -> str:
 
 
 def _events(marks: list[dict[str, Any]], num_rows: int) -> RenderableType | None:
-    """The newest first."""
+    """The events, newest first."""
     if not num_rows:
         return None
     lines = [Text("events", style=_DIM)]

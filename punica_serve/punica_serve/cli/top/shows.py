@@ -1,4 +1,4 @@
-"""The screen on a terminal, once or until it is left."""
+"""Shows the screen in a terminal, once or until it is closed."""
 
 import asyncio
 import signal
@@ -13,12 +13,12 @@ from punica_serve.cli.top.screen import Size, screen
 from punica_serve.cli.top.state import State
 from punica_serve.errors import ClusterUnavailable
 
-#: For the first frame that tells of the cluster.
+#: Time limit for the first frame with the cluster's state.
 FIRST_TIMEOUT_S = 10.0
 
 
 async def show_once(url: str, key: str | None) -> None:
-    """Raises what ``watched`` does, and ClusterUnavailable when the scheduler can't be asked."""
+    """Prints the state once. Raises what ``watched`` does, and ClusterUnavailable if the scheduler can't be reached."""
     console, state = Console(), State()
     try:
         async with asyncio.timeout(FIRST_TIMEOUT_S), aclosing(watched(url, key, 1.0)) as frames:
@@ -26,14 +26,16 @@ async def show_once(url: str, key: str | None) -> None:
                 if state.take(frame):
                     break
     except TimeoutError:
-        raise ClusterUnavailable(f"{url} did not tell of the cluster within {FIRST_TIMEOUT_S:g} s") from None
+        raise ClusterUnavailable(
+            f"{url} sent no state of the cluster within {FIRST_TIMEOUT_S:g} s; check that its scheduler runs"
+        ) from None
     if state.trouble:
         raise ClusterUnavailable(state.trouble)
     console.print(screen(state, url, Size(console.width, None, console.options.ascii_only)))
 
 
 async def show_live(url: str, key: str | None, per_s: float) -> None:
-    """Until q, Ctrl-C or SIGTERM. Raises what ``watched`` does; the terminal is as it was then."""
+    """Shows the screen until q, Ctrl-C or SIGTERM. Raises what ``watched`` does, after restoring the terminal."""
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

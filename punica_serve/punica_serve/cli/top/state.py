@@ -1,29 +1,29 @@
-"""What is known of the cluster from the frames so far. Does no input or output."""
+"""The cluster's state, from the frames so far. Does no input or output."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Events that are remembered: more than any terminal has lines.
+#: Number of events kept: more than any terminal has lines.
 MAX_MARKS = 256
 
 
 @dataclass(slots=True)
 class State:
-    #: As in GET /v1/cluster; None until it has been told.
+    #: As in GET /v1/cluster; None until it is received.
     cluster: dict[str, Any] | None = None
-    #: What happened, by number, oldest first.
+    #: Events by number, oldest first.
     marks: dict[int, dict[str, Any]] = field(default_factory=dict)
-    #: Why nothing newer is known; None while it is.
+    #: Why there is no newer state; None while there is.
     trouble: str | None = None
 
     def take(self, frame: dict[str, Any]) -> bool:
-        """Whether there is something new to show."""
+        """Applies a frame. Returns whether there is something new to show."""
         match frame["type"]:
             case "cluster":
                 self._take_cluster(frame["cluster"])
             case "unavailable":
                 self.trouble = frame["error"]["message"]
-            case _:  # the history is for charts
+            case _:  # the history is only for charts
                 return False
         return True
 
@@ -31,7 +31,7 @@ class State:
         if self.cluster is None or self.cluster["incarnation"] != cluster["incarnation"]:
             self.marks.clear()
         self.cluster, self.trouble = cluster, None
-        # Only those that are new, or still growing, are told.
+        # Frames carry only events that are new or still growing.
         self.marks |= {mark["number"]: mark for mark in cluster["marks"]}
         for number in list(self.marks)[:-MAX_MARKS]:
             del self.marks[number]

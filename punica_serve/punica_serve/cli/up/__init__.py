@@ -1,9 +1,9 @@
-"""`punica-serve up`: a whole cluster from one config file.
+"""`punica-serve up`: runs a whole cluster from one config file.
 
-command    options, and what is refused before anything starts
-plan       which processes there are, and their command lines
+command    options, and checks before anything starts
+plan       the processes, and their command lines
 local      the processes as children of this one
-readiness  waits until they serve, and says so
+readiness  waits until they serve, and prints how to use them
 """
 
 from punica_serve.cli.up.command import command

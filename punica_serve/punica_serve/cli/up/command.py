@@ -1,4 +1,4 @@
-"""The command `up`: its options, and what can be found wrong before anything starts."""
+"""The command `up`: its options, and the checks before anything starts."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve import process
-from punica_serve.cli.addresses import listening_ports
 from punica_serve.cli.config_check import check_config, check_host
 from punica_serve.cli.options import (
     DEFAULT_CONFIG,
@@ -24,37 +22,39 @@ from punica_serve.cli.up.devices import check_devices
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.plan import Plan, runner_ids
 from punica_serve.errors import ConfigError
-from punica_serve.logs import LogFormat, LogLevel
+from punica_serve.links.addresses import listening_ports
+from punica_serve.process import run
+from punica_serve.process.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from punica_serve.config import ClusterConfig
+    from punica_serve.config.cluster import ClusterConfig
 
 #: Frontends, runners and scheduler stop one after the other.
-STOP_TIMEOUT_S = 4 * process.STOP_TIMEOUT_S
+STOP_TIMEOUT_S = 4 * run.STOP_TIMEOUT_S
 
 RunnersOption = Annotated[
     int,
-    typer.Option("--runners", min=1, help="Runners, each with all devices of the config; GPUs can have but one."),
+    typer.Option(
+        "--runners", min=1, help="Number of runners, each with all devices of the config; with GPUs, only one."
+    ),
 ]
-FrontendsOption = Annotated[
-    int, typer.Option("--frontends", min=1, help="Frontends, on consecutive ports from the first on.")
-]
+FrontendsOption = Annotated[int, typer.Option("--frontends", min=1, help="Number of frontends, on consecutive ports.")]
 RayOption = Annotated[
-    bool, typer.Option("--ray", help="On Ray's nodes, a runner on each: RAY_ADDRESS's, or of a Ray started here.")
+    bool, typer.Option("--ray", help="Run on Ray's nodes, with a runner on each; uses RAY_ADDRESS, or starts Ray here.")
 ]
 RayKeyOption = Annotated[
     str | None,
     typer.Option(
         envvar="PUNICA_API_KEY",
         callback=check_key,
-        help="With --ray and API keys: one of them, to hear the scheduler's advice.",
+        help="With --ray and API keys: a key, needed to read the scheduler's advice.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Options:
-    """As given."""
+    """The options as given."""
 
     path: Path
     host: str | None
@@ -94,11 +94,11 @@ def command(
 
         plan = _plan(options)
         serving, log_format = serve(plan, console), plan.log_format
-    process.run("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
+    run.run_process("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
 
 
 def _plan(options: Options) -> Plan:
-    """Raises ConfigError and ModelRejected."""
+    """The processes on this machine. Raises ConfigError and ModelRejected."""
     config = _checked_config(options)
     _check_runners(config, options.num_runners)
     check_devices(config.runner.devices)
@@ -118,18 +118,21 @@ def _plan(options: Options) -> Plan:
         frontend_host=host,
         insecure_no_auth=options.insecure_no_auth,
         frontend_ports=listening_ports(host, port, options.num_frontends, "--port"),
+        https=config.frontend.tls,
     )
 
 
 def _ray_plan(options: Options) -> RayPlan:
-    """Raises ConfigError and ModelRejected."""
+    """The processes on Ray. Raises ConfigError and ModelRejected."""
     config = _checked_config(options)
     if options.num_runners > 1:
-        raise ConfigError("`--runners` is for one machine: with `--ray` each of Ray's nodes has one", param="runners")
+        raise ConfigError(
+            "`--runners` is for one machine; with `--ray` each of Ray's nodes has one runner", param="runners"
+        )
     return RayPlan(
         config=config,
         namespace=f"punica-{secrets.token_hex(4)}",
-        token=process.given_token() or secrets.token_hex(16),
+        token=run.given_token() or secrets.token_hex(16),
         log_level=options.log_level,
         host=options.host,
         port=config.frontend.port if options.port is None else options.port,
@@ -139,8 +142,8 @@ def _ray_plan(options: Options) -> RayPlan:
 
 
 def _checked_config(options: Options) -> "ClusterConfig":
-    """Raises ConfigError and ModelRejected."""
-    from punica_serve.config import load_config
+    """The config with the options applied. Raises ConfigError and ModelRejected."""
+    from punica_serve.config.cluster import load_config
 
     config = load_config(options.path).with_log_format(options.log_format)
     config = config.without_auth(options.insecure_no_auth)
@@ -149,7 +152,7 @@ def _checked_config(options: Options) -> "ClusterConfig":
 
 
 def _check_runners(config: "ClusterConfig", num_runners: int) -> None:
-    """A GPU belongs to one runner. Raises ConfigError."""
+    """Raises ConfigError if several runners would share a GPU."""
     gpu = next((device for device in config.runner.devices if device.startswith("cuda")), None)
     if gpu and num_runners > 1:
         raise ConfigError(

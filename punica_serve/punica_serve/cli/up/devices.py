@@ -1,6 +1,7 @@
-"""Whether a config's GPUs can be used, found out before a cluster starts on them.
+"""Checks that a config's GPUs can be used, before a cluster starts on them.
 
-In a process of its own, `python -m punica_serve.cli.up.devices NAME...`: torch and a CUDA context would stay with `up`.
+Runs in a process of its own, `python -m punica_serve.cli.up.devices NAME...`, so that torch and a CUDA context don't
+stay in `up`.
 """
 
 import subprocess
@@ -8,14 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from punica_serve.errors import ConfigError
-from punica_serve.process import EXIT_USER_MISTAKE, missing_extra
+from punica_serve.process.run import EXIT_USER_MISTAKE, missing_extra
 
 #: A driver that is loaded for the first time takes seconds.
 TIMEOUT_S = 120.0
 
 
 def check_devices(devices: Sequence[str]) -> None:
-    """Raises ConfigError that names the first device that can't be used. What is no GPU needs no check."""
+    """Raises ConfigError that names the first unusable GPU. Other devices need no check."""
     gpus = [device for device in devices if device.startswith("cuda")]
     if not gpus:
         return
@@ -23,7 +24,10 @@ def check_devices(devices: Sequence[str]) -> None:
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{', '.join(gpus)} did not answer within {TIMEOUT_S:g} s", param="runner.devices") from None
+        raise ConfigError(
+            f"{', '.join(gpus)} did not answer within {TIMEOUT_S:g} s; check them with nvidia-smi",
+            param="runner.devices",
+        ) from None
     if found.returncode != 0:
         reason = (found.stdout or found.stderr or "its check died").strip().splitlines()[-1]
         raise ConfigError(f"{reason}; `runner.devices: [cpu]` serves without a GPU", param="runner.devices")
@@ -31,7 +35,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 def main() -> None:
     try:
-        from punica_serve.engine.device_memory import open_device
+        from punica_serve.engine.memory.device_memory import open_device
 
         for name in sys.argv[1:]:
             open_device(name)

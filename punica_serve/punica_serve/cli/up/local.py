@@ -1,4 +1,4 @@
-"""A cluster's processes as children of `up`, on one machine."""
+"""Runs a cluster's processes as children of `up`, on one machine."""
 
 import asyncio
 import logging
@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.addresses import until_listening
-from punica_serve.cli.children import Child, kept_running, lifeline
+from punica_serve.cli.children import Child, kept_running
 from punica_serve.cli.up.plan import Plan, Process
 from punica_serve.cli.up.readiness import print_banner, until_ready
-from punica_serve.notify import READY, notify
-from punica_serve.process import TOKEN_ENV, given_token
+from punica_serve.links.addresses import until_listening
+from punica_serve.process.lifeline import lifeline
+from punica_serve.process.readiness import READY, notify
+from punica_serve.process.run import TOKEN_ENV, given_token
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 async def serve(plan: Plan, console: "Console") -> None:
-    """Keeps the processes running until cancelled, and then stops them: frontends, then runners, then the scheduler."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
+    """Keeps the processes running until cancelled; then stops the frontends, the runners and the scheduler, in this
+    order.
+    """
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every poll
     token = given_token() or secrets.token_hex(16)
     environment = {TOKEN_ENV: token, "PYTHONSAFEPATH": "1"}
     async with AsyncExitStack() as stack:
@@ -31,10 +34,10 @@ async def serve(plan: Plan, console: "Console") -> None:
             await stack.enter_async_context(kept_running(children))
 
         await start([plan.scheduler()])
-        await until_listening(plan.scheduler_host, plan.scheduler_port)  # the others would complain
+        await until_listening(plan.scheduler_host, plan.scheduler_port)  # otherwise the others would log errors
         await start(plan.runners())
         await start(plan.frontends())
-        models = await until_ready(plan.urls, console)
+        models = await until_ready(plan.urls, console, plan.https)
         print_banner(plan.urls, models, console)
         notify(READY)
         await asyncio.Event().wait()

@@ -1,17 +1,21 @@
-"""Which processes a cluster on this machine has, and how each is started."""
+"""The processes of a cluster on this machine, and their command lines."""
 
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from punica_serve.cli.addresses import dialled, scheduler_url
-from punica_serve.logs import LogFormat, LogLevel
+from punica_serve.links.addresses import frontend_url, scheduler_url
+from punica_serve.process.logs import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from punica_serve.config.tls_section import HttpsConfig
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process: what it is called in messages, and its command line."""
+    """One process: its name in messages, and its command line."""
 
     name: str
     command: list[str]
@@ -19,26 +23,28 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """The processes of a cluster and where they listen."""
+    """The processes of a cluster, and the addresses they listen on."""
 
     config: Path
     log_level: LogLevel
     log_format: LogFormat
     scheduler_host: str
     scheduler_port: int
-    #: Between the processes.
+    #: TLS between the processes.
     is_tls: bool
     runner_ids: tuple[str, ...]
     frontend_host: str
-    #: Of the frontends, whatever the config says.
+    #: Disables the frontends' authentication, overriding the config.
     insecure_no_auth: bool
     #: One frontend listens on each.
     frontend_ports: tuple[int, ...]
+    #: The frontends' certificate for clients; None means HTTP.
+    https: "HttpsConfig | None" = None
 
     @property
     def urls(self) -> list[str]:
-        """Of the frontends."""
-        return [f"http://{dialled(self.frontend_host, port)}" for port in self.frontend_ports]
+        """The frontends' URLs."""
+        return [frontend_url(self.frontend_host, port, is_tls=self.https is not None) for port in self.frontend_ports]
 
     def scheduler(self) -> Process:
         return self._process("scheduler", "scheduler", "--port", str(self.scheduler_port))
@@ -66,13 +72,13 @@ class Plan:
         return ["--scheduler-url", scheduler_url(self.scheduler_host, self.scheduler_port, is_tls=self.is_tls)]
 
     def _process(self, name: str, *arguments: str) -> Process:
-        """`punica-serve ...`, safe from what lies in the working directory."""
+        """Runs `punica-serve ...`, without importing from the working directory."""
         common = ["--config", str(self.config), "--log-level", self.log_level, "--log-format", self.log_format]
         return Process(name, [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, *common])
 
 
 def runner_ids(num_runners: int) -> tuple[str, ...]:
-    """The host's name, as a runner is called by default; numbered if there are several."""
+    """The host's name, which is the default; numbered if there are several."""
     host = socket.gethostname()
     return (host,) if num_runners == 1 else tuple(f"{host}-{index}" for index in range(num_runners))
 

@@ -1,4 +1,4 @@
-"""Waits until a cluster serves, says what it waits for, and then how to use it."""
+"""Waits until a cluster serves, shows what it is waiting for, and prints how to use it."""
 
 import asyncio
 import json
@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
     from rich.console import Console
 
+    from punica_serve.config.tls_section import HttpsConfig
+
 POLL_INTERVAL_S = 0.05
 POLL_TIMEOUT_S = 5.0
-#: Adapters that the banner names.
+#: Number of adapters named in the banner.
 MAX_SHOWN_ADAPTERS = 8
 
 
@@ -20,24 +24,34 @@ _UNAUTHORIZED = 401
 
 
 class _NotReady(Exception):
-    """The message is what the cluster waits for."""
+    """Its message says what the cluster is waiting for."""
 
 
-async def until_ready(urls: Sequence[str], console: "Console") -> list[str]:
-    """Names of the models, the base first, once every frontend serves them; none where they are told to keys alone."""
+def verifying(https: "HttpsConfig | None") -> "ssl.SSLContext | bool":
+    """For httpx: accepts a local frontend's own certificate, whatever names it is for."""
+    from punica_serve.links.https_context import own_context
+
+    return own_context(https) if https else True
+
+
+async def until_ready(urls: Sequence[str], console: "Console", https: "HttpsConfig | None" = None) -> list[str]:
+    """Waits until every frontend serves the models. Returns their names, the base first; none if listing them needs a
+    key.
+    """
     import httpx
 
     models: list[str] = []
     for url in urls:
-        async with httpx.AsyncClient(base_url=url, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+        verify = verifying(https)
+        async with httpx.AsyncClient(base_url=url, timeout=POLL_TIMEOUT_S, verify=verify, trust_env=False) as client:
             models = await models_once_served(client, console)
     return models
 
 
 async def models_once_served(client: "httpx.AsyncClient", console: "Console") -> list[str]:
-    """Names of the models, the base first, once the client's frontend serves them.
+    """Waits until the client's frontend serves the models. Returns their names, the base first.
 
-    Shows what it waits for until then: beside a spinner on a terminal, else a line for each change.
+    Meanwhile shows what it is waiting for: beside a spinner on a terminal, otherwise a line for each change.
     """
     from rich.text import Text
 
@@ -57,7 +71,7 @@ async def models_once_served(client: "httpx.AsyncClient", console: "Console") ->
 
 
 async def _models(client: "httpx.AsyncClient") -> list[str]:
-    """Raises _NotReady. A frontend that answers may be gone the next moment."""
+    """Raises _NotReady. A frontend that has answered may still be gone a moment later."""
     import httpx
 
     try:
@@ -71,7 +85,9 @@ async def _models(client: "httpx.AsyncClient") -> list[str]:
     except httpx.TransportError:
         raise _NotReady("waiting for the frontend") from None
     except (ValueError, KeyError, TypeError):
-        raise _NotReady(f"what answers at {client.base_url} is no frontend of Punica Serve") from None
+        raise _NotReady(
+            f"the server at {client.base_url} is not a frontend of Punica Serve; choose another port"
+        ) from None
 
 
 def print_banner(urls: Sequence[str], models: Sequence[str], console: "Console") -> None:
@@ -102,6 +118,6 @@ def _example(url: str, models: Sequence[str]) -> str:
 
 
 def _shown(adapters: Sequence[str]) -> str:
-    """The first of them; a cluster may serve thousands."""
+    """The first adapters; a cluster may serve thousands."""
     more = f" and {len(adapters) - MAX_SHOWN_ADAPTERS} more" if len(adapters) > MAX_SHOWN_ADAPTERS else ""
     return (", ".join(adapters[:MAX_SHOWN_ADAPTERS]) or "none") + more

@@ -1,4 +1,4 @@
-"""Run by Alembic for every command: on the connection that it was given, in the transaction that is open on it."""
+"""Alembic runs this for every command, on the given connection and its open transaction."""
 
 from alembic import context
 

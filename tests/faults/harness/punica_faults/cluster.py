@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ports import free_ports
 from punica_faults.procs import KeptProcess
 from punica_faults.proxy import Link
-from punica_serve.cli.children import lifeline
-from punica_serve.process import TOKEN_ENV
+from punica_serve.process.lifeline import lifeline
+from punica_serve.process.run import TOKEN_ENV
 from waits import until
 
 RUNNERS = ("runner-0", "runner-1")
@@ -56,8 +56,6 @@ def cluster_document(scheduler_port: int = 0) -> dict[str, Any]:
             "devices": ["cpu"] * WORKERS_PER_RUNNER,
             "silence_timeout_s": 3.0,
             "drain_timeout_s": DRAIN_TIMEOUT_S,
-            "restart_backoff_s": 0.1,
-            "restart_backoff_max_s": 1.0,
         },
     }
 

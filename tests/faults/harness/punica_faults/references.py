@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from punica_serve.config import ClusterConfig
-from punica_serve.engine.llm import LLM
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.offline.llm import LLM
 from punica_serve.protocol import SamplingParams
 
 LENGTHS = (24, 64, 128, 256)

@@ -1,14 +1,17 @@
-"""`punica-serve runner` whose workers a marked request can kill: see ``poison``."""
+"""`punica-serve runner` whose workers a marked request can kill (see ``poison``) and restart sooner."""
 
 import argparse
 from pathlib import Path
 
 from punica_runner import supervisor
-from punica_serve import process
-from punica_serve.config import load_config
+from punica_serve.config.cluster import load_config
+from punica_serve.process import run
+
+RESTART_BACKOFF_S, RESTART_BACKOFF_MAX_S = 0.1, 1.0
 
 
 def main() -> None:
+    supervisor.RESTART_BACKOFF_S, supervisor.RESTART_BACKOFF_MAX_S = RESTART_BACKOFF_S, RESTART_BACKOFF_MAX_S
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--runner-id", required=True)
@@ -22,12 +25,12 @@ def main() -> None:
 
     serve = supervisor.serve(
         config,
-        process.cluster_token(),
+        run.cluster_token(),
         runner_id=options.runner_id,
         scheduler_url=options.scheduler_url,
         worker_command=worker_command,
     )
-    process.run("runner", serve)
+    run.run_process("runner", serve)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import cast
 
 from punica_serve.bench.control_plane.frontends import Arrivals, Frontend
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings, Load
-from punica_serve.channel import Channel
+from punica_serve.links.channel import Channel
 from punica_serve.protocol import AddRequest, Message
 
 NUM_REQUESTS = 6_000

@@ -33,7 +33,7 @@ def test_ages_are_read_off_by_the_share_of_tokens_that_have_come() -> None:
 
 
 def test_a_load_without_a_step_in_its_time_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a step in 2 s, longer than the"):
+    with pytest.raises(ConfigError, match="takes 2 s, longer than the"):
         ControlPlaneSettings(num_gpus=1, batch_size=2, tokens_per_s=1.0, seconds=0.5)
 
 

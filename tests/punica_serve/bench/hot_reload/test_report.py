@@ -33,4 +33,4 @@ def test_what_is_not() -> None:
     bad = replace(GOOD, answers=late, wrong=["roman: mixed"], footprints=[SMALL, SMALL, SMALL, last])
     report = make_report(bad, {}, rate_per_s=9.0)
     assert report.failures == ["roman: mixed", "worker grew by 9.0 MiB", "3 adapters are left somewhere, of 2"]
-    assert report.tables[1].notes == ("The clock was not kept: this machine does not take 9 requests/s.",)
+    assert report.tables[1].notes == ("The clock was not kept: this machine can't sustain 9 requests/s.",)

@@ -37,9 +37,9 @@ def test_one_that_is_wrong_is_an_error(bench: KernelBench, monkeypatch: pytest.M
 
 
 def test_parts_are_added_before_they_are_judged(bench: KernelBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_halves(x: Tensor, weight: Tensor, *, in_parts: bool, chained: bool) -> Tensor:
+    def in_halves(x: Tensor, weight: Tensor, *, split_k: bool, pdl: bool) -> Tensor:
         y = x @ weight.T
-        return y[None].expand(2, -1, -1) / 2 if in_parts else y
+        return y[None].expand(2, -1, -1) / 2 if split_k else y
 
     monkeypatch.setattr(linear, "linear", in_halves)
     assert all(float(record["error"] or 0) < 1e-6 for record in linear.measure(bench, (2,)).records)

@@ -33,7 +33,7 @@ def test_adapters_of_different_ranks_share_no_page(bench: KernelBench) -> None:
     assert sorted(pages) == [0, 1, 2, 3, 4, 5] and pages != sorted(pages)
     rows = _rows(weights, case)
     assert checked(Sgmv(weights, case, rows).pair, weights, case, rows, "sgmv") < 1e-6
-    with pytest.raises(ValueError, match="3 adapters take 6 pages of 4"):
+    with pytest.raises(ValueError, match="3 adapters take 6 pages, but there are 4"):
         bench.weights(4).pages(case)
 
 
@@ -54,15 +54,15 @@ def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 @pytest.mark.parametrize("max_pages", [3, 16])
-@pytest.mark.parametrize("chained", [False, True])
-def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, chained: bool, max_pages: int) -> None:
+@pytest.mark.parametrize("pdl", [False, True])
+def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, pdl: bool, max_pages: int) -> None:
     """On the CPU's tensors, in Triton's interpreter."""
     pytest.importorskip("triton")
     case = Case("ranks", (1, 2, 1), (8, 24, 16))
     weights = bench.weights(6)
     rows = _rows(weights, case)
     shrink, expand, pair = _gpu_calls(weights, case.indptr, weights.pages(case), max_pages, (0, weights.h_out), rows)
-    call = pair if chained else lambda layer: (shrink(layer), expand(layer))
+    call = pair if pdl else lambda layer: (shrink(layer), expand(layer))
     assert checked(call, weights, case, rows, "sgmv") < 1e-6
 
 

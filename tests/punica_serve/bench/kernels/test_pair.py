@@ -5,8 +5,8 @@ import pytest
 from punica_serve.bench.kernels import pair
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.pair import Pair, Target, rank_mixes, targets
-from punica_serve.bench.kernels.peers import Peer
 from punica_serve.bench.kernels.setting import KernelBench, KernelSettings
+from punica_serve.bench.reference_figures import Peer
 from punica_serve.workload import Population
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.layer import figure10
 from punica_serve.bench.layer.projections import adapter_bytes_of_layer
 from punica_serve.bench.layer.run import run
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import TableData, save_figures, write_json
-from punica_serve.model_config import ModelConfig
 from punica_serve.shapes import shape_of
 
 

@@ -3,28 +3,17 @@
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-
-@dataclass
-class Frontend:
-    """Answers every request with the next of ``answers``."""
-
-    url: str = ""
-    answers: list[tuple[int, Any]] = field(default_factory=list)
-    #: "METHOD /path?query" of each request.
-    requests: list[str] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
+from stub_frontend import StubFrontend
 
 
 @pytest.fixture
-def frontend() -> Iterator[Frontend]:
-    frontend = Frontend()
+def frontend() -> Iterator[StubFrontend]:
+    frontend = StubFrontend()
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:

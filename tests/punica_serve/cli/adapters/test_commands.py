@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from punica_serve.cli import adapters
+from stub_frontend import StubFrontend
 
 Cli = Callable[..., Any]
 
@@ -25,17 +26,17 @@ REMOVED = {"status": "deleted", "status_url": "/v1/adapter-deletions/x"}
 REMOVING = {**REMOVED, "status": "deleting"}
 
 
-def test_a_uri_is_the_clusters_to_fetch(cli: Cli, frontend: Any) -> None:
+def test_a_uri_is_the_clusters_to_fetch(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(201, ROMAN), (200, {}), (200, {})]
     outcome = cli("adapters", "add", "roman", "s3://bucket/roman", "--pin", "--prefetch", "--url", frontend.url)
-    hidden = "shared/roman has the same short name: to tenant acme, 'roman' now is this one\n"
+    hidden = "shared/roman has the same short name: for tenant acme, 'roman' now means this one\n"
     assert outcome == (0, f"acme/roman version 2: {'ab' * 32}\n", hidden)
     paths = ("/v1/adapters", "/v1/adapters/roman/pin", "/v1/adapters/roman/prefetch")
     assert frontend.requests == [f"POST {path}" for path in paths]
     assert json.loads(frontend.bodies[0]) == {"name": "roman", "uri": "s3://bucket/roman"}
 
 
-def test_a_folder_is_sent(cli: Cli, frontend: Any, tmp_path: Path) -> None:
+def test_a_folder_is_sent(cli: Cli, frontend: StubFrontend, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_bytes(b"{config}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"{weights}")
     frontend.answers = [(201, ROMAN)]
@@ -46,7 +47,7 @@ def test_a_folder_is_sent(cli: Cli, frontend: Any, tmp_path: Path) -> None:
         assert part in frontend.bodies[0]
 
 
-def test_an_archive_is_sent_as_it_is(cli: Cli, frontend: Any, tmp_path: Path) -> None:
+def test_an_archive_is_sent_as_it_is(cli: Cli, frontend: StubFrontend, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "roman.zip", "w") as archive:
         archive.writestr("adapter_config.json", "{}")
     frontend.answers = [(201, ROMAN)]
@@ -71,12 +72,19 @@ def test_files_that_may_not_be_read_are_named(cli: Cli, tmp_path: Path, monkeypa
 def test_a_source_that_is_none(cli: Cli, tmp_path: Path) -> None:
     for source in (str(tmp_path / "nowhere"), "~no-such-user/x", "x" * 5000, ""):
         outcome = cli("adapters", "add", "roman", source)
-        assert outcome.exit_code == 2 and "is no URI, no PEFT folder and no .zip" in outcome.stderr
+        assert outcome.exit_code == 2 and "is not a URI, a PEFT folder or a .zip" in outcome.stderr
     outcome = cli("adapters", "add", "roman", str(tmp_path))
-    assert outcome.exit_code == 2 and "adapter_config.json is not there, or you may not see it" in outcome.stderr
+    assert outcome.exit_code == 2 and "adapter_config.json does not exist, or you may not see it" in outcome.stderr
 
 
-def test_the_key_comes_from_the_environment(cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_weights_in_several_files(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model-00001-of-00002.safetensors").write_bytes(b"")
+    outcome = cli("adapters", "add", "roman", str(tmp_path))
+    assert outcome.exit_code == 1 and "save_file them together as adapter_model.safetensors" in outcome.stderr
+
+
+def test_the_key_comes_from_the_environment(cli: Cli, frontend: StubFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUNICA_API_KEY", "ps-1-secret")
     frontend.answers = [(200, {}), (200, {})]
     cli("adapters", "pin", "roman", "--url", frontend.url)
@@ -85,7 +93,7 @@ def test_the_key_comes_from_the_environment(cli: Cli, frontend: Any, monkeypatch
 
 
 def test_the_frontends_address_comes_from_the_environment(
-    cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, frontend: StubFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PUNICA_URL", frontend.url)
     frontend.answers = [(200, {})]
@@ -93,7 +101,7 @@ def test_the_frontends_address_comes_from_the_environment(
     assert len(frontend.requests) == 1
 
 
-def test_the_list_is_read_page_by_page(cli: Cli, frontend: Any) -> None:
+def test_the_list_is_read_page_by_page(cli: Cli, frontend: StubFrontend) -> None:
     unknown = {**ROMAN, "full_name": "acme/greek", "residency": None, "pinned": False}
     frontend.answers = [(200, {"data": [ROMAN], "has_more": True}), (200, {"data": [unknown], "has_more": False})]
     outcome = cli("adapters", "list", "--url", frontend.url)
@@ -103,12 +111,12 @@ def test_the_list_is_read_page_by_page(cli: Cli, frontend: Any) -> None:
     assert frontend.requests == ["GET /v1/adapters?limit=1000", "GET /v1/adapters?limit=1000&after=acme%2Froman"]
 
 
-def test_show_prints_json(cli: Cli, frontend: Any) -> None:
+def test_show_prints_json(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(200, ROMAN)]
     assert json.loads(cli("adapters", "show", "roman", "--url", frontend.url).stdout) == ROMAN
 
 
-def test_remove_waits_for_the_end(cli: Cli, frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_waits_for_the_end(cli: Cli, frontend: StubFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "POLL_S", 0.0)
     frontend.answers = [
         (202, {**REMOVED, "status": "deleting"}),
@@ -116,58 +124,62 @@ def test_remove_waits_for_the_end(cli: Cli, frontend: Any, monkeypatch: pytest.M
         (200, REMOVED),
     ]
     outcome = cli("adapters", "remove", "roman", "--url", frontend.url)
-    assert outcome == (0, "roman is removed from everywhere\n", "")
+    assert outcome == (0, "roman is removed everywhere\n", "")
     assert frontend.requests == ["DELETE /v1/adapters/roman?wait_s=5.0", *["GET /v1/adapter-deletions/x"] * 2]
 
 
-def test_remove_may_leave_the_rest_to_the_cluster(cli: Cli, frontend: Any) -> None:
+def test_remove_may_leave_the_rest_to_the_cluster(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(202, REMOVING)]
     outcome = cli("adapters", "remove", "roman", "--wait-s", "0", "--url", frontend.url)
-    assert outcome.exit_code == 0 and "/v1/adapter-deletions/x tells when" in outcome.stdout
+    assert outcome.exit_code == 0 and "see /v1/adapter-deletions/x" in outcome.stdout
 
 
-def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: Any) -> None:
+def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(202, {}), (202, {})]
     cli("adapters", "prefetch", "roman", "--url", frontend.url)
     cli("adapters", "prefetch", "roman", "--gpu", "GPU-1", "--gpu", "GPU-2", "--url", frontend.url)
     assert [json.loads(body) for body in frontend.bodies] == [{}, {"gpus": ["GPU-1", "GPU-2"]}]
 
 
-def test_a_refusal_is_one_line(cli: Cli, frontend: Any) -> None:
-    frontend.answers = [(404, {"error": {"message": "no adapter is called 'x'"}}), (502, ["bad gateway"])]
-    assert cli("adapters", "show", "x", "--url", frontend.url) == (1, "", "punica-serve: no adapter is called 'x'\n")
+def test_a_refusal_is_one_line(cli: Cli, frontend: StubFrontend) -> None:
+    frontend.answers = [(404, {"error": {"message": "there is no adapter 'x'"}}), (502, ["bad gateway"])]
+    assert cli("adapters", "show", "x", "--url", frontend.url) == (1, "", "punica-serve: there is no adapter 'x'\n")
     refused = cli("adapters", "show", "x", "--url", frontend.url)
-    assert refused.stderr.endswith("answered 502 as no frontend does; `--url` says where one is\n")
+    assert refused.stderr.endswith("answered 502, but not as a frontend does; set `--url` to a frontend's address\n")
 
 
-def test_what_is_no_name_is_sent_whole(cli: Cli, frontend: Any) -> None:
-    frontend.answers = [(404, {"error": {"message": "no adapter is called so"}})] * 2
+def test_what_is_no_name_is_sent_whole(cli: Cli, frontend: StubFrontend) -> None:
+    frontend.answers = [(404, {"error": {"message": "there is no adapter so"}})] * 2
     cli("adapters", "pin", "roman?x", "--url", frontend.url)
     cli("adapters", "show", "acme/ro man#", "--url", frontend.url)
     assert frontend.requests == ["POST /v1/adapters/roman%3Fx/pin", "GET /v1/adapters/acme/ro%20man%23"]
 
 
 @pytest.mark.parametrize("answer", [["hello"], "hello", None])
-def test_something_else_than_a_frontend_is_told(cli: Cli, frontend: Any, answer: Any) -> None:
+def test_something_else_than_a_frontend_is_told(cli: Cli, frontend: StubFrontend, answer: Any) -> None:
     frontend.answers = [(200, answer)]
     outcome = cli("adapters", "list", "--url", frontend.url)
     assert outcome.exit_code == 2 and outcome.stderr.count("\n") == 1
-    assert "/v1/adapters?limit=1000 answers as no frontend does; `--url` says where one is" in outcome.stderr
-
-
-@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
-def test_a_key_that_is_none_is_refused_and_not_shown(cli: Cli, frontend: Any, key: str) -> None:
-    outcome = cli("adapters", "list", "--url", frontend.url, "--key", key)
-    assert outcome.exit_code == 2 and not frontend.requests
-    assert outcome.stderr == (
-        "punica-serve: the API key (`--key`, PUNICA_API_KEY) holds a character that no key has; see how it was copied\n"
+    assert (
+        "/v1/adapters?limit=1000 does not answer like a frontend; give a frontend's address with `--url`"
+        in outcome.stderr
     )
 
 
-def test_a_key_that_is_lacking_is_asked_for(cli: Cli, frontend: Any) -> None:
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_is_none_is_refused_and_not_shown(cli: Cli, frontend: StubFrontend, key: str) -> None:
+    outcome = cli("adapters", "list", "--url", frontend.url, "--key", key)
+    assert outcome.exit_code == 2 and not frontend.requests
+    assert outcome.stderr == (
+        "punica-serve: the API key (`--key`, PUNICA_API_KEY) holds a character that keys never have; check how it was"
+        " copied\n"
+    )
+
+
+def test_a_key_that_is_lacking_is_asked_for(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(401, {"error": {"message": "there is no key"}})]
     outcome = cli("adapters", "list", "--url", frontend.url)
-    assert outcome.exit_code != 0 and "give it with `--key`, or in PUNICA_API_KEY" in outcome.stderr
+    assert outcome.exit_code != 0 and "set `--key` or PUNICA_API_KEY" in outcome.stderr
 
 
 def test_no_frontend_and_no_url(cli: Cli, unused_port: int) -> None:
@@ -175,4 +187,4 @@ def test_no_frontend_and_no_url(cli: Cli, unused_port: int) -> None:
     assert outcome.exit_code == 2
     assert f"no frontend answers at http://127.0.0.1:{unused_port} (Connection refused); " in outcome.stderr
     outcome = cli("adapters", "list", "--url", "localhost:8000")
-    assert outcome.exit_code == 2 and "is not of the form http://HOST:PORT" in outcome.stderr
+    assert outcome.exit_code == 2 and "does not have the form http://HOST:PORT" in outcome.stderr

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.cli.adapters import parity
 from punica_serve.cli.adapters.parity import TOLERANCE, EngineAnswer, Parity, compare, engine_answers, probe
-from punica_serve.config import ClusterConfig, parse_config
+from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.errors import ConfigError
-from punica_serve.model_config import read_model_config
 from punica_serve.protocol import AdapterRef
 
 Cli = Callable[..., Any]
@@ -31,7 +31,7 @@ def config() -> ClusterConfig:
 
 
 def ref_of(name: str, config: ClusterConfig) -> AdapterRef:
-    return read_adapter(ADAPTERS / name, read_model_config(config.engine.model)).ref
+    return read_adapter(ADAPTERS / name, read_model_config(config.engine.model))
 
 
 def with_alpha(folder: Path, name: str, factor: float) -> Path:
@@ -64,12 +64,12 @@ def test_prompts_that_the_context_can_not_hold_are_left_out(config: ClusterConfi
 
 
 def test_a_context_that_holds_no_prompt_is_refused(config: ClusterConfig) -> None:
-    with pytest.raises(ConfigError, match="the context is 8 tokens, and to compare takes 9"):
+    with pytest.raises(ConfigError, match="the context is 8 tokens, but comparing needs 9"):
         probe(config.engine.model_copy(update={"max_context": 8}), ref_of("roman", config))
 
 
 def test_dummy_weights_are_refused(config: ClusterConfig) -> None:
-    with pytest.raises(ConfigError, match="nothing to compare"):
+    with pytest.raises(ConfigError, match="no weights to compare"):
         probe(config.engine.model_copy(update={"load_format": "dummy"}), ref_of("roman", config))
 
 
@@ -91,7 +91,7 @@ def test_the_command_fails_beyond_the_tolerance(cli: Cli, tmp_path: Path, monkey
     (tmp_path / "cluster.yaml").write_text(json.dumps(DOCUMENT))
     outcome = cli("adapters", "verify", str(ADAPTERS / "hex"), "--parity", "--config", str(tmp_path / "cluster.yaml"))
     assert outcome.exit_code == 1
-    assert "do not serve it" in outcome.stderr
+    assert "do not serve this adapter" in outcome.stderr
 
 
 def test_what_is_no_number_is_beyond_the_tolerance_in_any_row(

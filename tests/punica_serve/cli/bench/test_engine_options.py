@@ -34,7 +34,7 @@ def test_a_shape_has_random_weights() -> None:
 
 
 def test_one_model_only(config_file: Path) -> None:
-    with pytest.raises(ConfigError, match="both say which model"):
+    with pytest.raises(ConfigError, match="both name a model"):
         subject_of(config_file, "1b", None)
 
 

@@ -18,7 +18,7 @@ def test_options_become_settings_and_a_failure_an_exit_code(tmp_path: Path, monk
 
     def run(subject: Subject, settings: OverheadSettings, out: Path, _: object) -> Report:
         seen.append((subject, settings, out))
-        return Report("overhead", {}, {}, [], failures=["the trace holds no kernel called sgmv_shrink"])
+        return Report("overhead", {}, {}, [], failures=["the trace holds no kernel named sgmv_shrink"])
 
     monkeypatch.setattr(overhead_run, "run", run)
     args = [
@@ -33,7 +33,7 @@ def test_options_become_settings_and_a_failure_an_exit_code(tmp_path: Path, monk
     ]
     result = CliRunner().invoke(app, args)
     # What failed is said, and the rest is left behind.
-    assert result.exit_code == 1 and "FAILED the trace holds no kernel called sgmv_shrink" in result.output
+    assert result.exit_code == 1 and "FAILED the trace holds no kernel named sgmv_shrink" in result.output
     assert (tmp_path / "overhead.json").is_file()
     ((subject, settings, out),) = seen
     assert subject.model.hidden_size == 4096 and subject.device.type == "cpu" and out == tmp_path

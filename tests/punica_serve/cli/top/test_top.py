@@ -134,7 +134,7 @@ async def test_a_frontend_that_comes_back_is_found_again() -> None:
             await until(lambda: b"queue 7" in terminal.written)
             server.close()
             await server.wait_closed()
-            await until(lambda: b"trying again" in terminal.written)
+            await until(lambda: b"reconnecting" in terminal.written)
 
             async def tell_more(socket: ServerConnection) -> None:
                 await socket.send(frame(queue_length=8))
@@ -158,7 +158,7 @@ async def test_without_a_frontend_or_a_terminal_it_says_so() -> None:
     code, _, stderr = await top_once("--once", "--url", "http://127.0.0.1:1")
     assert code == 2 and "no frontend answers at http://127.0.0.1:1" in stderr
     code, _, stderr = await top_once()
-    assert code == 2 and stderr == "punica-serve: top needs a terminal; `--once` prints how things are now\n"
+    assert code == 2 and stderr == "punica-serve: top needs a terminal; use `--once` to print the current state\n"
 
 
 async def test_a_scheduler_that_is_not_there_and_a_key_that_is_refused() -> None:
@@ -175,7 +175,7 @@ async def test_a_scheduler_that_is_not_there_and_a_key_that_is_refused() -> None
 
     async with serve(without_scheduler, "127.0.0.1", 0, process_request=refuse) as server:
         code, _, stderr = await top_once("--once", "--url", f"http://127.0.0.1:{port_of(server)}")
-    assert code == 2 and "wants a valid API key" in stderr
+    assert code == 2 and "requires a valid API key" in stderr
 
 
 def suspended(connection: ServerConnection, request: Request) -> Response:

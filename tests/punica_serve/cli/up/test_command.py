@@ -19,13 +19,13 @@ def assert_refused(outcome: tuple[int, str, str], message: str) -> None:
 
 
 def test_a_missing_config_file(cli: Cli, tmp_path: Path) -> None:
-    assert_refused(cli("up", "--config", str(tmp_path / "none.yaml")), f"{tmp_path}/none.yaml can't be read: No such")
+    assert_refused(cli("up", "--config", str(tmp_path / "none.yaml")), f"{tmp_path}/none.yaml does not exist")
 
 
 def test_a_config_file_that_is_not_yaml(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("engine: [")
-    assert_refused(cli("up", "--config", str(path)), f"{path} is not YAML")
+    assert_refused(cli("up", "--config", str(path)), f"{path} is not valid YAML")
 
 
 def test_a_config_key_that_does_not_exist(cli: Cli, write_config: WriteConfig) -> None:
@@ -75,9 +75,9 @@ def test_a_gpu_that_this_machine_lacks(cli: Cli, write_config: WriteConfig) -> N
 
 def test_a_scale_hook_that_is_not_there(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
     path = write_config(scheduler={"scale": {"hook": [f"{tmp_path}/none"]}})
-    assert_refused(cli("up", "--config", str(path)), f"`scheduler.scale.hook`: {tmp_path}/none is no command")
+    assert_refused(cli("up", "--config", str(path)), f"`scheduler.scale.hook`: {tmp_path}/none is not a command")
 
 
 def test_a_data_folder_that_cannot_be_written(cli: Cli, write_config: WriteConfig) -> None:
-    message = "`data_folder` /proc/x is no folder that can be written to: "
+    message = "`data_folder` /proc/x is not a folder that can be written to: "
     assert_refused(cli("up", "--config", str(write_config(data_folder="/proc/x"))), message)

@@ -2,7 +2,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from punica_serve.cli.up.plan import Plan, runner_ids
-from punica_serve.logs import LogFormat, LogLevel
+from punica_serve.config.tls_section import HttpsConfig
+from punica_serve.process.logs import LogFormat, LogLevel
 
 PLAN = Plan(
     config=Path("/etc/punica.yaml"),
@@ -37,6 +38,8 @@ def test_every_frontend_has_its_own_port() -> None:
     assert [option(frontend.command, "--port") for frontend in PLAN.frontends()] == ["8000", "8001"]
     assert [frontend.name for frontend in PLAN.frontends()] == ["frontend on port 8000", "frontend on port 8001"]
     assert PLAN.urls == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    tls = HttpsConfig(cert=Path("/etc/cert.pem"), key=Path("/etc/key.pem"))
+    assert replace(PLAN, https=tls).urls == ["https://127.0.0.1:8000", "https://127.0.0.1:8001"]
 
 
 def test_one_of_a_kind_is_called_by_its_role() -> None:

@@ -1,14 +1,14 @@
-"""`punica-serve up --ray`: the same processes, placed and restarted by Ray, one runner on each of its nodes.
+"""`punica-serve up --ray`: the same processes, placed and restarted by Ray, with one runner on each of its nodes.
 
-    plan            the roles, and what each reserves of a node: pure, as is
-    fleet           which nodes are to have a runner
-    member          the actor: keeps the ordinary process of its role running beside it
+    plan            the roles, and the resources that each reserves: pure, as is
+    fleet           which nodes should have a runner
+    member          the actor, which keeps the ordinary process of its role running
     processes       that process's command line and files
-    scheduler_file  where the scheduler is now, for the others to dial
+    scheduler_file  the scheduler's current address, for the others to connect to
     seats           actors in placement groups; placed: where Ray has put them
     runners         a seat on each node, following the fleet
-    serve           the loop of `up`
+    serve           the main loop of `up`
 
-Ray places and restarts; tokens never pass through it, but flow over our own websockets. Nothing outlives `up`: its
+Ray places and restarts processes; tokens never pass through it, but use our own websockets. Nothing outlives `up`: its
 actors end with it, and their processes with them.
 """

@@ -1,4 +1,4 @@
-"""The connection to Ray: to RAY_ADDRESS, to a Ray that was started on this machine, or to a new one here."""
+"""The connection to Ray: at RAY_ADDRESS, a Ray started on this machine, or a new one here."""
 
 import logging
 import os
@@ -11,16 +11,16 @@ from punica_serve.cli.up.on_ray.plan import Resources
 from punica_serve.errors import ConfigError
 
 ADDRESS_ENV = "RAY_ADDRESS"
-#: Ray itself would try for more than a minute, and could not be interrupted.
+#: Ray itself would try for more than a minute, without a way to interrupt it.
 DIAL_TIMEOUT_S = 5.0
 
 
 def connect(namespace: str, needs: Resources) -> None:
-    """Connects this process. A Ray that is started here gets room for ``needs``, and ends with this process.
+    """Connects this process. A Ray that is started here gets the resources ``needs``, and ends with this process.
 
-    Blocks for seconds. Raises ConfigError when nobody answers at RAY_ADDRESS, or not us.
+    Blocks for seconds. Raises ConfigError if nothing answers at RAY_ADDRESS, or it refuses.
     """
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every connection
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs every connection
     address = os.environ.get(ADDRESS_ENV, "")
     try:
         if host_and_port := re.fullmatch(r"(.+):(\d+)", address):  # not "auto", "local" and the like
@@ -31,7 +31,7 @@ def connect(namespace: str, needs: Resources) -> None:
         if address:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             message = (
-                f"no Ray lets us in at {ADDRESS_ENV}={address}: {reason}; "
+                f"can't connect to Ray at {ADDRESS_ENV}={address}: {reason}; "
                 f"set RAY_AUTH_MODE=token if it checks tokens, or unset {ADDRESS_ENV} to start a Ray on this machine"
             )
             raise ConfigError(message, param=ADDRESS_ENV) from error
@@ -39,7 +39,7 @@ def connect(namespace: str, needs: Resources) -> None:
 
 
 def _start_here(namespace: str, needs: Resources) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports without consent
     ray.init(
         address="local",
         namespace=namespace,

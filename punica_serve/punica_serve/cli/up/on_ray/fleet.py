@@ -1,4 +1,4 @@
-"""Which of Ray's nodes have a runner, and how many nodes there should be."""
+"""Decides which of Ray's nodes have a runner, and how many nodes there should be."""
 
 import math
 from collections.abc import Set
@@ -9,26 +9,26 @@ from punica_serve.protocol import ScaleAdvice
 
 @dataclass(frozen=True)
 class Fleet:
-    """Node ids."""
+    """The nodes, by id."""
 
-    #: Each has a runner.
+    #: Nodes with a runner.
     running: frozenset[str] = frozenset()
-    #: Emptied on advice, and for Ray's autoscaler to end. One that still lives when more are wanted runs again.
+    #: Nodes emptied on advice, for Ray's autoscaler to remove. One that still lives when more are needed is used again.
     released: frozenset[str] = frozenset()
-    #: Nodes that Ray is asked for, those that run among them.
+    #: Number of nodes requested from Ray, including the running ones.
     num_wanted: int = 0
 
 
 def runner_id(node_id: str) -> str:
-    """A runner is named by its node, so that it is the same one after a restart."""
+    """A runner's id is derived from its node, so that it stays the same after a restart."""
     return f"ray-{node_id}"
 
 
 def next_fleet(fleet: Fleet, alive: Set[str], advice: ScaleAdvice, *, num_gpus: int, gpus_per_runner: int) -> Fleet:
-    """The fleet that follows the advice; ``num_gpus`` have joined by now, and ``alive`` nodes could have a runner.
+    """The fleet that follows the advice. ``num_gpus`` have joined so far; ``alive`` nodes could have a runner.
 
-    Every node that Ray adds gets a runner. More are counted from the GPUs that have joined, not from the runners: one
-    that is starting is what the advice asked for, not on top of it.
+    Every node that Ray adds gets a runner. Further nodes are counted from the GPUs that have joined, not from the
+    runners: a starting runner already answers the advice, and does not add to it.
     """
     emptied = {node for node in fleet.running & alive if runner_id(node) in advice.releasable_runners}
     resting = fleet.released & alive

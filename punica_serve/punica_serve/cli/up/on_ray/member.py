@@ -1,4 +1,4 @@
-"""The actor. Its process is a child of it, which ends with it; Ray restarts the actor, and the actor the process."""
+"""The actor. Its process is its child and ends with it. Ray restarts the actor, and the actor the process."""
 
 import asyncio
 import signal
@@ -12,11 +12,11 @@ import ray
 from punica_serve.cli.up.on_ray.processes import serve
 from punica_serve.cli.up.on_ray.roles import Place, Role
 from punica_serve.errors import ConfigError
-from punica_serve.process import STOP_TIMEOUT_S
+from punica_serve.process.run import STOP_TIMEOUT_S
 
 
 class Member:
-    """Ray calls each method on a thread of its own, as long as none of them is a coroutine."""
+    """Ray runs each method on its own thread, as long as none of them is a coroutine."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
@@ -28,8 +28,8 @@ class Member:
         return Place(ray.get_runtime_context().get_node_id(), self._url)
 
     def run(self) -> str | None:
-        """Keeps the process running until ``stop``. Returns the user's mistake that ended it, if one did."""
-        # Ray blocks SIGINT in its processes, and a child would inherit that and never stop when it is asked to.
+        """Keeps the process running until ``stop``. Returns the message if a user's mistake ended it."""
+        # Ray blocks SIGINT in its processes; a child would inherit that and never stop when asked to.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         mistakes: list[str] = []
         try:
@@ -41,7 +41,7 @@ class Member:
         return mistakes[0] if mistakes else None
 
     def stop(self) -> None:
-        """Returns when the process has ended, or has had all the time that it gets."""
+        """Returns when the process has ended, or has used up its time to do so."""
         self._stopping.set()
         self._stopped.wait(2 * STOP_TIMEOUT_S)
 
@@ -57,7 +57,7 @@ async def _serve_until(stopping: threading.Event, role: Role, on_listening: Call
                 await asyncio.to_thread(stopping.wait)
                 serving.cancel()
         finally:
-            stopping.set()  # for the thread that waits, since the end of the loop waits for it
+            stopping.set()  # the waiting thread must end first: closing the loop waits for it
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -1,4 +1,4 @@
-"""Where Ray has put the seats whose processes listen, each time it moves them."""
+"""Tracks the addresses of listening actors as Ray moves them."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Placed:
-    """A seat, and where it was seen last."""
+    """A seat, and its last known place."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -26,7 +26,7 @@ class Placed:
         return self.url
 
     async def keep_following(self) -> None:
-        """Never returns."""
+        """Follows the actor forever."""
         while True:
             place = await self.seat.where()
             if place.url is not None and place != self._place:

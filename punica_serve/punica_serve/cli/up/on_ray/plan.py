@@ -1,4 +1,4 @@
-"""What is to run on Ray: the roles, and what each reserves of a node."""
+"""The roles of a cluster on Ray, and the resources that each reserves."""
 
 import math
 from collections import Counter
@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING
 
 from punica_serve.cli.up.on_ray.fleet import runner_id
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
-from punica_serve.logs import LogLevel
+from punica_serve.process.logs import LogLevel
 
 if TYPE_CHECKING:
-    from punica_serve.config import ClusterConfig
+    from punica_serve.config.cluster import ClusterConfig
 
-#: Ray's names for what a node has, such as {"CPU": 2}.
+#: Ray's names for a node's resources, such as {"CPU": 2}.
 Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class RayPlan:
-    """The cluster's roles. Each bundle is what the role of the same index reserves."""
+    """The cluster's roles. Each bundle is reserved for the role with the same index."""
 
     config: "ClusterConfig"
-    #: Apart from other clusters on the same Ray.
+    #: Separates this cluster from others on the same Ray.
     namespace: str
     token: str = field(repr=False)
     log_level: LogLevel
-    #: Where frontends listen: without a host, each at its node's address; on consecutive ports from the first on, or
-    #: on free ones for 0.
+    #: Where frontends listen. Without a host, at their nodes' addresses; on consecutive ports, or free ones for 0.
     host: str | None
     port: int
     num_frontends: int
-    #: To ask the frontends for advice with, where they want one.
+    #: API key for reading the advice from frontends that need one.
     key: str | None = field(default=None, repr=False)
 
     @property
@@ -56,14 +55,14 @@ class RayPlan:
 
     @property
     def runner_bundle(self) -> Resources:
-        """By default a CPU or GPU for each device."""
+        """A runner's resources; by default one CPU or GPU for each device."""
         if self.config.ray.runner is not None:
             return self.config.ray.runner
         return Counter("GPU" if device.startswith("cuda") else "CPU" for device in self.config.runner.devices)
 
     @property
     def needs(self) -> Resources:
-        """Of a Ray of a single node."""
+        """The resources that a Ray of a single node needs."""
         total: Counter[str] = Counter()
         for bundle in (*self.control_bundles, self.runner_bundle):
             total.update({name: math.ceil(amount) for name, amount in bundle.items()})

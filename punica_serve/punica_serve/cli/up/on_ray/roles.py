@@ -1,30 +1,30 @@
-"""What the actors of a cluster are told and tell."""
+"""Messages to and from the actors of a cluster."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from punica_serve.logs import LogLevel
+from punica_serve.process.logs import LogLevel
 
 Kind = Literal["scheduler", "runner", "frontend"]
 
-#: The name of the scheduler's actor, by which the others find it in the cluster's namespace.
+#: The name of the scheduler's actor, under which the others find it in the cluster's namespace.
 SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True)
 class Role:
-    """Which process an actor keeps running."""
+    """The process that an actor keeps running."""
 
     kind: Kind
-    #: Of the actor, and in messages.
+    #: The actor's name, also used in messages.
     name: str
-    #: Of the cluster's actors: two clusters on one Ray don't meet.
+    #: The cluster's namespace, which separates clusters on one Ray.
     namespace: str
-    #: A config document whose folders are absolute: the file itself is only where `up` is. It may hold secrets.
+    #: The config document with absolute folders, since the file itself exists only where `up` runs. May hold secrets.
     config: str = field(repr=False)
     token: str = field(repr=False)
     log_level: LogLevel
-    #: Where a frontend listens: without a host, at its node's address; on port 0, at a free one.
+    #: Where a frontend listens. Without a host, at its node's address; on port 0, at a free one.
     host: str | None = None
     port: int = 0
     runner_id: str = ""
@@ -32,8 +32,8 @@ class Role:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor is."""
+    """An actor's place."""
 
     node_id: str
-    #: Of its process, once it listens. A runner never does.
+    #: The URL of its process, once it listens. A runner has none.
     url: str | None

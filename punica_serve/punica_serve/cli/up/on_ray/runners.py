@@ -1,4 +1,4 @@
-"""The runners: they come and go with Ray's nodes and with the scheduler's advice."""
+"""The runners, which follow Ray's nodes and the scheduler's advice."""
 
 import asyncio
 import logging
@@ -9,14 +9,14 @@ from ray.autoscaler.sdk import request_resources
 from punica_serve.cli.up.on_ray.fleet import Fleet, next_fleet
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.seats import Seat, give_back, take_seats
-from punica_serve.counted import counted
+from punica_serve.numbers import counted
 from punica_serve.protocol import ScaleAdvice
 
 log = logging.getLogger(__name__)
 
 
 class Runners:
-    """A seat on each node that is to have a runner, and what Ray's autoscaler is asked for."""
+    """A seat on each node that should have a runner, and the request to Ray's autoscaler."""
 
     def __init__(self, plan: RayPlan, tasks: asyncio.TaskGroup) -> None:
         self._plan = plan
@@ -26,7 +26,7 @@ class Runners:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def follow(self, alive: Set[str], advice: ScaleAdvice, num_gpus: int) -> None:
-        """Starts and stops runners; ``alive`` nodes have room for one, and ``num_gpus`` have joined the scheduler."""
+        """Starts and stops runners. ``alive`` nodes have room for one; ``num_gpus`` have joined the scheduler."""
         devices = len(self._plan.config.runner.devices)
         fleet = next_fleet(self._fleet, alive, advice, num_gpus=num_gpus, gpus_per_runner=devices)
         if fleet.num_wanted != self._fleet.num_wanted:
@@ -39,7 +39,7 @@ class Runners:
         self._fleet = fleet
 
     async def stop(self) -> None:
-        """Stops all, and asks Ray for nothing more."""
+        """Stops all runners, and withdraws the request to the autoscaler."""
         for watch in self._watches.values():
             watch.cancel()
         await asyncio.gather(*(seat.stop() for seat in self._seats.values()))
@@ -48,7 +48,7 @@ class Runners:
         await self._ask_for(0)
 
     async def _start(self, node_id: str) -> None:
-        log.info("a runner starts on node %s", node_id)
+        log.info("starting a runner on node %s", node_id)
         (seat,) = await take_seats([self._plan.runner_role(node_id)], [self._plan.runner_bundle], node_id=node_id)
         self._seats[node_id] = seat
         self._watches[node_id] = self._tasks.create_task(seat.fail_on_mistake())
@@ -57,12 +57,12 @@ class Runners:
         self._watches.pop(node_id).cancel()
         seat = self._seats.pop(node_id)
         if is_alive:
-            log.info("the runner on node %s stops, as advised, and the node can be released", node_id)
+            log.info("stopping the runner on node %s, as advised; the node can be released", node_id)
             await seat.stop()
         else:
-            log.warning("node %s is gone, and its runner with it", node_id)
+            log.warning("lost node %s and its runner", node_id)
         await give_back([seat])
 
     async def _ask_for(self, num_nodes: int) -> None:
-        """Ray's autoscaler keeps so many, and adds what is missing; without one, nothing happens."""
+        """Asks Ray's autoscaler for this many nodes; without an autoscaler, nothing happens."""
         await asyncio.to_thread(request_resources, bundles=[dict(self._plan.runner_bundle)] * num_nodes)

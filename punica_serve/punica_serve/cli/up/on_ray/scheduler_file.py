@@ -1,4 +1,4 @@
-"""Finds the scheduler through Ray, wherever Ray has put it, and keeps its URL in a file for a process to read."""
+"""Finds the scheduler through Ray, and keeps its URL in a file for a process to read."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from ray.exceptions import RayError
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Place
 
 POLL_INTERVAL_S = 0.5
-#: Of one question. An actor on its way to another node does not answer, and the next one is answered there.
+#: Timeout of one query. An actor that is being moved does not answer, but the next query finds it.
 ASK_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
 async def scheduler_url_file(folder: Path, namespace: str) -> AsyncIterator[Path]:
-    """A file with the scheduler's URL, once there is one; kept up to date while the context is open."""
+    """A file with the scheduler's URL, once that is known; kept up to date while the context is open."""
     file = folder / "scheduler-url"
     is_written = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -31,7 +31,7 @@ async def scheduler_url_file(folder: Path, namespace: str) -> AsyncIterator[Path
 
 
 async def _keep_refreshing(file: Path, namespace: str, is_written: asyncio.Event) -> None:
-    """While nobody can say the new URL, the file keeps the old one."""
+    """While the new URL is unknown, the file keeps the old one."""
     while True:
         with suppress(RayError, ValueError, TimeoutError):  # ValueError: no actor has that name yet
             place = await _scheduler_place(namespace)
@@ -49,7 +49,7 @@ async def _scheduler_place(namespace: str) -> Place:
 
 
 def _replace(file: Path, text: str) -> None:
-    """At once, so that nobody reads half of it."""
+    """Atomically, so that nobody reads a partial file."""
     new = file.with_suffix(".new")
     new.write_text(text)
     os.replace(new, file)

@@ -1,4 +1,4 @@
-"""Actors in placement groups: everything that is asked of Ray. Its calls block, so they run on threads."""
+"""Actors in placement groups: all calls to Ray. They block, so they run on threads."""
 
 import asyncio
 import contextlib
@@ -15,29 +15,29 @@ from punica_serve.cli.up.on_ray.member import Member
 from punica_serve.cli.up.on_ray.plan import Resources
 from punica_serve.cli.up.on_ray.roles import Place, Role
 from punica_serve.errors import ConfigError
-from punica_serve.process import STOP_TIMEOUT_S
+from punica_serve.process.run import STOP_TIMEOUT_S
 
 NODE_ID_LABEL = "ray.io/node-id"
 
-#: `stop` on a thread of its own, beside `run` and `where`.
+#: `stop` runs on its own thread, besides `run` and `where`.
 _NUM_THREADS = 4
 _STOP_TIMEOUT_S = 3 * STOP_TIMEOUT_S
-#: An actor that does not answer has no place yet, or none any more, and so no process to stop.
+#: An actor that does not answer has not been placed, or no longer runs, so it has no process to stop.
 _ANSWER_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
 class Seat:
-    """An actor in a bundle of a placement group. Ray restarts it for ever, within the group."""
+    """An actor in a bundle of a placement group. Ray restarts it forever, within the group."""
 
     role: Role
     actor: Any
     group: PlacementGroup
-    #: Of Member.run.
+    #: The result of Member.run.
     running: Any
 
     async def where(self) -> Place:
-        """Waits while Ray moves the actor."""
+        """The actor's place. Waits while Ray moves it."""
         place: Place = await self.actor.where.remote()
         return place
 
@@ -47,7 +47,7 @@ class Seat:
             raise ConfigError(mistake)
 
     async def stop(self) -> None:
-        """Stops the process, if there is one that can be asked."""
+        """Stops the process, if the actor answers."""
         with contextlib.suppress(RayError, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await self.where()
@@ -56,7 +56,7 @@ class Seat:
 
 
 async def take_seats(roles: Sequence[Role], bundles: Sequence[Resources], *, node_id: str | None = None) -> list[Seat]:
-    """An actor for each role, in a bundle each: on this node, or spread over the nodes as far as there are several.
+    """An actor for each role, each in its own bundle: on this node, or spread over as many nodes as possible.
 
     Returns before Ray has placed them.
     """
@@ -64,7 +64,7 @@ async def take_seats(roles: Sequence[Role], bundles: Sequence[Resources], *, nod
 
 
 async def give_back(seats: Sequence[Seat]) -> None:
-    """Ends the actors of one group, and then the group, whether Ray has placed them or not."""
+    """Ends the actors of one group, then the group, whether Ray has placed them or not."""
     await asyncio.to_thread(_give_back, seats)
 
 
@@ -101,7 +101,7 @@ def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources)
 
 
 async def nodes_with(bundle: Resources) -> set[str]:
-    """Ids of the living nodes that are large enough for it, whatever runs there now."""
+    """Ids of the live nodes that are large enough for the bundle, regardless of what runs there."""
     nodes = await asyncio.to_thread(ray.nodes)
     return {
         node["NodeID"]

@@ -1,4 +1,4 @@
-"""`up --ray` while it runs: the control seats are followed, and the runners follow Ray's nodes and the advice."""
+"""The main loop of `up --ray`: follows the control seats, and makes the runners follow Ray's nodes and the advice."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from punica_serve.cli.up.on_ray.placed import Placed
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.runners import Runners
 from punica_serve.cli.up.on_ray.seats import Seat, give_back, nodes_with, take_seats
-from punica_serve.cli.up.readiness import POLL_TIMEOUT_S, print_banner, until_ready
-from punica_serve.notify import READY, notify
+from punica_serve.cli.up.readiness import POLL_TIMEOUT_S, print_banner, until_ready, verifying
+from punica_serve.process.readiness import READY, notify
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,11 +23,11 @@ POLL_INTERVAL_S = 1.0
 
 
 async def serve(plan: RayPlan, console: "Console") -> None:
-    """Keeps the cluster on Ray until cancelled, and leaves nothing there.
+    """Keeps the cluster running on Ray until cancelled, and leaves nothing there.
 
-    Raises ConfigError where Ray can't be reached, and in an exception group when a user's mistake ended a process.
+    Raises ConfigError if Ray can't be reached, and in an exception group when a user's mistake ended a process.
     """
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every poll
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every poll
     await asyncio.to_thread(connect, plan.namespace, plan.needs)
     try:
         scheduler, *frontends = await take_seats(plan.control_roles, plan.control_bundles)
@@ -42,7 +42,7 @@ async def serve(plan: RayPlan, console: "Console") -> None:
 
 
 async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: "Console") -> None:
-    """Keeps everything in its place until cancelled, and then stops the runners."""
+    """Follows everything until cancelled, and then stops the runners."""
     placed = [Placed(seat) for seat in (scheduler, *frontends)]
     async with asyncio.TaskGroup() as tasks:
         for each in placed:
@@ -53,7 +53,7 @@ async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: 
         try:
             console.print(f"waiting for Ray to place {len(placed)} processes", soft_wrap=True)
             urls = [await frontend.first_url() for frontend in placed[1:]]
-            print_banner(urls, await until_ready(urls, console), console)
+            print_banner(urls, await until_ready(urls, console, plan.config.frontend.tls), console)
             notify(READY)
             await asyncio.Event().wait()
         finally:
@@ -64,7 +64,8 @@ async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: 
 
 async def _keep_runners(plan: RayPlan, runners: Runners, frontends: list[Placed]) -> None:
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else None
-    async with httpx.AsyncClient(headers=headers, timeout=POLL_TIMEOUT_S, trust_env=False) as client:
+    verify = verifying(plan.config.frontend.tls)
+    async with httpx.AsyncClient(headers=headers, timeout=POLL_TIMEOUT_S, verify=verify, trust_env=False) as client:
         adviser = Adviser(client)
         while True:
             await adviser.ask([frontend.url for frontend in frontends])

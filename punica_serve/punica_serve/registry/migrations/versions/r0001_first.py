@@ -1,4 +1,4 @@
-"""The first tables, and the tenants that exist always."""
+"""The first tables, and the built-in tenants."""
 
 import time
 
@@ -26,7 +26,8 @@ def upgrade() -> None:
 def _tenants() -> None:
     tenants = op.create_table(
         "tenants",
-        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("tenant_id", sa.Text, primary_key=True),
+        sa.Column("name", sa.Text, nullable=False),
         sa.Column("max_concurrent", sa.BigInteger),
         sa.Column("requests_per_min", sa.BigInteger),
         sa.Column("tokens_per_min", sa.BigInteger),
@@ -35,9 +36,12 @@ def _tenants() -> None:
         sa.Column("created_s", sa.Double, nullable=False),
         sa.Column("is_live", sa.Boolean, nullable=False),
         sa.Column("revision", sa.BigInteger, nullable=False, index=True),
+        sa.Index(
+            "ix_tenants_name", "name", unique=True, sqlite_where=sa.text("is_live"), postgresql_where=sa.text("is_live")
+        ),
     )
-    now_s = time.time()
-    rows = [{"name": name, "created_s": now_s, "is_live": True, "revision": 1} for name in ("default", "shared")]
+    about = {"created_s": time.time(), "is_live": True, "revision": 1}
+    rows = [{"tenant_id": name, "name": name, **about} for name in ("default", "shared")]
     op.bulk_insert(tenants, rows)
 
 
@@ -46,7 +50,7 @@ def _keys() -> None:
         "keys",
         sa.Column("key_id", sa.Text, primary_key=True),
         sa.Column("secret_sha256", sa.Text, nullable=False, unique=True),
-        sa.Column("tenant", sa.Text, nullable=False),
+        sa.Column("tenant_id", sa.Text, nullable=False),
         sa.Column("role", sa.Text, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("created_s", sa.Double, nullable=False),
@@ -59,7 +63,7 @@ def _keys() -> None:
 def _adapters() -> None:
     op.create_table(
         "adapters",
-        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("tenant_id", sa.Text, primary_key=True),
         sa.Column("name", sa.Text, primary_key=True),
         sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("digest", sa.Text, nullable=False),
@@ -77,9 +81,9 @@ def _adapters() -> None:
     )
     op.create_table(
         "grants",
-        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("tenant_id", sa.Text, primary_key=True),
         sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("to", sa.Text, primary_key=True),
+        sa.Column("to_id", sa.Text, primary_key=True),
         sa.Column("is_live", sa.Boolean, nullable=False),
         sa.Column("revision", sa.BigInteger, nullable=False, index=True),
     )
@@ -105,7 +109,8 @@ def _accounts() -> None:
     op.create_table(
         "usage",
         sa.Column("hour_s", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("tenant_id", sa.Text, primary_key=True),
+        sa.Column("owner_id", sa.Text, primary_key=True),
         sa.Column("adapter", sa.Text, primary_key=True),
         sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("num_requests", sa.BigInteger, nullable=False),
@@ -127,7 +132,7 @@ def _accounts() -> None:
         sa.Column("at_s", sa.Double, nullable=False),
         sa.Column("by", sa.Text, nullable=False),
         sa.Column("action", sa.Text, nullable=False),
-        sa.Column("tenant", sa.Text, nullable=False, index=True),
+        sa.Column("tenant_id", sa.Text, nullable=False, index=True),
         sa.Column("subject", sa.Text, nullable=False),
         sa.Column("detail", sa.JSON, nullable=False),
     )

@@ -54,5 +54,5 @@ async def test_that_a_key_is_wanted_is_said_once(caplog: pytest.LogCaptureFixtur
         await asked.ask(URLS)
         await asked.ask(URLS)
     (message,) = caplog.messages
-    assert "http://one:8000 wants a valid API key: give it with `--key`, or in PUNICA_API_KEY" in message
-    assert "neither asked for nor released" in message
+    assert "http://one:8000 requires a valid API key: set `--key` or PUNICA_API_KEY" in message
+    assert "neither requested nor released" in message

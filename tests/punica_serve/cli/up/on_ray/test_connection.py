@@ -12,7 +12,7 @@ def test_an_address_where_nobody_listens(
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{unused_port}")
     exit_code, stdout, stderr = cli("up", "--ray", "--config", str(write_config()))
     assert (exit_code, stdout) == (2, "")
-    assert f"no Ray lets us in at RAY_ADDRESS=127.0.0.1:{unused_port}: Connection refused" in stderr
+    assert f"can't connect to Ray at RAY_ADDRESS=127.0.0.1:{unused_port}: Connection refused" in stderr
     assert stderr.count("\n") == 1
 
 

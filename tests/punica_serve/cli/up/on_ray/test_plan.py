@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.cli.up.on_ray.plan import RayPlan
-from punica_serve.config import ClusterConfig, EngineConfig, RayConfig, RunnerConfig
-from punica_serve.logs import LogLevel
+from punica_serve.config.cluster import ClusterConfig, EngineConfig, RayConfig, RunnerConfig
+from punica_serve.process.logs import LogLevel
 
 
 def plan(*, port: int = 8000, devices: tuple[str, ...] = ("cpu",), **ray: Any) -> RayPlan:

@@ -1,0 +1,163 @@
+"""Bodies and frames of the native API, checked strictly: unknown fields, wrong types and NaN are refused.
+
+Checks that need the model, such as lengths and vocabulary, are in ``generation``.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from punica_serve.protocol.sampling_ranges import RANGES
+
+#: The most alternatives for each token of an answer; the engine allows more.
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 256
+MAX_ID_CHARS = 128
+#: The most nested lists in a list. The longest are a completion's prompts.
+MAX_LISTS = 128
+#: The most fields of a body, and of each object in it. Tens of thousands would block the event loop for 0.1 s.
+MAX_FIELDS = 256
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def whole_characters(value: str) -> str:
+    """Accepts strings that can be encoded as UTF-8; others become pydantic errors."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("string_unicode", "Input should be valid Unicode, without lone surrogates") from error
+    return value
+
+
+def _range(name: str) -> dict[str, Any]:
+    return RANGES[name].as_constraints()
+
+
+#: JSON escapes can spell lone surrogates, which no tokenizer accepts.
+Text = Annotated[str, AfterValidator(whole_characters)]
+#: pydantic's length check refuses lone surrogates too.
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+#: Lists fail fast: reporting every wrong item of a long list would take seconds of the event loop.
+StopList = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOPS, fail_fast=True),
+    BeforeValidator(_as_list, json_schema_input_type=StopString | list[StopString]),
+]
+
+
+def _whole_numbers(value: Any, *, depth: int = 2) -> Any:
+    """JSON has one number type: 5.0 is accepted as the integer 5, also in lists and in short lists of lists."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if type(value) is list and depth:
+        types = set(map(type, value))
+        if float in types or (list in types and len(value) <= MAX_LISTS):
+            return [_whole_numbers(item, depth=depth - 1) for item in value]
+    return value
+
+
+class Body(BaseModel):
+    """A request's body. Types are not converted, except floats with whole values."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _see_whole_numbers(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        if len(document) > MAX_FIELDS:
+            raise PydanticCustomError("too_many_fields", f"Input should have at most {MAX_FIELDS} fields")
+        return {name: _whole_numbers(value) for name, value in document.items()}
+
+
+class Strict(Body):
+    """A body that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class GenerateFields(Strict):
+    """One request. Fields that are null or left out take the model's own defaults."""
+
+    prompt: Text | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
+    input_ids: list[int] | None = Field(None, fail_fast=True, description="The prompt as token ids, used unchanged.")
+    lora_id: str | None = Field(None, description="Name of the LoRA model; null is the base model.", examples=["roman"])
+    max_tokens: int | None = Field(
+        None, **_range("max_tokens"), description="Default: the model's own limit, or the rest of the context."
+    )
+    min_tokens: int | None = Field(
+        None, **_range("min_tokens"), description="The answer does not end before this many tokens."
+    )
+    temperature: float | None = Field(
+        None, **_range("temperature"), description="0 always takes the most likely token."
+    )
+    top_p: float | None = Field(None, **_range("top_p"))
+    top_k: int | None = Field(None, **_range("top_k"), description="0 keeps all tokens.")
+    min_p: float | None = Field(None, **_range("min_p"))
+    repetition_penalty: float | None = Field(None, **_range("repetition_penalty"))
+    presence_penalty: float = Field(0.0, **_range("presence_penalty"))
+    frequency_penalty: float = Field(0.0, **_range("frequency_penalty"))
+    seed: int | None = Field(None, **_range("seed"), description="The same seed gives the same answer.")
+    stop: StopList | None = Field(None, description="The text ends before the first of these strings.")
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_TOKENS, fail_fast=True, description="Any of these tokens ends the answer."
+    )
+    ignore_eos: bool = Field(False, description="Go on after the model's end of sequence.")
+    logprobs: int | None = Field(
+        None,
+        **_range("logprobs") | {"le": MAX_LOGPROBS},
+        description="Return each token's logprob, and those of this many of the most likely tokens.",
+    )
+
+
+class GenerateBody(GenerateFields):
+    """Body of POST /v1/generate."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "42", "lora_id": "roman", "max_tokens": 16, "stream": False}]}
+    )
+
+    stream: bool = Field(False, description="Answer with server-sent events while tokens are generated.")
+
+
+class DrainBody(Strict):
+    """Body of POST /v1/cluster/drain."""
+
+    gpu: Text = Field(min_length=1, max_length=MAX_ID_CHARS, description="The GPU's UUID, as in /v1/cluster.")
+    drain: bool = Field(True, description="False: use the GPU again.")
+
+
+class ErrorObject(TypedDict):
+    """The error itself."""
+
+    #: The fault, and what to do about it.
+    message: str
+    #: OpenAI's name for the status.
+    type: str
+    #: The field at fault.
+    param: str | None
+    #: A stable code for programs.
+    code: str
+
+
+class ErrorBody(TypedDict):
+    """The body of every answer that is not a success."""
+
+    error: ErrorObject
+    #: The X-Request-Id header's value; null if no request could be read.
+    request_id: str | None

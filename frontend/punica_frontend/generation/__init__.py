@@ -1,0 +1,1 @@
+"""A client's request: planned, admitted, streamed, logged and traced."""

@@ -1,0 +1,122 @@
+"""Several requests that are answered together: the choices of one body."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, answer, usage
+from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.request_ids import cluster_request_id
+from punica_frontend.generation.response_stream import ResponseStream
+from punica_frontend.scheduler_link.live_request import Backlog
+from punica_serve.errors import InvalidRequest
+
+#: The most requests of one body: prompts times choices.
+MAX_CHOICES = 128
+
+_NUM_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """All requests of one body: all choices of its first prompt, then those of the next."""
+
+    plans: tuple[RequestPlan, ...]
+    num_per_prompt: int = 1
+    #: Unsupported fields that the answer ignores.
+    ignored_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, prompts: Sequence[RequestPlan], num_per_prompt: int, ignored_fields: tuple[str, ...] = ()) -> "Choices":
+        plans = tuple(copy for plan in prompts for copy in copies(plan, num_per_prompt))
+        return cls(plans, num_per_prompt, ignored_fields)
+
+    def usage(self, num_generated_tokens: int) -> TokenUsage:
+        """Returns the usage of the whole body. Each prompt counts once, however many choices it has."""
+        prompts = self.plans[:: self.num_per_prompt]
+        return usage(sum(len(plan.request.prompt_ids) for plan in prompts), num_generated_tokens)
+
+
+def copies(plan: RequestPlan, count: int) -> list[RequestPlan]:
+    """Returns ``count`` requests of one prompt: ``plan``, then copies whose seeds count up from its own."""
+    return [plan, *(_copy(plan, offset) for offset in range(1, count))]
+
+
+def check_together(generator: Generator, plans: Sequence[RequestPlan]) -> None:
+    """Raises InvalidRequest if the requests of one body exceed what their tenant may ever run together.
+
+    Otherwise some would be admitted and use up quota before the next is refused. The scheduler checks single requests.
+    """
+    if len(plans) < 2:
+        return
+    caller, num_tokens = plans[0].caller, sum(plan.request.max_num_tokens for plan in plans)
+    quota = generator.quota(caller)
+    for num_needed, limit, words in (
+        (len(plans), quota.max_concurrent, "concurrent requests"),
+        (len(plans), quota.requests_per_min, "requests a minute"),
+        (num_tokens, quota.tokens_per_min, "tokens a minute"),
+    ):
+        if limit and num_needed > limit:  # with a limit of 0 the scheduler refuses even one request
+            error = InvalidRequest(
+                f"`n`: all choices of all prompts need {num_needed} {words}, and tenant {caller.tenant!r} may have "
+                f"{limit}; ask for fewer at once",
+                param="n",
+            )
+            generator.metrics.refused(error.code)
+            raise error
+
+
+async def stream_all(generator: Generator, plans: Sequence[RequestPlan]) -> AsyncGenerator[tuple[int, Frame], None]:
+    """Runs plans for one reader: yields frames as they come, each with its plan's index.
+
+    Closing it early cancels what still runs. Raises the error of any request that the cluster failed, which ends the
+    others too.
+    """
+    #: Indices of streams that have output to take, each at most once.
+    ready: asyncio.Queue[int] = asyncio.Queue()
+    backlog = Backlog()
+    streams: list[ResponseStream] = []
+    try:
+        for index, plan in enumerate(plans):
+            streams.append(await generator.start(plan, _put(ready, index), backlog))
+        num_open = len(plans)
+        has_begun = False
+        while num_open:
+            index = await ready.get()
+            if not has_begun:  # headers go with the first frame; the requests behind it are counted by then
+                has_begun = True
+                for stream in streams:
+                    stream.record_rate_limits()
+            frame = streams[index].take()
+            num_open -= frame.finish_reason is not None
+            if frame.finish_reason and num_open:
+                # Closed before the reader takes the frame: tokens after a stop string must not queue it again.
+                streams[index].close()
+            yield index, frame
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def whole_answers(generator: Generator, plans: Sequence[RequestPlan]) -> list[GenerateAnswer]:
+    """Runs plans to their ends. Raises the error of any request that the cluster failed."""
+    frames: list[list[Frame]] = [[] for _ in plans]
+    async with aclosing(stream_all(generator, plans)) as stream:
+        async for index, frame in stream:
+            frames[index].append(frame)
+    return [answer(of_plan, lora_id=plan.lora_id) for of_plan, plan in zip(frames, plans, strict=True)]
+
+
+def _put(ready: asyncio.Queue[int], index: int) -> Callable[[], None]:
+    return lambda: ready.put_nowait(index)
+
+
+def _copy(plan: RequestPlan, offset: int) -> RequestPlan:
+    request = plan.request
+    assert request.sampling.seed is not None
+    sampling = msgspec.structs.replace(request.sampling, seed=(request.sampling.seed + offset) % _NUM_SEEDS)
+    request_id = cluster_request_id()
+    return replace(plan, request=msgspec.structs.replace(request, request_id=request_id, sampling=sampling))

@@ -1,0 +1,70 @@
+"""An answer as server-sent events."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from punica_frontend.http.connection import run_while_connected
+from punica_serve.errors import PunicaError
+
+E = TypeVar("E")
+
+log = logging.getLogger(__name__)
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response, Generic[E]):
+    """Sends ``data: {event}`` for each event, then ``data: [DONE]`` unless ``says_done`` is False.
+
+    An error before the first event becomes an HTTP error answer, a later one the last event. ``events`` is closed when
+    the client leaves, or is cut because it takes nothing.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[E, None],
+        error_event: Callable[[E, Exception], object],
+        *,
+        says_done: bool = True,
+    ) -> None:
+        """``error_event`` makes the last event of a stream that fails, from the event before and the error."""
+        self._events = events
+        self._error_event = error_event
+        self._says_done = says_done
+        self.status_code = 200
+        self.background = None
+        # Tells reverse proxies not to buffer events.
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await run_while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            event = await anext(events)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await _send_body(send, _line(event))
+            try:
+                async for event in events:
+                    await _send_body(send, _line(event))
+            except Exception as error:
+                if not isinstance(error, PunicaError):
+                    log.exception("an event stream failed")
+                await _send_body(send, _line(self._error_event(event, error)))
+        await _send_body(send, _DONE if self._says_done else b"", more=False)
+
+
+def _line(content: object) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

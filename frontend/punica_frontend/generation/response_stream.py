@@ -1,0 +1,99 @@
+"""The output of one request, from the cluster to its client."""
+
+import time
+from collections.abc import Callable
+
+from punica_frontend.api.errors import from_wire
+from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.rate_limits import record_rate_limits
+from punica_frontend.generation.text_stream import TextStream
+from punica_frontend.metrics.metrics import RequestMetrics, outcome_of
+from punica_frontend.scheduler_link.live_request import LiveRequest
+from punica_frontend.tenancy.meter import Charge
+from punica_serve.errors import PunicaError, RequestFailed
+
+
+class ResponseStream:
+    """Yields the frames of an answer by ``take``, each with the output since the one before.
+
+    The caller must close it, before or after the last frame; closing cancels a running request.
+    """
+
+    def __init__(
+        self,
+        live: LiveRequest,
+        text: TextStream,
+        metrics: RequestMetrics,
+        charge: Charge,
+        release: Callable[[LiveRequest], None],
+        *,
+        lora_id: str | None = None,
+    ) -> None:
+        """``release`` is called once with ``live`` on close.
+
+        ``lora_id`` is the client's name for the adapter; behind the frontend only its digest is known.
+        """
+        self._live = live
+        self._text = text
+        self._metrics = metrics
+        self._charge = charge
+        self._release = release
+        self._lora_id = lora_id
+        self._is_open = True
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._text.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens in the frames so far."""
+        return self._text.num_tokens
+
+    def take(self) -> Frame:
+        """Returns the next frame. There is none after one with a finish_reason.
+
+        Raises the PunicaError with which the cluster ended the request.
+        """
+        self.record_rate_limits()
+        try:
+            return self._take()
+        except Exception as error:
+            self._metrics.outcome = outcome_of(error)
+            raise
+
+    def record_rate_limits(self) -> None:
+        """Tells the answer's headers what has come since."""
+        if self._live.rate_limits:
+            record_rate_limits(self._live.rate_limits)
+            self._live.rate_limits = None
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._metrics.end(time.monotonic())
+            self._release(self._live)
+            self._live.release_backlog()
+
+    def _take(self) -> Frame:
+        delivery = self._live.take()
+        if delivery.error:
+            raise self._with_name(from_wire(delivery.error))
+        if delivery.finish_reason == "error":
+            raise RequestFailed("the cluster failed to complete the request; try again")
+        frame = self._text.feed(delivery)
+        self._metrics.add_tokens(len(frame.token_ids), time.monotonic())
+        self._charge.add_tokens(len(frame.token_ids))
+        if frame.finish_reason:
+            self._metrics.outcome = frame.finish_reason
+        else:
+            self._live.offer_rest()
+        return frame
+
+    def _with_name(self, error: PunicaError) -> PunicaError:
+        """Adds the client's name for the adapter to an error about it."""
+        if self._lora_id is None or error.param != "lora_id":
+            return error
+        message = f"adapter {self._lora_id!r}: {error.message}"
+        return type(error)(message, param=error.param, retry_after_s=error.retry_after_s)

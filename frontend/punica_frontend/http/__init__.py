@@ -1,0 +1,1 @@
+"""HTTP and websocket transport: sockets, limits, and everything below the routes."""

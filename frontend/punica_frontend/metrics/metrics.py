@@ -1,0 +1,189 @@
+"""A frontend's counters since its start, for one event loop. Does no input or output.
+
+Whatever is counted for each token has no labels. Counts by adapter and tenant are updated once for each request, at its
+end.
+"""
+
+from collections import Counter
+from typing import Literal
+
+from punica_frontend.metrics.bounded_labels import OTHER, BoundedLabels
+from punica_frontend.metrics.distribution import Distribution
+from punica_serve.errors import PunicaError
+from punica_serve.protocol import Ending, FinishReason
+
+#: Upper bounds of the histograms' buckets.
+FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+INTER_TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
+REQUEST_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
+QUEUE_BOUNDS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TOKENS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
+#: Fewer buckets, since each labelled adapter and tenant has them.
+USE_FIRST_TOKEN_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+USE_TOKEN_BOUNDS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 1.0)
+
+#: Why the frontend ended a connection: its client sent too slowly, read too slowly, or was one too many.
+CutReason = Literal["header_timeout", "body_late", "stalled", "too_many_connections"]
+
+#: Whether a request with an unknown field was refused, or answered without it.
+UnknownOutcome = Literal["refused", "ignored"]
+
+#: Default number of adapters, tenants and unknown fields with labels of their own.
+NUM_NAMED = 20
+
+
+class UsageStats:
+    """Totals of one adapter's or one tenant's requests."""
+
+    __slots__ = ("first_token_s", "num_generated_tokens", "num_prompt_tokens", "num_requests", "token_s")
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_prompt_tokens = self.num_generated_tokens = 0
+        self.first_token_s = Distribution(USE_FIRST_TOKEN_BOUNDS_S)
+        #: Each request's mean time between two tokens.
+        self.token_s = Distribution(USE_TOKEN_BOUNDS_S)
+
+
+class Metrics:
+    """All counters of one frontend."""
+
+    def __init__(self, num_named: int = NUM_NAMED) -> None:
+        """The ``num_named`` most used adapters, tenants and unknown fields get labels of their own."""
+        #: Ended requests, by finish reason or error code.
+        self.num_ended: Counter[str] = Counter()
+        #: Requests without a token yet, and requests that generate.
+        self.num_waiting = self.num_running = 0
+        #: Requests without a token yet, by adapter.
+        self.waiting_adapters: Counter[str] = Counter()
+        self.num_websockets = 0
+        #: Connections that the frontend ended.
+        self.num_cut: Counter[CutReason] = Counter()
+        #: Tokens of requests that were added to the cluster.
+        self.num_prompt_tokens = self.num_generated_tokens = 0
+        #: Preemptions of this frontend's requests for lack of GPU memory.
+        self.num_evictions = 0
+        #: Time from a request's arrival to its first token.
+        self.first_token_s = Distribution(FIRST_TOKEN_BOUNDS_S)
+        #: Time between two tokens of a request. Tokens that arrive together share the time since the last ones.
+        self.inter_token_s = Distribution(INTER_TOKEN_BOUNDS_S)
+        #: Time from arrival to end, of completed requests.
+        self.request_s = Distribution(REQUEST_BOUNDS_S)
+        self.prompt_tokens = Distribution(TOKENS_BOUNDS)
+        self.generated_tokens = Distribution(TOKENS_BOUNDS)
+        #: Total time that a request waited for a GPU.
+        self.queue_s = Distribution(QUEUE_BOUNDS_S)
+        self.adapters = BoundedLabels(num_named, UsageStats)
+        self.tenants = BoundedLabels(num_named, UsageStats)
+        #: Unknown fields of OpenAI's and TGI's bodies.
+        self.unknown_fields: BoundedLabels[Counter[UnknownOutcome]] = BoundedLabels(num_named, Counter)
+
+    def begin(self, arrived_s: float, num_prompt_tokens: int, *, adapter: str, tenant: str) -> "RequestMetrics":
+        """Counts a request as live until ``RequestMetrics.end``."""
+        self.num_waiting += 1
+        self.waiting_adapters[adapter] += 1
+        self.num_prompt_tokens += num_prompt_tokens
+        return RequestMetrics(self, arrived_s, num_prompt_tokens, adapter, tenant)
+
+    def refused(self, code: str) -> None:
+        """Counts a request that was refused with this error code before it began."""
+        self.num_ended[code] += 1
+
+    def unknown_field(self, name: str | None, outcome: UnknownOutcome) -> None:
+        """Counts a request with this unknown field; None stands for a name that can't be shown."""
+        self.unknown_fields.use(OTHER if name is None else name)[outcome] += 1
+
+    def ended_in_cluster(self, ending: Ending) -> None:
+        """Counts the scheduler's report of an ended request, which may follow a cancellation here."""
+        self.num_evictions += ending.num_evictions
+        if ending.reason != "error":
+            self.queue_s.observe(ending.queue_s)
+
+
+class RequestMetrics:
+    """The metrics of one live request. ``outcome`` stays "cancelled" unless it is set before ``end``."""
+
+    __slots__ = (
+        "_adapter",
+        "_arrived_s",
+        "_first_s",
+        "_last_s",
+        "_metrics",
+        "_num_prompt_tokens",
+        "_num_tokens",
+        "_tenant",
+        "outcome",
+    )
+
+    def __init__(self, metrics: Metrics, arrived_s: float, num_prompt_tokens: int, adapter: str, tenant: str) -> None:
+        self._metrics = metrics
+        self._arrived_s = self._last_s = arrived_s
+        self._first_s: float | None = None
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0
+        self._adapter = adapter
+        self._tenant = tenant
+        self.outcome: FinishReason | str = "cancelled"
+
+    def add_tokens(self, num_tokens: int, now_s: float) -> None:
+        """Counts tokens that arrived together."""
+        if not num_tokens:
+            return
+        metrics, waited_s, self._last_s = self._metrics, now_s - self._last_s, now_s
+        metrics.num_generated_tokens += num_tokens
+        self._num_tokens += num_tokens
+        if self._first_s is not None:
+            metrics.inter_token_s.observe(waited_s / num_tokens, num_tokens)
+        else:
+            self._first_s = now_s
+            metrics.first_token_s.observe(waited_s)
+            metrics.num_running += 1
+            self._wait_no_more()
+
+    @property
+    def arrived_s(self) -> float:
+        return self._arrived_s
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Time from arrival to first token; None while there is none."""
+        return None if self._first_s is None else self._first_s - self._arrived_s
+
+    def end(self, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.num_ended[self.outcome] += 1
+        if self._first_s is None:
+            self._wait_no_more()
+        else:
+            metrics.num_running -= 1
+        if self.outcome in ("stop", "length"):
+            metrics.request_s.observe(now_s - self._arrived_s)
+            metrics.prompt_tokens.observe(self._num_prompt_tokens)
+            metrics.generated_tokens.observe(self._num_tokens)
+        self._add_to(metrics.adapters.use(self._adapter))
+        self._add_to(metrics.tenants.use(self._tenant))
+
+    def _wait_no_more(self) -> None:
+        metrics = self._metrics
+        metrics.num_waiting -= 1
+        metrics.waiting_adapters[self._adapter] -= 1
+        if not metrics.waiting_adapters[self._adapter]:
+            del metrics.waiting_adapters[self._adapter]
+
+    def _add_to(self, use: UsageStats) -> None:
+        use.num_requests += 1
+        use.num_prompt_tokens += self._num_prompt_tokens
+        use.num_generated_tokens += self._num_tokens
+        if self._first_s is not None:
+            use.first_token_s.observe(self._first_s - self._arrived_s)
+        if self._first_s is not None and self._num_tokens > 1:
+            use.token_s.observe((self._last_s - self._first_s) / (self._num_tokens - 1))
+
+
+def outcome_of(error: BaseException) -> str:
+    if isinstance(error, PunicaError):
+        return error.code
+    return PunicaError.code if isinstance(error, Exception) else "cancelled"

@@ -1,0 +1,1 @@
+"""The link to the scheduler, and the live requests that it carries."""

@@ -1,0 +1,1 @@
+"""WS /v1/generate/stream: many requests on one socket."""

@@ -1,0 +1,202 @@
+"""The work tiles of paged attention, one per program, as an int32 table that the host fills for each step.
+
+A CUDA graph replays the same launches whatever the requests are, so the size of the table, the workspace and the grid
+depend only on an `AttentionShape`. The query rows of a request form blocks of at most `block_queries`. A block walks
+over the context that its last row sees; a context so long that other programs would wait for it is divided into splits,
+which are merged at the end (Flash-Decoding; Dao et al., 2023). A tile is a block and one split of its context. A step
+is one list of tiles, the longest first, so a GPU is as busy with one long request as with many short ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from punica_kernels.members import Indices, enumerate_members
+
+
+class TileField:
+    """The words of a work tile, for the host that writes them and the kernel that reads them. Unused tiles are -1."""
+
+    #: The first query row, and their number.
+    FIRST_ROW = 0
+    NUM_ROWS = 1
+    #: The first page of the split, as an index into the step's pages.
+    FIRST_PAGE = 2
+    #: Tokens of the split, and the last of them that the first row sees: negative if it sees none.
+    NUM_TOKENS = 3
+    LAST_VISIBLE = 4
+    #: The split's index in the workspace (-1 if the context is whole), that of the block's first one, and their number.
+    SPLIT = 5
+    FIRST_SPLIT = 6
+    NUM_SPLITS = 7
+
+
+#: Words of a tile.
+TILE_WORDS = 8
+
+#: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
+_MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
+#: Programs of equal work for each multiprocessor. Decodes wait for memory, so it takes several to keep it busy;
+#: prefills compute, and more splits would only mean more to merge.
+_DECODES_PER_SM, _PREFILLS_PER_SM = 3, 1
+#: Tokens of the shortest split: a shorter one costs more to merge than it saves.
+_MIN_DECODE_SPLIT_TOKENS, _MIN_PREFILL_SPLIT_TOKENS = 128, 256
+
+Words = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The capacity of a call."""
+
+    max_requests: int
+    #: Of one request.
+    max_query_rows: int
+    heads: int
+    kv_heads: int
+    #: Query rows of one program.
+    block_queries: int
+    #: Programs of equal work for each kv head.
+    num_programs: int
+    min_split_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        max_requests: int,
+        max_query_rows: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "AttentionShape":
+        """The shape for such requests and this model on this device."""
+        group = _next_power_of_two(heads // kv_heads)
+        rows = _next_power_of_two(max_query_rows) * group
+        # A float32 product has no tensor core: a taller tile does not fit the registers.
+        block_m = _MIN_BLOCK_M if dtype == torch.float32 else min(_PREFILL_BLOCK_M, max(_MIN_BLOCK_M, rows))
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        is_decode = max_query_rows == 1
+        num_programs = -(-num_sms * (_DECODES_PER_SM if is_decode else _PREFILLS_PER_SM) // kv_heads)
+        min_tokens = _MIN_DECODE_SPLIT_TOKENS if is_decode else _MIN_PREFILL_SPLIT_TOKENS
+        return cls(max_requests, max_query_rows, heads, kv_heads, max(1, block_m // group), num_programs, min_tokens)
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a program, a query row of one head each: a power of two."""
+        return max(_MIN_BLOCK_M, self.block_queries * self.block_group)
+
+    @property
+    def live_m(self) -> int:
+        """Those of the BLOCK_M rows, the first ones, that requests can fill: a power of two."""
+        return self.block_group * min(self.block_queries, _next_power_of_two(self.max_query_rows))
+
+    @property
+    def block_group(self) -> int:
+        """Query heads of one kv head, rounded up to a power of two."""
+        return _next_power_of_two(self.heads // self.kv_heads)
+
+    @property
+    def max_tiles(self) -> int:
+        """A split takes a full share of the programs' work, unless it is the last of its block."""
+        return self.max_requests * -(-self.max_query_rows // self.block_queries) + self.num_programs
+
+    @property
+    def max_splits(self) -> int:
+        """Splits of all contexts that are split: each such context is more than one program's share."""
+        return 2 * self.num_programs
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of the table."""
+        return self.max_tiles * TILE_WORDS
+
+    def fill(
+        self,
+        words: Words,
+        lengths: npt.ArrayLike,
+        query_starts: npt.ArrayLike,
+        page_starts: npt.ArrayLike,
+        page_size: int,
+    ) -> None:
+        """Writes the tiles of N requests.
+
+        Args:
+            words: int32 [num_words] on the host, overwritten.
+            lengths: [N] tokens in the cache, the query rows' own included. A request of length 0 has no tiles.
+            query_starts: [N + 1] request i has the query rows query_starts[i] to query_starts[i + 1] - 1.
+            page_starts: [N] or more: where the pages of each request begin in the step's.
+
+        Raises ValueError when the requests do not fit the shape.
+        """
+        if words.shape != (self.num_words,):
+            raise ValueError(f"words must be [{self.num_words}], got {list(words.shape)}")
+        tokens, starts, first_pages = (np.asarray(table, np.int64) for table in (lengths, query_starts, page_starts))
+        num_rows = np.where(tokens > 0, np.diff(starts), 0)
+        if (num_rows > tokens).any():
+            raise ValueError("a request has more query rows than tokens")
+        if len(tokens) > self.max_requests or (num_rows > self.max_query_rows).any():
+            raise ValueError(f"{len(tokens)} requests of at most {num_rows.max(initial=0)} rows do not fit {self}")
+        tiles = self._tiles(tokens, starts, num_rows, first_pages, page_size)
+        words.fill(-1)
+        words[: tiles.size] = tiles.ravel()
+
+    def _tiles(
+        self, tokens: Indices, starts: Indices, num_rows: Indices, first_pages: Indices, page_size: int
+    ) -> Indices:
+        """[tiles, TILE_WORDS]"""
+        request, nth = enumerate_members(-(-num_rows // self.block_queries))
+        first_row = nth * self.block_queries
+        rows = np.minimum(num_rows[request] - first_row, self.block_queries)
+        last_visible = tokens[request] - num_rows[request] + first_row
+        num_visible = last_visible + rows
+        num_pages = -(-num_visible // page_size)
+        split_tokens = max(-(-int(num_visible.sum()) // self.num_programs), self.min_split_tokens)
+        split_pages = -(-num_pages // -(-num_pages // -(-split_tokens // page_size)))
+        num_splits = -(-num_pages // split_pages)
+        block, nth_split = enumerate_members(num_splits)
+        first_token = (nth_split * split_pages[block]) * page_size
+        is_split = num_splits[block] > 1
+        split = np.where(is_split, np.cumsum(is_split) - 1, -1)
+        tiles = np.empty((len(block), TILE_WORDS), np.int64)
+        tiles[:, TileField.FIRST_ROW] = (starts[request] + first_row)[block]
+        tiles[:, TileField.NUM_ROWS] = rows[block]
+        tiles[:, TileField.FIRST_PAGE] = first_pages[request[block]] + nth_split * split_pages[block]
+        tiles[:, TileField.NUM_TOKENS] = np.minimum(num_visible[block] - first_token, split_pages[block] * page_size)
+        tiles[:, TileField.LAST_VISIBLE] = last_visible[block] - first_token
+        tiles[:, TileField.SPLIT] = split
+        tiles[:, TileField.FIRST_SPLIT] = split - nth_split
+        tiles[:, TileField.NUM_SPLITS] = num_splits[block]
+        return tiles[np.argsort(-tiles[:, TileField.NUM_TOKENS], kind="stable")]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWorkspace:
+    """Where programs leave the splits of a context. Calls that share a workspace must run one after the other."""
+
+    #: float32, flat: `acc` of each split, kv head and row. Contents never matter before a call.
+    acc: Tensor
+    #: float32 [2, splits * kv heads * rows]: m, the highest score to base 2, and l, the sum of exponentials.
+    m_and_l: Tensor
+    #: int32 [splits * kv heads]: splits that have been written. Zero before and after each call.
+    counts: Tensor
+
+    @classmethod
+    def of(cls, shapes: Sequence[AttentionShape], head_dim: int, device: torch.device) -> "AttentionWorkspace":
+        """Memory for calls of any of these shapes."""
+        num_splits = max((shape.max_splits * shape.kv_heads for shape in shapes), default=0)
+        num_rows = max((shape.max_splits * shape.kv_heads * shape.block_m for shape in shapes), default=0)
+        return cls(
+            torch.empty(num_rows * head_dim, device=device),
+            torch.empty(2, num_rows, device=device),
+            torch.zeros(num_splits, dtype=torch.int32, device=device),
+        )
+
+
+def _next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,119 @@
+"""The contents of an adapter's weights file: every module with its rank and scaling.
+
+Registration determines the modules and scalings from the configuration (``targets``). Later the AdapterRef carries the
+scalings, and the file has the rest: its tensors' names give the modules, their shapes the ranks. So loading a
+registered adapter needs no configuration.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from punica_serve.adapters.adapter import AdapterLayout, PairPlace, TensorPlace
+from punica_serve.adapters.matching import LoraTarget
+from punica_serve.adapters.targets import linear_modules
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.errors import AdapterRejected
+from punica_serve.numbers import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledModule:
+    """A linear module that an adapter updates, as found in its file and AdapterRef."""
+
+    layer: int
+    module: str
+    path: str
+    rank: int
+    scaling: float
+
+
+def weight_name(path: str, side: Literal["A", "B"]) -> str:
+    """PEFT's name for one half of a module's update."""
+    return f"base_model.model.{path}.lora_{side}.weight"
+
+
+def present_targets(
+    targets: Iterable[LoraTarget], tensors: Mapping[str, TensorPlace], model: ModelConfig, *, may_lack: bool
+) -> list[LoraTarget]:
+    """The targets whose tensors are in the file: all of them, unless ``may_lack``. The file must hold no other tensors.
+
+    Raises AdapterRejected, whose ``param`` is the tensor.
+    """
+    targets = list(targets)
+    expected = {weight_name(target.path, side) for target in targets for side in ("A", "B")}
+    unexpected = sorted(tensors.keys() - expected)
+    present = []
+    for target in targets:
+        missing = [name for side in ("A", "B") if (name := weight_name(target.path, side)) not in tensors]
+        if not missing:
+            present.append(target)
+        elif len(missing) == 1 or not may_lack:
+            instead = f"; `{unexpected[0][:200]}` is there instead" if unexpected else ""
+            message = f"tensor `{missing[0]}` is missing, though the configuration targets its module{instead}"
+            raise AdapterRejected(message, param=missing[0])
+    if unexpected:
+        raise AdapterRejected(
+            f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that the configuration"
+            f" targets in the base model's {counted(model.num_hidden_layers, 'layer')}",
+            param=unexpected[0],
+        )
+    if not present:
+        raise AdapterRejected("it holds no tensors")
+    return present
+
+
+def scalings_of(targets: Iterable[LoraTarget]) -> tuple[float, ...]:
+    """One scaling per module, in the order in which the model runs them; a single one if all are equal."""
+    scalings = tuple(target.scaling for target in targets)
+    return scalings[:1] if len(set(scalings)) == 1 else scalings
+
+
+def modules_of_file(
+    tensors: Mapping[str, TensorPlace], scalings: tuple[float, ...], model: ModelConfig
+) -> list[ScaledModule]:
+    """The modules of a registered adapter. Raises AdapterRejected if its scalings don't fit the file."""
+    found = list(_modules_in(tensors, model))
+    if len(scalings) not in (1, len(found)) or 2 * len(found) != len(tensors):
+        raise AdapterRejected(
+            f"it was registered with {counted(len(scalings), 'scaling')} but has {counted(len(tensors), 'tensor')} for"
+            f" {counted(len(found), 'module')} of the base model; register it again"
+        )
+    each = scalings if len(scalings) > 1 else scalings * len(found)
+    return [
+        ScaledModule(layer, module, path, rank, scaling)
+        for (layer, module, path, rank), scaling in zip(found, each, strict=True)
+    ]
+
+
+def layout_of(
+    modules: Iterable[LoraTarget | ScaledModule], tensors: Mapping[str, TensorPlace], model: ModelConfig
+) -> AdapterLayout:
+    """The positions of the modules' updates. Raises AdapterRejected for a tensor of the wrong shape."""
+    shapes = model.linear_shapes
+    places = {}
+    for each in modules:
+        num_out, num_in = shapes[each.module]
+        a = _checked(weight_name(each.path, "A"), tensors, (each.rank, num_in))
+        b = _checked(weight_name(each.path, "B"), tensors, (num_out, each.rank))
+        places[each.layer, each.module] = PairPlace(a, b, each.scaling)
+    return AdapterLayout.of(places)
+
+
+def _modules_in(tensors: Mapping[str, TensorPlace], model: ModelConfig) -> Iterator[tuple[int, str, str, int]]:
+    """(layer, module, path, rank) of every linear module with both halves in the file."""
+    for layer, module, path in linear_modules(model):
+        a, b = tensors.get(weight_name(path, "A")), tensors.get(weight_name(path, "B"))
+        if a and b and a.shape:
+            yield layer, module, path, a.shape[0]
+
+
+def _checked(name: str, tensors: Mapping[str, TensorPlace], shape: tuple[int, int]) -> TensorPlace:
+    tensor = tensors[name]
+    if tensor.shape != shape:
+        raise AdapterRejected(
+            f"tensor `{name}` has shape {list(tensor.shape)}; the configuration's rank and the base model's"
+            f" projection need {list(shape)}",
+            param=name,
+        )
+    return tensor

@@ -1,0 +1,251 @@
+"""PEFT's matching of a configuration against the modules of a Llama model, field by field.
+
+Module paths are those of Hugging Face's LlamaForCausalLM, which PEFT matches against: "model.layers.0.mlp.up_proj". The
+configuration's regular expressions are compiled and run here, which may take unlimited time and memory, so untrusted
+ones are matched by ``pattern_worker``, a process that can be killed.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from punica_serve.adapters.peft_config import PeftConfig, as_tuple
+from punica_serve.base_model.lora_layout import MAX_LORA_RANK
+from punica_serve.errors import AdapterRejected
+from punica_serve.errors.shortened import shortened
+
+V = TypeVar("V")
+
+#: The block of a layer that holds each linear module, in the order in which a model runs them.
+BLOCKS = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+
+#: PEFT's default target_modules for Llama.
+_DEFAULT_TARGETS = ("q_proj", "v_proj")
+
+_MAX_SHOWN_NAMES = 5
+
+#: Called with each field's name before the field is matched.
+OnField = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTarget:
+    """A linear module that the adapter updates."""
+
+    layer: int
+    module: str
+    rank: int
+    alpha: float
+    use_rslora: bool
+
+    @property
+    def path(self) -> str:
+        return module_path(self.layer, self.module)
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The modules that a configuration selects in a base model."""
+
+    #: In the order in which the model runs them; never empty.
+    targets: tuple[LoraTarget, ...]
+    #: Names without effect: PEFT still serves the adapter, but its owner may have meant another base model.
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module of the base model, linear or not."""
+
+    path: str
+    #: The number before the last parts of its path; None without one.
+    layer: int | None
+    #: The name of a linear module that an adapter may update; None for any other.
+    linear: str | None = None
+
+
+def module_path(layer: int, module: str) -> str:
+    return f"model.layers.{layer}.{BLOCKS[module]}.{module}"
+
+
+def match_targets(config: PeftConfig, num_layers: int, on_field: OnField = lambda name: None) -> Matches:
+    """The modules that PEFT would adapt in a model of ``num_layers`` layers. Blocks as long as the expressions take.
+
+    Raises AdapterRejected, whose ``param`` is the field.
+    """
+    modules = [*_linear_modules(num_layers), *_other_modules(num_layers)]
+    on_field("target_modules")
+    chosen = _targeted(config, modules)
+    warnings = [*_unmatched_names(config, modules), *_missing_layers(config, num_layers)]
+    on_field("layers_pattern")
+    chosen = _in_layers(config, chosen)
+    on_field("exclude_modules")
+    is_excluded = _matcher(config.exclude_modules or (), "exclude_modules")
+    chosen = [module for module in chosen if not is_excluded(module.path)]
+    for module in chosen:
+        if module.linear is None:
+            _refuse("target_modules", f"matches `{module.path}`, which is not a linear module of a layer")
+    if not chosen:
+        reasons = "; ".join(["and the fields that narrow it leave no linear module of the base model", *warnings])
+        _refuse("target_modules", reasons)
+    paths = [module.path for module in chosen]
+    on_field("rank_pattern")
+    ranks = _first_matches(config.rank_pattern or {}, paths, "rank_pattern")
+    on_field("alpha_pattern")
+    alphas = _first_matches(config.alpha_pattern or {}, paths, "alpha_pattern")
+    _check_ranks(config, ranks)
+    targets = (
+        LoraTarget(
+            layer=module.layer,
+            module=module.linear,
+            rank=config.r if rank is None else rank,
+            alpha=config.lora_alpha if alpha is None else alpha,
+            use_rslora=bool(config.use_rslora),
+        )
+        for module, rank, alpha in zip(chosen, ranks.values(), alphas.values(), strict=True)
+        if module.layer is not None and module.linear is not None
+    )
+    return Matches(tuple(targets), tuple(warnings))
+
+
+def _linear_modules(num_layers: int) -> Iterator[_Module]:
+    for layer in range(num_layers):
+        for module in BLOCKS:
+            yield _Module(module_path(layer, module), layer, module)
+
+
+def _other_modules(num_layers: int) -> Iterator[_Module]:
+    """All modules that an adapter may not update."""
+    for path in ("model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"):
+        yield _Module(path, None)
+    for layer in range(num_layers):
+        yield _Module(f"model.layers.{layer}", None)
+        for name in ("self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"):
+            yield _Module(f"model.layers.{layer}.{name}", layer)
+
+
+def _path_ends(path: str) -> Iterator[str]:
+    """The path, and the rest after each of its dots: all names by which a list can refer to it."""
+    yield path
+    while path := path.partition(".")[2]:
+        yield path
+
+
+def _matcher(patterns: str | tuple[str, ...], field: str) -> Callable[[str], bool]:
+    """The matcher of a field. A string is a regular expression for the whole path; a list holds ends of paths."""
+    if isinstance(patterns, str):
+        regex = _compiled(patterns, field)
+        return lambda path: regex.fullmatch(path) is not None
+    names = frozenset(patterns)
+    return lambda path: not names.isdisjoint(_path_ends(path))
+
+
+def _targeted(config: PeftConfig, modules: list[_Module]) -> list[_Module]:
+    if config.targets_all_linear:
+        return [module for module in modules if module.linear is not None]
+    names = _DEFAULT_TARGETS if config.target_modules is None else config.target_modules
+    is_targeted = _matcher(names, "target_modules")
+    return [module for module in modules if is_targeted(module.path)]
+
+
+def _in_layers(config: PeftConfig, modules: list[_Module]) -> list[_Module]:
+    """The modules in ``layers_to_transform``. PEFT also keeps a module that the list names by its full path.
+
+    PEFT first shortens long lists, though, and then drops it, so such lists of linear modules are refused.
+    """
+    layers = frozenset(config.layers)
+    if not layers:
+        return modules
+    full_paths = frozenset(as_tuple(config.target_modules))
+    for module in modules:
+        if module.linear is not None and module.path in full_paths:
+            reason = f"can't be used with the full path `{module.path}` in `target_modules`; leave out one of them"
+            _refuse("layers_to_transform", reason)
+    layer_of = _layer_finder(config)
+    return [module for module in modules if module.path in full_paths or layer_of(module) in layers]
+
+
+def _layer_finder(config: PeftConfig) -> Callable[[_Module], int | None]:
+    """A function that finds a module's layer by ``layers_pattern``."""
+    regexes = [
+        _compiled(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", "layers_pattern")
+        for pattern in as_tuple(config.layers_pattern)
+    ]
+    if not regexes:
+        return lambda module: module.layer
+
+    def find(module: _Module) -> int | None:
+        match = next(filter(None, (regex.match(module.path) for regex in regexes)), None)
+        return None if match is None or match["idx"] is None else int(match["idx"])
+
+    return find
+
+
+def _first_matches(values: Mapping[str, V], paths: list[str], field: str) -> dict[str, V | None]:
+    """Path -> value of the first key that matches it, which is how PEFT reads rank_pattern and alpha_pattern."""
+    regexes = [(_compiled(rf"(.*\.)?({key})$", field, shown=key), value) for key, value in values.items()]
+    return {path: next((value for regex, value in regexes if regex.match(path)), None) for path in paths}
+
+
+def _compiled(regex: str, field: str, *, shown: str | None = None) -> re.Pattern[str]:
+    with _explained(field, regex if shown is None else shown):
+        return re.compile(regex)
+
+
+@contextmanager
+def _explained(field: str, shown: str) -> Iterator[None]:
+    """Adds the field's name to errors about a regular expression that Python rejects."""
+    try:
+        yield
+    except (re.error, OverflowError, RecursionError) as error:
+        advice = ""
+        if "global flags" in str(error):
+            advice = "; PEFT can't match it either: write (?i:...) around the letters that may be of either case"
+        raise AdapterRejected(
+            f"`{field}` has an invalid regular expression {shortened(repr(shown))}: {error}{advice}", param=field
+        ) from error
+
+
+def _check_ranks(config: PeftConfig, ranks: Mapping[str, int | None]) -> None:
+    for path, from_pattern in ranks.items():
+        rank = config.r if from_pattern is None else from_pattern
+        if rank > MAX_LORA_RANK:
+            field = "r" if from_pattern is None else "rank_pattern"
+            _refuse(field, f"gives `{path}` rank {rank}; at most {MAX_LORA_RANK} is served")
+
+
+def _unmatched_names(config: PeftConfig, modules: Iterable[_Module]) -> Iterator[str]:
+    if isinstance(config.target_modules, tuple):
+        ends = {end for module in modules for end in _path_ends(module.path)}
+        if unmatched := [name for name in config.target_modules if name not in ends]:
+            yield f"`target_modules` names {_listed(unmatched)}, which the base model does not have"
+
+
+def _missing_layers(config: PeftConfig, num_layers: int) -> Iterator[str]:
+    if missing := [str(layer) for layer in config.layers if layer >= num_layers]:
+        yield f"`layers_to_transform` names {_listed(missing)}; the base model has layers 0 to {num_layers - 1}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"`{shortened(name)}`" for name in names[:_MAX_SHOWN_NAMES])
+    num_more = len(names) - _MAX_SHOWN_NAMES
+    return f"{shown} and {num_more} more" if num_more > 0 else shown
+
+
+def _refuse(field: str, reason: str) -> NoReturn:
+    raise AdapterRejected(f"`{field}` {reason}", param=field)

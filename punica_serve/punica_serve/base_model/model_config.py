@@ -1,0 +1,193 @@
+"""The shape of a base model, from config.json and generation_config.json of a Hugging Face folder. Free of torch.
+
+``read_model_config(folder)`` accepts the Llama architecture and refuses, with a ModelRejected that names the field,
+everything that the engine does not implement: a model is served as it was trained or not at all.
+"""
+
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
+from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
+from punica_serve.base_model.model_spec import Llama3RopeScaling, ModelSpec, Projection, ProjectionGroup, RotarySpec
+from punica_serve.base_model.rope_config import read_rope
+from punica_serve.errors import ModelRejected
+
+_MODEL_FOLDER = "set `engine.model`, or LLM's `model`, to a folder on this machine in Hugging Face's format"
+
+#: The dtypes in which weights are stored and computed.
+ModelDtype = Literal["float32", "float16", "bfloat16"]
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+
+#: Fields by which transformers computes a Llama otherwise -> their values that the engine implements, the usual first.
+_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    # Transformers' cache keeps a window of tokens in any architecture whose config has these.
+    "sliding_window": (None,),
+    "attention_chunk_size": (None,),
+    "is_causal": (True, None),
+    "per_layer_config": (None, {}),
+}
+_FULL = "'full_attention'"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A Llama model's hyperparameters, in Hugging Face's names."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3RopeScaling | None
+    #: All frequencies are divided by it ("linear" scaling); 1 means no scaling.
+    rope_linear_factor: float
+    tie_word_embeddings: bool
+    #: `_name_or_path` or the folder's name, compared with an adapter's base_model_name_or_path.
+    name: str
+    #: The dtype of the checkpoint.
+    dtype: ModelDtype = "float32"
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The operators of a layer and their sizes."""
+        return _llama_spec(self)
+
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """(out_features, in_features) of the linear modules of a layer."""
+        return self.spec.linear_shapes
+
+
+@cache
+def _llama_spec(config: ModelConfig) -> ModelSpec:
+    query, key_value = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    projections = {
+        "q_proj": Projection("q_proj", "self_attn", query, hidden),
+        "k_proj": Projection("k_proj", "self_attn", key_value, hidden),
+        "v_proj": Projection("v_proj", "self_attn", key_value, hidden),
+        "o_proj": Projection("o_proj", "self_attn", hidden, query),
+        "gate_proj": Projection("gate_proj", "mlp", inner, hidden),
+        "up_proj": Projection("up_proj", "mlp", inner, hidden),
+        "down_proj": Projection("down_proj", "mlp", hidden, inner),
+    }
+    return ModelSpec(
+        num_layers=config.num_hidden_layers,
+        groups=tuple(
+            # A norm reads the outputs of o and down, and adds partial sums.
+            ProjectionGroup(name, tuple(projections[module] for module in modules), split_k=name in ("o", "down"))
+            for name, modules in LORA_GROUPS.items()
+        ),
+        layer_norms=("input_layernorm", "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+        rotary=RotarySpec(
+            config.head_dim,
+            config.rope_theta,
+            config.rope_linear_factor,
+            config.rope_scaling,
+            config.max_position_embeddings,
+        ),
+        activation="silu",
+    )
+
+
+class _ConfigFile(msgspec.Struct, frozen=True):
+    """The fields of a config.json that are read, with the names and defaults of transformers."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    max_position_embeddings: PositiveInt
+    #: None: as many as num_attention_heads.
+    num_key_value_heads: PositiveInt | None = None
+    #: None: hidden_size / num_attention_heads.
+    head_dim: PositiveInt | None = None
+    rms_norm_eps: PositiveFloat = 1e-6
+    tie_word_embeddings: bool = False
+    dtype: ModelDtype | None = None
+    #: The older name of dtype.
+    torch_dtype: ModelDtype | None = None
+    eos_token_id: _TokenId | tuple[_TokenId, ...] | None = None
+    name_or_path: str | None = msgspec.field(default=None, name="_name_or_path")
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Reads a model folder's configuration. Raises ModelRejected."""
+    if not os.path.isdir(folder):
+        raise ModelRejected(f"model folder {folder} does not exist; {_MODEL_FOLDER}")
+    path = folder / "config.json"
+    raw = read_object(path)
+    _refuse_unimplemented(raw, path)
+    file = convert(raw, _ConfigFile, path)
+    _check_heads(file, path)
+    rope = read_rope(raw, path, max_position_embeddings=file.max_position_embeddings)
+    return ModelConfig(
+        vocab_size=file.vocab_size,
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_hidden_layers=file.num_hidden_layers,
+        num_attention_heads=file.num_attention_heads,
+        num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
+        head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
+        max_position_embeddings=file.max_position_embeddings,
+        rms_norm_eps=file.rms_norm_eps,
+        rope_theta=rope.theta,
+        rope_scaling=rope.llama3,
+        rope_linear_factor=rope.linear_factor,
+        tie_word_embeddings=file.tie_word_embeddings,
+        name=file.name_or_path or folder.name,
+        dtype=file.dtype or file.torch_dtype or "float32",
+        generation=read_generation_defaults(
+            raw,
+            path,
+            eos_token_id=file.eos_token_id,
+            vocab_size=file.vocab_size,
+            max_position_embeddings=file.max_position_embeddings,
+        ),
+    )
+
+
+def _refuse_unimplemented(raw: dict[str, Any], path: Path) -> None:
+    """Refuses fields that ask for more than the Llama architecture that the engine implements."""
+    if raw.get("model_type") != "llama":
+        raise refusal(path, "model_type", f"is {raw.get('model_type')!r}; only 'llama' is implemented")
+    for name, implemented in _IMPLEMENTED.items():
+        if name in raw and raw[name] not in implemented:
+            raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented")
+    layer_types = raw.get("layer_types")
+    if layer_types is not None and (not isinstance(layer_types, list) or set(map(repr, layer_types)) - {_FULL}):
+        raise refusal(path, "layer_types", f"is {layer_types!r}; only {_FULL} is implemented")
+    for name in ("dtype", "torch_dtype"):
+        if raw.get(name) not in (None, *get_args(ModelDtype)):
+            raise refusal(path, name, f"is {raw[name]!r}; {', '.join(get_args(ModelDtype))} are implemented")
+    if raw.get("quantization_config"):
+        raise refusal(path, "quantization_config", "is set; quantized weights are not implemented")
+
+
+def _check_heads(file: _ConfigFile, path: Path) -> None:
+    if file.num_attention_heads % (file.num_key_value_heads or 1):
+        raise refusal(path, "num_key_value_heads", "must divide num_attention_heads")
+    if file.head_dim is None and file.hidden_size % file.num_attention_heads:
+        raise refusal(path, "num_attention_heads", "must divide hidden_size, or head_dim be given")
+    if (file.head_dim or file.hidden_size // file.num_attention_heads) % 2:
+        raise refusal(path, "head_dim", "must be even: rotary embeddings rotate pairs")

@@ -1,0 +1,113 @@
+"""The operators of one model layer and their sizes, as plain data. Free of torch.
+
+Weights, LoRA pages and the forward pass are laid out by the same ``ModelSpec``, so another architecture of this family
+starts with another spec, not with changes in each of them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+from punica_serve.base_model.model_files import PositiveFloat, PositiveInt
+from punica_serve.protocol import LoraGroup
+
+#: The function that gates the MLP.
+Activation = Literal["silu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One linear module of a layer, under the name that checkpoints and adapters use."""
+
+    name: str
+    #: The module that contains it in a checkpoint, such as self_attn.
+    parent: str
+    out_features: int
+    in_features: int
+
+
+@dataclass(frozen=True)
+class ProjectionGroup:
+    """Projections that read the same input: one stacked matrix [out_features, in_features], one launch, one LoRA."""
+
+    name: LoraGroup
+    #: In the order in which they are stacked.
+    projections: tuple[Projection, ...]
+    #: Whether the operator that reads the output can add split-K partial sums.
+    split_k: bool
+
+    @property
+    def in_features(self) -> int:
+        return self.projections[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        """All slices together."""
+        return self.out_offsets[-1]
+
+    @cached_property
+    def out_offsets(self) -> tuple[int, ...]:
+        """The start of each slice in the outputs, and the end of the last one."""
+        return tuple(accumulate((projection.out_features for projection in self.projections), initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling:
+    """Frequency-dependent scaling of rotary embeddings, introduced with Llama 3.1."""
+
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_max_position_embeddings: PositiveInt
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """Rotary position embedding."""
+
+    head_dim: int
+    theta: float
+    #: All frequencies are divided by it ("linear" scaling); 1 means no scaling.
+    linear_factor: float
+    llama3: Llama3RopeScaling | None
+    max_position: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder: an embedding, equal layers, a final norm and an output head."""
+
+    num_layers: int
+    groups: tuple[ProjectionGroup, ...]
+    #: The norms of a layer, under their names in a checkpoint.
+    layer_norms: tuple[str, ...]
+    norm_eps: float
+    rotary: RotarySpec
+    activation: Activation
+
+    def group(self, name: LoraGroup) -> ProjectionGroup:
+        """The group of that name. KeyError if the model has none."""
+        return self._groups[name]
+
+    def find(self, module: str) -> tuple[ProjectionGroup, int]:
+        """The group that contains a linear module, and the module's index among its slices. KeyError if unknown."""
+        return self._places[module]
+
+    @cached_property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """(out_features, in_features) of every linear module of a layer."""
+        modules = (projection for group in self.groups for projection in group.projections)
+        return {module.name: (module.out_features, module.in_features) for module in modules}
+
+    @cached_property
+    def _groups(self) -> dict[LoraGroup, ProjectionGroup]:
+        return {group.name: group for group in self.groups}
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[ProjectionGroup, int]]:
+        return {
+            projection.name: (group, number)
+            for group in self.groups
+            for number, projection in enumerate(group.projections)
+        }

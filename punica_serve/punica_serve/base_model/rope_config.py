@@ -1,0 +1,96 @@
+"""The rotary embedding that a config.json asks for, read as transformers reads it. Free of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, refusal
+from punica_serve.base_model.model_spec import Llama3RopeScaling
+
+#: Transformers' own, where config.json gives none.
+_DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The base of the frequencies and at most one scaling of them."""
+
+    theta: float
+    #: All frequencies are divided by this: "linear" scaling; 1 without.
+    linear_factor: float = 1.0
+    llama3: Llama3RopeScaling | None = None
+
+
+class _Holders(msgspec.Struct, frozen=True):
+    """The two spellings of one object."""
+
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+class _Theta(msgspec.Struct, frozen=True):
+    rope_theta: PositiveFloat
+
+
+class _Linear(msgspec.Struct, frozen=True):
+    factor: PositiveFloat
+
+
+class _OriginalContext(msgspec.Struct, frozen=True):
+    original_max_position_embeddings: PositiveInt
+
+
+def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: int) -> Rope:
+    """The rotary embedding of a config.json, the file at ``path``.
+
+    `rope_scaling` replaces `rope_parameters` as a whole where it holds anything. Inside either, `rope_theta` wins over
+    the one beside it. Raises ModelRejected, which names the field.
+    """
+    holders = convert(config, _Holders, path)
+    name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
+    given = holders.rope_scaling or holders.rope_parameters or {}
+    theta = _read_theta(config, given, path, name)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        return Rope(theta)
+    _refuse_partial(config, given, path, name)
+    if kind == "linear":
+        return Rope(theta, linear_factor=convert(given, _Linear, path, within=name).factor)
+    if kind == "llama3":
+        original = _original_context(config, given, path, name, max_position_embeddings)
+        return Rope(theta, llama3=_read_llama3({**given, **original}, path, name))
+    raise refusal(path, name, f"has type {kind!r}; 'default', 'linear' and 'llama3' are implemented")
+
+
+def _read_theta(config: dict[str, Any], given: dict[str, Any], path: Path, name: str) -> float:
+    if "rope_theta" in given:
+        return convert(given, _Theta, path, within=name).rope_theta
+    return convert({"rope_theta": config.get("rope_theta", _DEFAULT_THETA)}, _Theta, path).rope_theta
+
+
+def _refuse_partial(config: dict[str, Any], given: dict[str, Any], path: Path, name: str) -> None:
+    """Transformers' Llama ignores the field without a scaling; with one it computes too few frequencies and fails."""
+    for place, holder in ((f"{name}.partial_rotary_factor", given), ("partial_rotary_factor", config)):
+        if holder.get("partial_rotary_factor") not in (None, 1):
+            raise refusal(path, place, f"is {holder['partial_rotary_factor']!r}; only 1 is implemented")
+
+
+def _original_context(
+    config: dict[str, Any], given: dict[str, Any], path: Path, name: str, max_position_embeddings: int
+) -> dict[str, int]:
+    """`original_max_position_embeddings`: the one beside the object wins over the one inside it."""
+    field = "original_max_position_embeddings"
+    if field in config:
+        return {field: convert(config, _OriginalContext, path).original_max_position_embeddings}
+    if field in given:
+        return {field: convert(given, _OriginalContext, path, within=name).original_max_position_embeddings}
+    return {field: max_position_embeddings}
+
+
+def _read_llama3(given: dict[str, Any], path: Path, name: str) -> Llama3RopeScaling:
+    scaling = convert(given, Llama3RopeScaling, path, within=name)
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise refusal(path, f"{name}.high_freq_factor", "must be above low_freq_factor")
+    return scaling

@@ -1,0 +1,31 @@
+"""Config files that the package ships, by name: `demo`, `gpu`, `sim/figure13`."""
+
+from pathlib import Path
+
+from punica_serve.errors import ConfigError
+
+_PACKAGE = Path(__file__).parents[1]
+#: An installed wheel has them inside the package, a checkout at its root.
+_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
+
+
+def find_config(given: Path) -> Path:
+    """The config file at a path, or the shipped one of that name. Raises ConfigError, which lists the names."""
+    if given.is_file():
+        return given
+    shipped = _shipped()
+    if found := shipped.get(given.as_posix()):
+        return found
+    names = ", ".join(shipped)
+    message = (
+        f"config file {given.absolute()} does not exist, and is not the name of a shipped config; there are {names}"
+    )
+    raise ConfigError(f"{message}; give a file or one of these names with `--config`", param="config")
+
+
+def _shipped() -> dict[str, Path]:
+    """Name -> file. Compose files' configs are left out: they refer to hosts that only containers can see."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    files = sorted(folder.rglob("*.yaml")) if folder else []
+    names = {file.relative_to(folder or _PACKAGE).with_suffix("").as_posix(): file for file in files}
+    return {name: file for name, file in names.items() if not name.startswith("compose")}

@@ -1,0 +1,1 @@
+"""The config file: its sections, the YAML reader, and the error messages."""

@@ -1,0 +1,73 @@
+"""Building blocks of config files: a frozen base class and strict types of values."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from punica_serve.numbers import MAX_COUNT
+
+#: Prefixes of folders that ship with the package, and the packages that hold them.
+_PACKAGES = {"demo:": "punica_serve.demo", "shape:": "punica_serve.shapes"}
+
+
+def _refuse_empty(folder: Any) -> Any:
+    """Refuses an empty path, which would otherwise mean the config file's own folder."""
+    if folder == "":
+        raise ValueError("must not be empty")
+    return folder
+
+
+def resolve_folder(path: Path, info: ValidationInfo) -> Path:
+    """Resolves a path relative to the config file. Raises ValueError."""
+    for prefix, package in _PACKAGES.items():
+        if str(path).startswith(prefix):
+            return Path(str(files(package))) / str(path).removeprefix(prefix)
+    base = info.context["folder"] if info.context else Path.cwd()
+    try:
+        return Path(base / path.expanduser()).resolve()
+    except RuntimeError as error:  # no such user, or a loop of symbolic links
+        raise ValueError(str(error)) from error
+
+
+def _resolve_file(name: str, info: ValidationInfo) -> str:
+    return str(resolve_folder(Path(name), info)) if name.endswith((".yaml", ".yml")) else name
+
+
+def _refuse_unknown_device(name: str) -> str:
+    """Checks only the form: each host finds out at startup whether it has the device."""
+    if not re.fullmatch(r"cpu|simulated|cuda:\d+", name):
+        raise ValueError("must be cpu, cuda:N (such as cuda:0) or simulated")
+    return name
+
+
+#: A folder; relative paths become absolute when the file is read.
+Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(resolve_folder)]
+
+#: A file, made absolute in the same way.
+File = Folder
+
+# A string, checked strictly: YAML distinguishes numbers, strings and booleans, so a wrong type is a mistake.
+Name = Annotated[str, Field(min_length=1)]
+#: A name, kept as it is, or a YAML file, made absolute.
+NameOrFile = Annotated[Name, AfterValidator(_resolve_file)]
+#: A worker's device.
+Device = Annotated[str, AfterValidator(_refuse_unknown_device)]
+Flag = Annotated[bool, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+#: A number of pages, rows or tokens: the tables of a step hold int32.
+Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(strict=True, gt=0)]
+NonNegative = Annotated[float, Field(strict=True, ge=0)]
+
+
+class ConfigModel(BaseModel):
+    """A section of a config file: frozen, with known keys only, without NaN and infinity. Fields that may hold a secret
+    are left out of its repr.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,58 @@
+"""The config section `simulation`: simulated GPUs, and the requests they get."""
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PositiveInt, Seconds
+
+#: A rate over time needs at least a start and an end.
+_MIN_POINTS = 2
+
+
+class ArrivalsConfig(ConfigModel):
+    """Requests over time: a Poisson process with lengths like ShareGPT's."""
+
+    #: Points [second, requests per second], interpolated linearly; arrivals end at the last one.
+    rate: tuple[tuple[NonNegative, NonNegative], ...]
+    #: How requests spread over the dummy adapters; see `punica_serve.workload.Population`.
+    population: Literal["distinct", "uniform", "skewed", "identical"] = "skewed"
+    #: Mean number of earlier conversation turns that a prompt includes.
+    earlier_turns: NonNegative = 0.0
+    #: Longest prompt in tokens; longer ones keep only their end.
+    longest_prompt: PositiveInt = 1024
+
+    @field_validator("rate")
+    @classmethod
+    def _check_rate(cls, rate: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        seconds = [second for second, _ in rate]
+        if len(rate) < _MIN_POINTS:
+            raise ValueError("must have at least two points, each [second, requests per second]")
+        if seconds[0] != 0 or any(first >= second for first, second in pairwise(seconds)):
+            raise ValueError("must begin at second 0 and have ascending seconds")
+        if not any(per_s for _, per_s in rate):
+            raise ValueError("must be more than 0 at some point")
+        return rate
+
+    @property
+    def duration_s(self) -> float:
+        return self.rate[-1][0]
+
+
+class SimulationConfig(ConfigModel):
+    """Simulated GPUs: the size comes from `engine`, the speed from a performance profile."""
+
+    #: A profile that ships with the package (a100-40g-7b, h200-7b), or a YAML file written by `punica-serve profile`.
+    profile: NameOrFile = "a100-40g-7b"
+    #: Simulated seconds per real second, for workers in a live cluster. Less than 1 lets a small machine simulate many
+    #: GPUs.
+    speed: Annotated[float, Field(strict=True, gt=0)] = 1.0
+    #: Number of runners in `punica-serve simulate`, each with the config's `runner.devices`.
+    num_runners: PositiveInt = 1
+    #: Latency between any two processes in `punica-serve simulate`.
+    link_latency_ms: NonNegative = 0.5
+    #: Interval over which each row of the timeline is averaged.
+    interval_s: Seconds = 10.0
+    #: The requests of `punica-serve simulate`.
+    arrivals: ArrivalsConfig | None = None

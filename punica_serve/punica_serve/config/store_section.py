@@ -1,0 +1,75 @@
+"""The config section `store`: where adapter files are kept, and where tenants may register them from."""
+
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+
+from punica_serve.config.fields import ConfigModel, Name, PositiveInt, Seconds, resolve_folder
+
+
+def _folder_or_url(url: str, info: ValidationInfo) -> str:
+    """Resolves a folder relative to the config file, as everywhere."""
+    if "://" in url:
+        return _of_known_scheme(url)
+    return str(resolve_folder(Path(url), info))
+
+
+def _of_known_scheme(url: str) -> str:
+    """Refuses unknown schemes at startup. Imports no file system."""
+    from fsspec import available_protocols
+
+    scheme = url.partition("://")[0].partition("::")[0]
+    if scheme not in available_protocols():
+        raise ValueError(f"no file system is known for {scheme}://; use a folder, or a URL such as s3://bucket/folder")
+    return url
+
+
+def _checked_prefix(prefix: str) -> str:
+    if "://" not in prefix:
+        raise ValueError("must begin with a scheme, as in s3://bucket/folder/ or file:///folder/")
+    return prefix
+
+
+def _parsed_network(network: Any) -> IPv4Network | IPv6Network:
+    return ip_network(network)
+
+
+Prefix = Annotated[Name, AfterValidator(_checked_prefix)]
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parsed_network)]
+
+#: A file system's options, by fsspec's names. A value {env: NAME} or {file: PATH} is read from there when it is used.
+Options = dict[str, Any]
+
+
+class SourcesConfig(ConfigModel):
+    """Where adapters may be registered from by URI. Administrators may use any place, local folders included."""
+
+    #: Prefixes allowed for tenants' URIs; a prefix ends at a slash.
+    allowed: tuple[Prefix, ...] = ("https://", "hf://")
+    #: Options, mainly credentials, for sources that begin with a prefix; the longest matching prefix wins. https://
+    #: takes `headers` only. Without an entry, hf:// is read anonymously and s3:// with the frontend's environment.
+    credentials: dict[Prefix, Options] = Field(default_factory=dict, repr=False)
+    #: Private networks that tenants may nevertheless reach, such as 10.1.0.0/16.
+    private_networks: tuple[Network, ...] = ()
+    #: Time limit for fetching an adapter from its source.
+    timeout_s: Seconds = 120.0
+
+
+class StoreConfig(ConfigModel):
+    """Where adapter files are kept. Runners on other hosts need a shared folder or an object store."""
+
+    #: A folder, or any URL that fsspec supports, such as s3://bucket/adapters. By default store/ in `data_folder`.
+    url: Annotated[Name, AfterValidator(_folder_or_url)] | None = Field(default=None, repr=False)
+    #: fsspec's options for the URL.
+    options: Options = Field(default_factory=dict, repr=False)
+    #: A store that does not answer within this time is considered down.
+    timeout_s: Seconds = 10.0
+    #: Time limit for moving an adapter to the store, or from it to a runner.
+    transfer_timeout_s: Seconds = 300.0
+    #: Largest weights file and largest upload. An archive must not expand to more either.
+    max_adapter_bytes: PositiveInt = 1 << 30
+    #: Space for adapters cached from an object store on each host's disk, in cache/ of `data_folder`.
+    cache_bytes: PositiveInt = 20 << 30
+    sources: SourcesConfig = SourcesConfig()

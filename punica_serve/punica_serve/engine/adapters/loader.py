@@ -1,0 +1,265 @@
+"""Loads adapters to the device while steps go on: host memory -> pages of the LoRA pool.
+
+Other threads fetch, read and copy; the step loop only calls ``poll``, which advances finished work and never waits. An
+adapter in use stays. The others are evicted when their pages are needed: least recently used first, pinned ones last.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from punica_serve.base_model.lora_layout import pages_needed
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Stage
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
+from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.adapters.writer import LoraWriter
+from punica_serve.protocol import AdapterRef, LoraGroup
+
+log = logging.getLogger(__name__)
+
+#: The end of the newest step that the device was given; None if it is known to have ended.
+Fence = Callable[[], torch.cuda.Event | None]
+
+
+class AdapterLoader:
+    """Owns the page accounting of the LoRA pool. All methods run on the step loop's thread."""
+
+    def __init__(
+        self,
+        pool: LoraPool,
+        host_cache: HostCache,
+        model: ModelConfig,
+        dtype: torch.dtype,
+        on_progress: Callable[[], None],
+        fence: Fence,
+        fetch: Fetch = no_fetch,
+    ) -> None:
+        self._pool = pool
+        self._host_cache = host_cache
+        self._model = model
+        self._dtype = dtype
+        self._fence = fence
+        reader = AdapterReader(host_cache, model, dtype, pool.device)
+        self._host = HostLoader(host_cache, reader, fetch, on_progress)
+        self._writer = LoraWriter(pool, on_progress)
+        self._entries: dict[str, AdapterEntry] = {}  # least recently used first
+        #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
+        self._prefetched: dict[str, AdapterRef] = {}
+        self._prefetching: AdapterEntry | None = None
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """Digests of the adapters on the device, sorted: it changes with loads and evictions, not with uses."""
+        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.stage is Stage.RESIDENT))
+
+    def pages(self, digest: str) -> AdapterPages:
+        """Pages of an adapter that is ready."""
+        return self._entries[digest].pages
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether an adapter that a request waits for is being copied to the device."""
+        return any(entry.stage is Stage.COPYING and entry.refcount for entry in self._entries.values())
+
+    def is_ready(self, digest: str) -> bool:
+        entry = self._entries.get(digest)
+        return entry is not None and entry.stage is Stage.RESIDENT
+
+    def has_room_for(self, ref: AdapterRef) -> bool:
+        """Whether the pool can hold this adapter beside all that are in use."""
+        needed = pages_needed(ref.ranks)
+        used = [e for e in self._entries.values() if e.refcount and e.ref.digest != ref.digest]
+        taken = Counter[LoraGroup]()
+        for entry in used:
+            taken.update(pages_needed(entry.ref.ranks))
+        return all(count + taken[group] <= self._pool.num_pages[group] for group, count in needed.items())
+
+    def acquire(self, ref: AdapterRef) -> None:
+        """Adds a reference, which keeps the adapter until ``release``, and loads it if need be."""
+        entry = self._entries.pop(ref.digest, None)
+        if entry is None:
+            entry = AdapterEntry(ref, copy=self._host.get(ref))
+            entry.stage = Stage.STAGED if entry.copy else Stage.LOADING
+        entry.refcount += 1
+        self._entries[ref.digest] = entry
+        if entry.stage is Stage.STAGED:
+            self._place(entry)
+
+    def release(self, digest: str) -> None:
+        """Drops a reference. Ignored for an adapter that failed meanwhile."""
+        entry = self._entries.pop(digest, None)
+        if entry is not None:
+            entry.refcount -= 1
+            self._entries[digest] = entry  # used until now: evicted last
+            if entry.refcount == 0:
+                entry.fence = self._fence()
+                self._drop_if_forgotten(entry)
+
+    def prefetch_to_host(self, ref: AdapterRef) -> None:
+        """Prefetches an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
+        if ref.digest not in self._entries:
+            self._host.prefetch_to_host(ref)
+
+    def prefetch(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
+        """Prefetches an adapter to host memory, and to the device as far as there is room, with low priority.
+
+        ``pin`` keeps it in host memory, and on the device unless adapters in use need its pages. False only unpins it.
+        """
+        digest = ref.digest
+        if pin is False:
+            self._host_cache.unpin(digest)
+            return
+        if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
+            log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
+        if (entry := self._entries.get(digest)) is not None:
+            entry.is_forgotten = False
+        if digest in self._host_cache:
+            self._prefetched[digest] = ref
+        elif not self._host.enqueue(ref, for_device=True):
+            log.warning("adapter %s is not prefetched: too many prefetches are queued", digest)
+
+    def forget(self, digest: str) -> None:
+        """Unpins an adapter and frees its memory on device and host, once no request uses it."""
+        self._host_cache.unpin(digest)
+        self._prefetched.pop(digest, None)
+        entry = self._entries.get(digest)
+        if entry is None:
+            self._host.forget(digest)
+        else:
+            entry.is_forgotten = True
+            self._drop_if_forgotten(entry)
+
+    def poll(self) -> list[AdapterFailure]:
+        """Advances every adapter without waiting. Returns those that failed, which are dropped."""
+        failures = []
+        for loaded in self._host.poll():
+            failures += self._take(loaded)
+        for entry in [e for e in self._entries.values() if e.work is not None and e.work.done()]:
+            failures += self._finish_copy(entry)
+        # Only now: adapters that have just arrived and are not used any more may be evicted for those that wait.
+        for entry in [entry for entry in self._entries.values() if entry.stage is Stage.STAGED]:
+            self._place(entry)
+        self._load_prefetched()
+        return failures
+
+    def close(self) -> None:
+        """Starts nothing more. Waits for copies in flight, but not for reads: a disk may hang."""
+        self._host.close()
+        self._writer.close()
+
+    @property
+    def refcounts(self) -> dict[str, int]:
+        """The references of each adapter in use, by digest."""
+        return {digest: entry.refcount for digest, entry in self._entries.items() if entry.refcount}
+
+    def check_invariants(self) -> None:
+        self._pool.check_invariants([entry.pages for entry in self._entries.values()])
+        for entry in self._entries.values():
+            entry.check_invariants()
+
+    def _take(self, loaded: LoadResult) -> list[AdapterFailure]:
+        """Hands an adapter that has arrived in host memory, or its error, to the requests that wait for it."""
+        ref, result = loaded.ref, loaded.result
+        entry = self._entries.get(ref.digest)
+        is_awaited = entry is not None and entry.stage is Stage.LOADING
+        if isinstance(result, BaseException):
+            if is_awaited:
+                del self._entries[ref.digest]
+                return [_failure(ref, result)]
+            if loaded.for_device:
+                log.warning("adapter %s can't be prefetched: %s", ref.digest, result)
+        elif entry is not None and is_awaited:
+            entry.copy, entry.stage = result, Stage.STAGED
+        else:
+            self._host_cache.release(result)
+            if loaded.for_device:
+                self._prefetched[ref.digest] = ref
+        return []
+
+    def _finish_copy(self, entry: AdapterEntry) -> list[AdapterFailure]:
+        work, entry.work = entry.work, None
+        assert work is not None
+        if entry is self._prefetching:
+            self._prefetching = None
+        self._release_copy(entry)
+        if (error := work.exception()) is not None:
+            self._evict(entry)
+            return [_failure(entry.ref, error)]
+        entry.stage = Stage.RESIDENT
+        self._drop_if_forgotten(entry)
+        return []
+
+    def _release_copy(self, entry: AdapterEntry) -> None:
+        """Releases the adapter's copy in host memory."""
+        if entry.copy is not None:
+            self._host_cache.release(entry.copy)
+            entry.copy = None
+
+    def _evict(self, entry: AdapterEntry) -> None:
+        """Frees the adapter's pages."""
+        self._release_copy(entry)
+        self._writer.free(entry.pages, entry.fence)
+        del self._entries[entry.ref.digest]
+
+    def _drop_if_forgotten(self, entry: AdapterEntry) -> None:
+        """Evicts a forgotten adapter that is neither used nor being copied."""
+        if entry.is_forgotten and not entry.refcount and entry.work is None:
+            self._evict(entry)
+            self._host.forget(entry.ref.digest)
+
+    def _place(self, entry: AdapterEntry) -> None:
+        """Gives a staged adapter pages, evicting unused ones, or leaves it staged. An unused one is evicted instead."""
+        if entry.refcount == 0:
+            self._evict(entry)
+            return
+        needed = pages_needed(entry.ref.ranks)
+        if self._make_room(needed, keep_pinned=False):
+            self._copy(entry, needed)
+
+    def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
+        """Copies a staged adapter to free pages."""
+        assert entry.copy is not None
+        entry.stage = Stage.COPYING
+        entry.pages, entry.work = self._writer.fill(needed, entry.copy.packed)
+
+    def _load_prefetched(self) -> None:
+        """One at a time: a request's copy waits for no more than one of them."""
+        while self._prefetched and self._prefetching is None:
+            digest = next(iter(self._prefetched))
+            ref = self._prefetched.pop(digest)
+            needed = pages_needed(ref.ranks)
+            is_possible = digest in self._host_cache and digest not in self._entries
+            if not is_possible or not self._make_room(needed, keep_pinned=True):
+                continue
+            if (copy := self._host_cache.get(digest)) is not None:
+                entry = self._entries[digest] = self._prefetching = AdapterEntry(ref, copy=copy)
+                self._copy(entry, needed)
+
+    def _make_room(self, needed: dict[LoraGroup, int], *, keep_pinned: bool) -> bool:
+        """Evicts unused adapters, pinned ones last, but none if even all of them were not enough."""
+        unused = [e for e in self._entries.values() if e.stage is Stage.RESIDENT and e.refcount == 0]
+        if keep_pinned:
+            unused = [e for e in unused if not self._host_cache.is_pinned(e.ref.digest)]
+        else:
+            unused.sort(key=lambda e: self._host_cache.is_pinned(e.ref.digest))
+        for group, count in needed.items():
+            reclaimable = sum(len(entry.pages.get(group, [])) for entry in unused)
+            if count > self._pool.groups[group].pages.num_free + reclaimable:
+                return False
+        for entry in unused:
+            if self._pool.fits(needed):
+                break
+            self._evict(entry)
+        return True
+
+
+def _failure(ref: AdapterRef, error: BaseException) -> AdapterFailure:
+    """Logs the error once for all requests that wait for the adapter. Their own message names no folder."""
+    log.warning("adapter %s can't be loaded: %s", ref.digest, error)
+    return AdapterFailure.of(ref, error)

@@ -1,0 +1,188 @@
+"""An adapter's weights on the host, in the layout of the pool's pages."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from punica_serve.adapters.adapter import STORAGE_DTYPES, Adapter, TensorDtype, TensorPlace
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.errors import AdapterRejected
+from punica_serve.protocol import LoraGroup
+
+_TORCH_DTYPES: dict[TensorDtype, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Rows = TypeVar("Rows", Tensor, npt.NDArray[Any])
+
+#: Alignment of the tensors of a packed adapter: enough for every dtype and copy engine.
+_ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroup:
+    """Pages of one group, shaped as in GroupPool. Missing modules, layers and rank rows are zero."""
+
+    #: [pages, layers, slices, 8, in_features]
+    a: Tensor
+    #: [pages, layers, 8, out_features of all slices], scaled.
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """Views into one stretch of host memory."""
+
+    groups: Mapping[LoraGroup, PackedGroup]
+
+
+def packed_num_bytes(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a packed adapter with these ranks."""
+    shapes = _part_shapes(ranks, model)
+    return sum(_aligned(math.prod(shape) * dtype.itemsize) for pair in shapes.values() for shape in pair)
+
+
+def packed_views(memory: Tensor, ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> PackedAdapter:
+    """The pages of an adapter with these ranks as views of ``memory``, uint8 [packed_num_bytes]."""
+    position = 0
+
+    def part(shape: tuple[int, ...]) -> Tensor:
+        nonlocal position
+        start, num_bytes = position, math.prod(shape) * dtype.itemsize
+        position += _aligned(num_bytes)
+        return memory[start : start + num_bytes].view(dtype).view(shape)
+
+    shapes = _part_shapes(ranks, model)
+    return PackedAdapter({group: PackedGroup(part(a), part(b)) for group, (a, b) in shapes.items()})
+
+
+def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memory: Tensor) -> PackedAdapter:
+    """Lays an adapter out in pages of ``dtype`` in ``memory``, uint8 [packed_num_bytes], which is overwritten.
+
+    Scaling is folded into B in float32, before the one rounding. Raises AdapterRejected, naming the projections, if a
+    scaled weight is too large for ``dtype``.
+    """
+    packed = packed_views(memory, adapter.ref.ranks, model, dtype)
+    if not _covers(adapter, model):
+        memory.zero_()
+    _write_runs(packed, adapter, model, dtype)
+    for group, pages in packed.groups.items():
+        if not (_is_finite(pages.a) and _is_finite(pages.b)):
+            message = f"weights of {', '.join(LORA_GROUPS[group])}, scaled, are too large for {dtype}"
+            raise AdapterRejected(message, param=group)
+    return packed
+
+
+def _part_shapes(
+    ranks: Mapping[str, int], model: ModelConfig
+) -> dict[LoraGroup, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shapes of A and B of each group that the adapter touches."""
+    layers, rows = model.num_hidden_layers, LORA_PAGE_RANKS
+    groups = ((model.spec.group(name), num_pages) for name, num_pages in pages_needed(ranks).items())
+    return {
+        group.name: (
+            (num_pages, layers, len(group.projections), rows, group.in_features),
+            (num_pages, layers, rows, group.out_features),
+        )
+        for group, num_pages in groups
+    }
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _covers(adapter: Adapter, model: ModelConfig) -> bool:
+    """Whether the adapter fills every row of its pages, as most do: then they need not be cleared first."""
+    num_rows = sum(place.a.shape[0] for place in adapter.layout.places.values())
+    pages = pages_needed(adapter.ref.ranks)
+    whole = sum(
+        num_pages * LORA_PAGE_RANKS * len(model.spec.group(name).projections) for name, num_pages in pages.items()
+    )
+    return num_rows == whole * model.num_hidden_layers
+
+
+def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Copies through numpy if the dtype stays. Every torch operation, even a view, releases the GIL and must get it
+    back from the step loop; in numpy only the copies do, one for each run.
+    """
+    raw = {group: (_raw(pages.a), _raw(pages.b)) for group, pages in packed.groups.items()}
+    unscaled: dict[LoraGroup, list[tuple[slice, slice, float]]] = {group: [] for group in packed.groups}
+    for run in adapter.layout.runs:
+        group, number, columns = _place_in_group(run.module, model)
+        layers = slice(run.first_layer, run.first_layer + run.num_layers)
+        pages, first, scaling = packed.groups[group], run.first, run.first.scaling
+        a = _layers_of(first.a, run.num_layers, run.a_stride_bytes, adapter.file)
+        b = _layers_of(first.b, run.num_layers, run.b_stride_bytes, adapter.file).swapaxes(1, 2)
+        if _TORCH_DTYPES[first.a.dtype] == dtype:
+            _write_rows(raw[group][0][:, layers, number], a)
+        else:
+            _write_rows(pages.a[:, layers, number], _to_float32(a, first.a.dtype))
+        if _TORCH_DTYPES[first.b.dtype] == dtype:
+            _write_rows(raw[group][1][:, layers, :, columns], b)
+            unscaled[group].append((layers, columns, scaling))
+        else:
+            _write_rows(pages.b[:, layers, :, columns], _to_float32(b, first.b.dtype) * scaling)
+            unscaled[group].append((layers, columns, 1.0))
+    for group, parts in unscaled.items():
+        _scale(packed.groups[group].b, parts)
+
+
+def _scale(b: Tensor, parts: list[tuple[slice, slice, float]]) -> None:
+    """Multiplies (layers, columns) of B, all that is not zero, by their scalings: in one operation if they are equal.
+
+    Torch multiplies half precision in float32 and rounds once.
+    """
+    scalings = {scaling for _, _, scaling in parts}
+    if len(scalings) == 1:
+        parts = [(slice(None), slice(None), scalings.pop())]
+    for layers, columns, scaling in parts:
+        if scaling != 1.0:
+            b[:, layers, :, columns].mul_(scaling)
+
+
+def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, slice]:
+    """The module's group, its number there, and its columns of the group's B."""
+    group, number = model.spec.find(module)
+    return group.name, number, slice(group.out_offsets[number], group.out_offsets[number + 1])
+
+
+def _write_rows(pages: Rows, rows: Rows) -> None:
+    """rows [layers, r, features] -> the first r rank rows of pages [pages, layers, 8, features]."""
+    num_layers, rank, num_features = rows.shape
+    num_whole, num_rest = divmod(rank, LORA_PAGE_RANKS)
+    if num_whole:
+        whole = rows[:, : rank - num_rest].reshape(num_layers, num_whole, LORA_PAGE_RANKS, num_features)
+        pages[:num_whole] = whole.swapaxes(0, 1)
+    if num_rest:
+        pages[num_whole, :, :num_rest] = rows[:, rank - num_rest :]
+
+
+def _layers_of(first: TensorPlace, num_layers: int, stride_bytes: int, file: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """[layers, *shape]: a view of the file, aligned or not."""
+    storage, (rows, columns) = STORAGE_DTYPES[first.dtype], first.shape
+    strides = (stride_bytes, columns * storage.itemsize, storage.itemsize)
+    return np.ndarray((num_layers, rows, columns), storage, file.data, first.begin, strides)
+
+
+def _raw(tensor: Tensor) -> npt.NDArray[Any]:
+    """The same memory as a numpy array of STORAGE_DTYPES."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def _to_float32(array: npt.NDArray[Any], dtype: TensorDtype) -> Tensor:
+    aligned = torch.from_numpy(np.require(array, requirements="A"))
+    return aligned.view(_TORCH_DTYPES[dtype]).float()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite, without a temporary tensor: NaN and infinity show in the extremes."""
+    low, high = tensor.aminmax()
+    return bool(low.isfinite() & high.isfinite())

@@ -1,0 +1,66 @@
+"""Reads adapters into host memory on threads: file, digest, checks, packing."""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+
+import torch
+from torch import Tensor
+
+from punica_serve.adapters.dummy import dummy_number
+from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
+from punica_serve.protocol import AdapterRef
+
+#: Reading is mostly hashing, at 1 GB/s per core. Twelve threads saturate the memory bandwidth, two cores are left to
+#: the step loop and the copies, and four threads at least keep one slow disk read from delaying the next adapter.
+_MIN_THREADS, _MAX_THREADS, _SPARED_CORES = 4, 12, 2
+
+
+class AdapterReader:
+    """Threads that read adapters which are not in the host cache yet, one at a time each."""
+
+    def __init__(self, host_cache: HostCache, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._host_cache = host_cache
+        self._model = model
+        self._dtype = dtype
+        self.num_threads = max(_MIN_THREADS, min(_MAX_THREADS, (os.cpu_count() or 1) - _SPARED_CORES))
+        self._buffers = local()
+        self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
+
+    def start(self, ref: AdapterRef) -> Future[HostCopy]:
+        """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter."""
+        return self._threads.submit(self._read, ref)
+
+    def close(self) -> None:
+        """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, ref: AdapterRef) -> HostCopy:
+        number = dummy_number(ref)
+        return self._read_folder(ref) if number is None else self._make_dummy(ref, number)
+
+    def _make_dummy(self, ref: AdapterRef, number: int) -> HostCopy:
+        def pack(memory: Tensor) -> PackedAdapter:
+            numbers = repeated_noise(len(memory) // self._dtype.itemsize, self._dtype, seed=number)
+            return pack_random(memory, numbers, ref.ranks, self._model, self._dtype)
+
+        return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
+
+    def _read_folder(self, ref: AdapterRef) -> HostCopy:
+        if not hasattr(self._buffers, "own"):
+            self._buffers.own = ReadBuffer()
+        adapter = load_adapter(ref, self._model, self._buffers.own)
+        num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
+        return self._host_cache.make(
+            ref.digest, num_bytes, lambda memory: pack_adapter(adapter, self._model, self._dtype, memory)
+        )
+
+
+def _init_thread(device: torch.device) -> None:
+    """With a GPU there are as many readers as cores, so each uses one thread of torch."""
+    if device.type == "cuda":
+        torch.set_num_threads(1)

@@ -1,0 +1,105 @@
+"""The paged KvCache of one device. The page is the outermost dimension, so requests stay separable (Punica, sec. 5)."""
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.batching_rules import pages_for
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
+from punica_serve.engine.memory.page_pool import PagePool
+from punica_serve.errors import ConfigError
+
+#: The default on a CPU, where no setting limits memory.
+_NUM_PAGES_ON_CPU = 1024
+
+logger = logging.getLogger(__name__)
+
+
+class KvCache:
+    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: which of them are free."""
+
+    def __init__(
+        self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        shape = (num_pages, *_page_shape(model, page_size))
+        # No kernel reads past a context; zeros are a second line of defence against an earlier owner's NaN.
+        self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.pages = PagePool(num_pages)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest request that the empty pool could hold."""
+        return self.pages.num_pages * self.page_size
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Allocates pages. On a CPU they are zeroed, since torch's attention can't mask an earlier owner's NaN in
+        entries not yet written. A GPU's kernels read no such entries, so nothing is done on the device.
+        """
+        pages = self.pages.allocate(num_pages)
+        if self.pool.device.type == "cpu":
+            self.pool.index_fill_(0, torch.tensor(pages, dtype=torch.int64), 0)
+        return pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        return pages_for(num_tokens, self.page_size)
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
+        return self.pool[:, number, 0], self.pool[:, number, 1]
+
+
+def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KvCache:
+    """The KvCache of the config, to be made last: it may take all memory that is left.
+
+    Raises ConfigError if it does not fit, or if what fits would not hold one request of the longest context.
+    """
+    page_bytes = math.prod(_page_shape(model, config.page_size)) * dtype.itemsize
+    num_pages = config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device)
+    with reserving(
+        f"`engine.num_kv_pages` of {num_pages}",
+        num_pages * page_bytes,
+        device,
+        fix="lower it" if config.num_kv_pages or device.type == "cpu" else "lower `engine.device_memory_share`",
+        param="engine.num_kv_pages",
+    ):
+        cache = KvCache(model, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the pool is cleared for steps on any stream
+    logger.info(
+        "KvCache on %s: %d pages, %d tokens, %s", device, num_pages, cache.capacity_tokens, gib(cache.pool.nbytes)
+    )
+    return cache
+
+
+def pages_within(*, free_bytes: int, total_bytes: int, share: float, page_bytes: int) -> int:
+    """Pages that keep all use of a device within a share of its memory; may be negative."""
+    used_bytes = total_bytes - free_bytes
+    return (int(share * total_bytes) - used_bytes) // page_bytes
+
+
+def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return _NUM_PAGES_ON_CPU
+    free, total, share = free_bytes(device), total_bytes(device), config.device_memory_share
+    num_pages = pages_within(free_bytes=free, total_bytes=total, share=share, page_bytes=page_bytes)
+    context = config.context_of(model)
+    wanted = -(-context // config.page_size)
+    if num_pages < wanted:
+        fits = max(num_pages, 0) * config.page_size
+        raise ConfigError(
+            f"the KvCache of one request of {context} tokens takes {gib(wanted * page_bytes)}; {device} has {gib(free)}"
+            f" of {gib(total)} free, of which `engine.device_memory_share` of {share} leaves"
+            f" {gib(max(num_pages, 0) * page_bytes)}; lower {f'`engine.max_context` to {fits} or ' if fits else ''}"
+            "`engine.num_lora_pages`, or raise `engine.device_memory_share`",
+            param="engine.max_context",
+        )
+    return num_pages
+
+
+def _page_shape(model: ModelConfig, page_size: int) -> tuple[int, ...]:
+    return (model.num_hidden_layers, 2, page_size, model.num_key_value_heads, model.head_dim)

@@ -1,0 +1,85 @@
+"""A request inside the engine: its tokens, how many of them are in the KvCache, and its pages.
+
+Where steps overlap, the newest token of a sequence may still be on the device when the next step is planned: it is *in
+flight*, counted in lengths and positions, and not yet in ``token_ids``.
+"""
+
+from dataclasses import dataclass, field
+
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request from the moment it is added until it ends or is cancelled."""
+
+    request: Request
+    #: Prompt tokens, then the generated ones that the host knows.
+    token_ids: list[int]
+    #: Tokens at most: prompt and max_tokens, within the context.
+    max_length: int
+    #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
+    num_cached: int = 0
+    #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.
+    num_in_flight: int = 0
+    #: Pages of the KvCache, in order of tokens; empty while waiting.
+    pages: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, max_context: int) -> "Sequence":
+        token_ids = [*request.prompt_ids, *request.generated_ids]
+        return cls(request, token_ids, min(len(request.prompt_ids) + request.sampling.max_tokens, max_context))
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.request.adapter
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the adapter; None runs the base model."""
+        return self.request.adapter.digest if self.request.adapter else None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def arrival(self) -> tuple[int, str]:
+        """The order of first come, first served."""
+        return self.request.arrival_ns, self.request.request_id
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated, with those in flight."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def position(self) -> int:
+        """Index of the next generated token."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def num_uncached(self) -> int:
+        """Tokens that the next steps must feed: 1 when decoding."""
+        return self.num_tokens - self.num_cached
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_uncached == 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Its last token is known or in flight, so no step may run it any more."""
+        return self.num_tokens >= self.max_length

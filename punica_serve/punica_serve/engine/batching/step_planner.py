@@ -1,0 +1,193 @@
+"""Plans the next step: plain Python over sequences and page counts, without tensors.
+
+A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step
+mixes at most one prefill, chunked past a token budget, with all decodes (Punica, section 5). A running request whose
+adapter is still loading keeps its pages and stays out of the step; no other request waits for it.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.errors.invariants import require
+
+_by_arrival = attrgetter("arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, end) of a sequence."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    #: The chunk ends with the newest token, so the next one is sampled.
+    is_last: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One model invocation. ``decodes`` is ordered: the prefill's adapter first, then adapter by adapter."""
+
+    prefill: PrefillChunk | None
+    decodes: tuple[Sequence, ...]
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that get a token, in row order."""
+        if self.prefill and self.prefill.is_last:
+            return (self.prefill.sequence, *self.decodes)
+        return self.decodes
+
+    @property
+    def num_adapters(self) -> int:
+        """Different adapters in the step."""
+        return len({sequence.digest for sequence in self.sequences if sequence.digest})
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        return (self.prefill.sequence, *self.decodes) if self.prefill else self.decodes
+
+
+class StepPlanner:
+    """Owns the waiting and the running sequences and moves pages of the KvCache between them."""
+
+    def __init__(self, cache: KvCache, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+        self._cache = cache
+        self._max_batch_size = max_batch_size
+        self._prefill_budget_tokens = prefill_budget_tokens
+        self._waiting: list[Sequence] = []  # by arrival
+        self._running: list[Sequence] = []  # by arrival
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    def next_waiting(self, count: int) -> list[Sequence]:
+        """The sequences that will be admitted first."""
+        return self._waiting[:count]
+
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the sequence could run if it were alone."""
+        return self._pages_to_start(sequence) <= self._cache.pages.num_pages
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_by_arrival)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence and frees its pages."""
+        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        self._release_pages(sequence)
+
+    def next_admissible(self) -> Sequence | None:
+        """The first waiting sequence, if the batch and the KvCache have room for it; if not, it blocks the others.
+
+        A sequence whose last token is in flight still holds its pages, but no place in the batch.
+        """
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        has_room = may_admit(
+            self._pages_to_start(first),
+            num_free_pages=self._cache.pages.num_free,
+            num_running=self._num_unfinished,
+            max_batch_size=self._max_batch_size,
+        )
+        return first if has_room else None
+
+    def admit(self, sequence: Sequence) -> None:
+        """Moves an admissible sequence to running, with pages for its tokens and one more."""
+        self._waiting.remove(sequence)
+        sequence.pages = self._cache.allocate(self._pages_to_start(sequence))
+        insort(self._running, sequence, key=_by_arrival)
+
+    def plan(self, is_ready: Callable[[Sequence], bool]) -> tuple[StepPlan | None, list[Sequence]]:
+        """The next step, and the sequences that were preempted for lack of pages.
+
+        ``is_ready`` tells whether a sequence's adapter is on the device.
+        """
+        preempted = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
+        ready = self._runnable(is_ready)
+        first = next_prefill(ready)
+        prefill = self._chunk(first) if first else None
+        decodes = [sequence for sequence in ready if sequence.is_decoding]
+        if prefill is None and not decodes:
+            return None, preempted
+        return StepPlan(prefill, _order_decodes(decodes, prefill)), preempted
+
+    def has_runnable(self, is_ready: Callable[[Sequence], bool]) -> bool:
+        """Whether ``plan`` would give a step."""
+        return bool(self._runnable(is_ready))
+
+    def _runnable(self, is_ready: Callable[[Sequence], bool]) -> list[Sequence]:
+        return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
+
+    @property
+    def _num_unfinished(self) -> int:
+        return sum(not sequence.is_complete for sequence in self._running)
+
+    def check_invariants(self) -> None:
+        held = [page for sequence in self._running for page in sequence.pages]
+        self._cache.pages.check_invariants(held)
+        require(not any(sequence.pages for sequence in self._waiting), "a waiting sequence holds pages")
+        require(self._num_unfinished <= self._max_batch_size, "self._num_unfinished <= self._max_batch_size")
+        for queue in (self._waiting, self._running):
+            require(queue == sorted(queue, key=_by_arrival), "queue == sorted(queue, key=_by_arrival)")
+
+    def _pages_to_start(self, sequence: Sequence) -> int:
+        return pages_to_start(sequence.num_tokens, self._cache.page_size)
+
+    def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
+        """Gives each decoding sequence, oldest first, the page for its next token, preempting the newest ones."""
+        due: list[tuple[Sequence, int]] = []
+        for sequence in decoding:
+            num_missing = self._cache.pages_for(sequence.num_tokens) - len(sequence.pages)
+            if num_missing > 0:
+                due.append((sequence, num_missing))
+        return give_pages(
+            due,
+            num_free=lambda: self._cache.pages.num_free,
+            give=self._give_pages,
+            preempt_newest=self._preempt_newest,
+        )
+
+    def _give_pages(self, sequence: Sequence, num_pages: int) -> None:
+        sequence.pages += self._cache.allocate(num_pages)
+
+    def _preempt_newest(self) -> Sequence:
+        """Preempts the newest request, which preserves first come, first served. Punica says evict (section 5.3)."""
+        newest = self._running.pop()
+        self._release_pages(newest)
+        insort(self._waiting, newest, key=_by_arrival)
+        return newest
+
+    def _release_pages(self, sequence: Sequence) -> None:
+        self._cache.pages.free(sequence.pages)
+        sequence.pages = []
+        sequence.num_cached = sequence.num_in_flight = 0
+
+    def _chunk(self, sequence: Sequence) -> PrefillChunk:
+        end = sequence.num_cached + chunk_length(sequence.num_uncached, self._prefill_budget_tokens)
+        return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
+
+
+def _order_decodes(decodes: list[Sequence], prefill: PrefillChunk | None) -> tuple[Sequence, ...]:
+    """Groups rows by adapter, those of the prefill's adapter first."""
+    by_adapter: dict[str | None, list[Sequence]] = {}
+    if prefill is not None:
+        by_adapter[prefill.sequence.digest] = []
+    for sequence in decodes:
+        by_adapter.setdefault(sequence.digest, []).append(sequence)
+    return tuple(sequence for group in by_adapter.values() for sequence in group)

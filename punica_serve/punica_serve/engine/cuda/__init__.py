@@ -1,0 +1,1 @@
+"""Steps on an NVIDIA GPU: CUDA graphs and overlap scheduling."""

@@ -1,0 +1,66 @@
+"""The buckets that steps on a GPU are padded to: few, so that each can have a CUDA graph."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from punica_serve.engine.batching.step_planner import StepPlan
+
+# A step between two sizes costs as much as the larger one. A few more rows cost a decode nothing, since it reads all
+# weights anyway, and a prefill a quarter at most. 112 and 224, with decodes beside them, fill tiles of the library's
+# products (docs/performance.md).
+_DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_PREFILL_ROWS = (
+    *(16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768),
+    *(1024, 1536, 2048, 3072, 4096),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBucket:
+    """The capacity of a batch: the rows of one prefill first, then one for each decode."""
+
+    num_prefill_rows: int
+    num_decode_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill_rows + self.num_decode_rows
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows that get a token: the prefill's last, then all decodes."""
+        return (self.num_prefill_rows > 0) + self.num_decode_rows
+
+
+# Few sizes beside a prefill, whose cost dominates.
+_BESIDE_PREFILL = (31, 127)
+
+
+class BatchBuckets:
+    """The buckets of one engine."""
+
+    def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+        self._decode_rows = _up_to(max_batch_size, _DECODE_ROWS)
+        self._prefill_rows = _up_to(prefill_budget_tokens, _PREFILL_ROWS)
+        self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)
+
+    @property
+    def all(self) -> tuple[BatchBucket, ...]:
+        """The largest first, so that later graphs reuse the memory of earlier ones."""
+        mixed = [BatchBucket(p, d) for p in reversed(self._prefill_rows) for d in reversed(self._beside_prefill)]
+        return (*mixed, *(BatchBucket(0, rows) for rows in reversed(self._decode_rows)))
+
+    def fit(self, plan: StepPlan) -> BatchBucket:
+        """The smallest bucket that holds a step."""
+        if plan.prefill is None:
+            return BatchBucket(0, _next(self._decode_rows, len(plan.decodes)))
+        prefill_rows = _next(self._prefill_rows, plan.prefill.num_tokens)
+        return BatchBucket(prefill_rows, _next(self._beside_prefill, len(plan.decodes)))
+
+
+def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*(size for size in sizes if size < largest), largest)
+
+
+def _next(sizes: tuple[int, ...], count: int) -> int:
+    return sizes[bisect_left(sizes, count)]

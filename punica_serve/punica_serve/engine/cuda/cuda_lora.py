@@ -1,0 +1,45 @@
+"""The LoRA of one bucket on a GPU: beside the dense projections, on a stream of its own.
+
+Decode is bound by bytes, and a dense projection leaves some of the memory bandwidth unused; LoRA uses it. Base and LoRA
+write different tensors, and the operator that reads one adds the other: it costs no launch and no pass over memory.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu.sgmv import expand, shrink
+from punica_kernels.lora_table import LoraTable
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.models.linear import Projected
+from punica_serve.protocol import LoraGroup
+
+
+class CudaLora:
+    """Projections with LoRA, for CUDA graphs: launches depend on the shape of the tables, not on their contents."""
+
+    def __init__(
+        self, pool: LoraPool, tables: Mapping[LoraGroup, LoraTable], workspace: Tensor, side: torch.cuda.Stream
+    ) -> None:
+        self._pool = pool
+        self._tables = tables
+        #: float32 [`punica_kernels.gpu.sgmv.workspace_numel`], shared by the groups, which run in turns.
+        self._workspace = workspace
+        self._side = side
+
+    def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
+        """See ``LoraBatch.apply``."""
+        table = self._tables.get(group)
+        if table is None:
+            return Projected(base(x), None)
+        pool = self._pool.groups[group]
+        delta = x.new_empty(x.shape[0], pool.out_offsets[-1])
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            shrink(self._workspace, x, pool.a[:, layer], table)
+            expand(delta, self._workspace, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
+        y = base(x)
+        main.wait_stream(self._side)
+        return Projected(y, delta)

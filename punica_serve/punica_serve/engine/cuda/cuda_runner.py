@@ -1,0 +1,157 @@
+"""Runs steps on an NVIDIA GPU with overlap scheduling: a step is launched while the device runs the one before.
+
+Everything a step does is queued on one stream, in order: copy of the inputs, forward pass (a CUDA graph, in which other
+streams branch off and join again), sampling, copy of the sampled tokens. So a step can read tokens that the one before
+has sampled before the host knows them. The pages of a finished request can be given to another at once, since the step
+of their new owner runs later on the same stream.
+"""
+
+from collections.abc import Sequence as Series
+
+import torch
+from torch import Tensor
+
+from punica_kernels.gpu.sgmv import workspace_numel
+from punica_kernels.lora_table import LoraTableShape
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
+from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_lora import CudaLora
+from punica_serve.engine.cuda.graph_runner import GraphRunner
+from punica_serve.engine.cuda.launch_limit import check_launches
+from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.engine.cuda.step_inputs import StepInputs
+from punica_serve.engine.sampler import PendingTokens, SampledToken, Sampler
+from punica_serve.engine.torch_lora import PagesOf
+from punica_serve.models.model import Model
+from punica_serve.process.memory_tuning import gc_disabled
+
+_LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
+
+
+class CudaStep:
+    """A launched step."""
+
+    def __init__(self, pending: PendingTokens, end: torch.cuda.Event) -> None:
+        self._pending = pending
+        self._end = end
+
+    def sampled_tokens(self) -> Series[SampledToken | None]:
+        """Waits for the step: the only wait for the device, apart from ``launch``, which waits for copies."""
+        self._end.synchronize()
+        return self._pending.read()
+
+
+class CudaRunner:
+    """All buckets of one engine, with and without LoRA. The constructor captures their graphs, which takes seconds."""
+
+    overlap_scheduling = True
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        lora_pool: LoraPool,
+        sampler: Sampler,
+        pages_of: PagesOf,
+        buckets: BatchBuckets,
+        *,
+        use_graphs: bool,
+    ) -> None:
+        self._sampler = sampler
+        self._pages_of = pages_of
+        self._buckets = buckets
+        # Above the streams of LoRA and of prefills' attention, which use what it leaves.
+        self._stream = torch.cuda.Stream(cache.pool.device, priority=_HIGH_PRIORITY)
+        self._staged = torch.cuda.Event()
+        self._logit_rows: dict[Sequence, int] = {}
+        self.newest_end: torch.cuda.Event | None = None
+        # Lt's choice of kernels is up to a tenth faster for narrow projections (docs/performance.md).
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        self._runners = _make_runners(model, cache, lora_pool, sampler.sampled_ids, buckets)
+        torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
+        self._warm_up(use_graphs=use_graphs)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> CudaStep:
+        bucket = self._buckets.fit(plan)
+        with torch.cuda.stream(self._stream):
+            # The step before the newest has ended, so the newest one's copies end within microseconds.
+            self._staged.synchronize()
+            runner = self._runners[bucket, plan.num_adapters > 0]
+            runner.stage(plan, self._logit_rows, self._pages_of)
+            self._staged.record()
+            logits = runner.run()
+            rows = logit_rows(plan, bucket)
+            pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
+            end = torch.cuda.Event()
+            end.record()
+        self._logit_rows, self.newest_end = rows, end
+        return CudaStep(pending, end)
+
+    @torch.inference_mode()
+    def _warm_up(self, *, use_graphs: bool) -> None:
+        """Compiles all kernels and captures all graphs, in one memory pool: graphs never run together."""
+        pool = torch.cuda.graph_pool_handle()
+        nothing = StepPlan(None, ())
+        warm: set[int] = set()
+        # Collecting another engine's graphs would free device memory, which breaks a capture.
+        with torch.cuda.stream(self._stream), gc_disabled():
+            for (bucket, _), runner in self._runners.items():
+                runner.stage(nothing, {}, self._pages_of)
+                if use_graphs:
+                    runner.capture(pool)
+                logits = runner.run()
+                if bucket.num_sampled not in warm:  # sampling depends on the number of rows alone
+                    self._sampler.warm_up(logits)
+                    warm.add(bucket.num_sampled)
+                torch.cuda.synchronize(self._stream.device)  # no two copies of inputs may be in flight
+            # Captures empty the allocator's cache; this reserves the most memory that sampling needs.
+            self._sampler.warm_up(logits.new_zeros(max(warm), logits.shape[1]))
+
+
+def _make_runners(
+    model: Model, cache: KvCache, lora_pool: LoraPool, sampled_ids: Tensor, buckets: BatchBuckets
+) -> dict[tuple[BatchBucket, bool], GraphRunner]:
+    device = cache.pool.device
+    side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
+    tables = {bucket: _table_shape(bucket) for bucket in buckets.all}
+    check_launches(cache, model.config, tables)
+    workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
+    buffers = {
+        bucket: StepInputBuffer(
+            StepInputs.sections(bucket, table) | attention_sections(cache, model.config, bucket), device
+        )
+        for bucket, table in tables.items()
+    }
+    runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
+    for bucket, attention in make_attentions(cache, model.config, buffers).items():
+        inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
+        for with_lora in (True, False):
+            lora = CudaLora(lora_pool, inputs.tables if with_lora else {}, workspace, side)
+            parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
+            runners[bucket, with_lora] = GraphRunner(*parts, with_lora=with_lora)
+    return runners
+
+
+def _table_shape(bucket: BatchBucket) -> LoraTableShape:
+    """Most segments: the prefill, its padding, and one for each decode."""
+    num_segments = bucket.num_decode_rows + 2 * (bucket.num_prefill_rows > 0)
+    return LoraTableShape(bucket.num_rows, num_segments, MAX_LORA_RANK // LORA_PAGE_RANKS)
+
+
+def _workspace_numel(pool: LoraPool, table: LoraTableShape) -> int:
+    return max(workspace_numel(table, group.a.shape[2]) for group in pool.groups.values())
+
+
+def logit_rows(plan: StepPlan, bucket: BatchBucket) -> dict[Sequence, int]:
+    """The row of the logits, and so of the sampled tokens, of each sequence that gets one."""
+    first = 1 if bucket.num_prefill_rows else 0
+    rows = {sequence: first + number for number, sequence in enumerate(plan.decodes)}
+    if plan.prefill and plan.prefill.is_last:
+        rows[plan.prefill.sequence] = 0
+    return rows

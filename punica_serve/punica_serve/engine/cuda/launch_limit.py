@@ -1,0 +1,30 @@
+"""Checks at the start that a GPU can launch the largest steps: the grids of kernels grow with a step's rows."""
+
+from collections.abc import Mapping
+
+from punica_kernels.gpu.launch import MAX_GRID_Y
+from punica_kernels.lora_table import LoraTableShape
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.cuda_attention import attention_shapes
+from punica_serve.errors import ConfigError
+from punica_serve.numbers import counted
+
+
+def check_launches(cache: KvCache, model: ModelConfig, tables: Mapping[BatchBucket, LoraTableShape]) -> None:
+    """Raises ConfigError about the setting that makes a step too large. ``tables``: the LoRA table of each bucket."""
+    for bucket, table in tables.items():
+        decodes, prefill = attention_shapes(cache, model, bucket)
+        if decodes:
+            rows = counted(bucket.num_decode_rows, "request")
+            _check("engine.max_batch_size", rows, decodes.max_tiles)
+        if prefill:
+            rows = counted(bucket.num_prefill_rows, "prompt token")
+            _check("engine.prefill_budget_tokens", rows, max(prefill.max_tiles, table.max_tiles))
+
+
+def _check(setting: str, rows: str, num_programs: int) -> None:
+    if num_programs > MAX_GRID_Y:
+        message = f"a step of {rows} takes {num_programs} programs of a kernel; a GPU launches {MAX_GRID_Y} at most"
+        raise ConfigError(f"{message}; lower `{setting}`", param=setting)

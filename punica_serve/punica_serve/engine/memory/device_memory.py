@@ -1,0 +1,79 @@
+"""Opens a device at the start, and reports allocations that fail."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from punica_serve.errors import ConfigError
+
+_GIB = 1 << 30
+#: Parts of error texts in lower case: CUDA's, cuBLAS's and cuDNN's, torch's on a CPU, and for absurd sizes.
+_OUT_OF_MEMORY_SIGNS = ("out of memory", "_alloc_failed", "allocat", "storage size")
+
+
+def open_device(name: str) -> torch.device:
+    """cpu or cuda:N, once a byte of it could be had. Raises ConfigError."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"device {name!r} is neither cpu nor cuda:N", param="runner.devices")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        message = f"device {name!r} can't be used: {reason}; name a GPU that torch sees, or cpu"
+        raise ConfigError(message, param="runner.devices") from error
+    return device
+
+
+@contextmanager
+def reserving(what: str, num_bytes: int, device: torch.device, *, fix: str, param: str) -> Iterator[None]:
+    """Around an allocation: raises ConfigError about ``param`` with both sizes and the ``fix`` where it fails."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}, "
+        if device.type == "cuda":
+            message += f"{gib(free_bytes(device))} are free; {fix} ({first_line(error)})"
+        else:
+            message += f"this machine has {gib(_host_bytes())}; {fix}"
+        raise ConfigError(message, param=param) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Only torch's allocator on a GPU has an error type of its own; errors of CUDA (pinned memory, graphs), of its
+    libraries and of a CPU are recognised by their text.
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY_SIGNS)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an out-of-memory error. Python's own has no text."""
+    return str(error).splitlines()[0] if str(error) else "out of memory"
+
+
+def gib(num_bytes: int) -> str:
+    """Bytes in GiB, to one decimal."""
+    return f"{num_bytes / _GIB:.1f} GiB"
+
+
+def _host_bytes() -> int:
+    """Memory of this machine, used or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device, after torch's own unused blocks are released."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device."""
+    return torch.cuda.mem_get_info(device)[1]

@@ -1,0 +1,69 @@
+"""The host memory of adapters: one stretch, pinned if a GPU copies from it.
+
+torch's own pinned allocator rounds up to powers of two, which would waste a third of the memory on usual adapters, and
+pinning during steps delays their launches. So all of it is allocated and pinned at once, at the start.
+"""
+
+import mmap
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.memory.device_memory import gib
+from punica_serve.errors import ConfigError
+
+_SETTING = "engine.host_cache_bytes"
+#: CUDA's driver pins whole huge pages and refuses one that is pinned already, as a neighbour's may be: ours are whole.
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+class HostMemory:
+    """``bytes``: uint8 [num_bytes], aligned to huge pages. Ordinary memory, handed out by the system as it is used."""
+
+    def __init__(self, num_bytes: int) -> None:
+        try:
+            self._mapping = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE_BYTES)
+        except (OSError, ValueError, OverflowError) as error:
+            message = f"`{_SETTING}` of {gib(num_bytes)} can't be had: {error}; lower it"
+            raise ConfigError(message, param=_SETTING) from error
+        with suppress(AttributeError, OSError):  # only some systems know huge pages; they are sooner pinned
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapped = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        start = -mapped.data_ptr() % _HUGE_PAGE_BYTES
+        self.bytes: Tensor = mapped[start : start + num_bytes]
+
+    def close(self) -> None:
+        """Gives back what is more than memory. The bytes stay readable as long as anyone holds them."""
+
+
+class PinnedMemory(HostMemory):
+    """Memory that a GPU reads at full speed, beside whatever else runs."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self._is_pinned = False
+        if not num_bytes:
+            return
+        # Pinning takes page after page; touching them first does so on all of torch's threads.
+        self.bytes[:: mmap.PAGESIZE].zero_()
+        try:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
+        except RuntimeError as error:
+            message = f"`{_SETTING}` of {gib(num_bytes)} can't be pinned: {error}; lower it, or raise `ulimit -l`"
+            raise ConfigError(message, param=_SETTING) from error
+        self._is_pinned = True
+
+    def close(self) -> None:
+        """Unpins. No copy from here may be under way."""
+        if self._is_pinned:
+            self._is_pinned = False
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
+
+
+def open_host_memory(num_bytes: int, device: torch.device) -> HostMemory:
+    """Memory to copy to that device from. Raises ConfigError if it can't be had."""
+    if device.type == "cpu":
+        return HostMemory(num_bytes)
+    with torch.cuda.device(device):
+        return PinnedMemory(num_bytes)

@@ -1,0 +1,50 @@
+"""The LoRA of one step on a CPU: which rows use which pages, per group, and the projections that every layer makes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from punica_kernels.segments import SegmentIndex
+from punica_kernels.sgmv import add_lora
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
+from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.batching.step_rows import Segments
+from punica_serve.models.linear import Projected
+from punica_serve.protocol import LoraGroup
+
+#: Pages of an adapter on the device, by digest.
+PagesOf = Callable[[str], AdapterPages]
+
+
+class TorchLora:
+    """LoRA weights from the pool's pages. ``plan`` once per step, ``apply`` in every layer."""
+
+    def __init__(self, pool: LoraPool, pages_of: PagesOf) -> None:
+        self._pool = pool
+        self._pages_of = pages_of
+        self._indices: dict[LoraGroup, SegmentIndex] = {}
+        self._buffers: dict[LoraGroup, Tensor] = {}
+
+    def plan(self, segments: Segments) -> None:
+        """Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all."""
+        self._indices.clear()
+        self._buffers.clear()
+        owned = [self._pages_of(digest) if digest else {} for digest in segments.digests]
+        for group, pool in self._pool.groups.items():
+            pages = [own.get(group, []) for own in owned]
+            if not any(pages):
+                continue
+            index = SegmentIndex.build(segments.indptr, pages, device=pool.a.device)
+            shape = (segments.indptr[-1], pool.a.shape[2], index.max_pages * LORA_PAGE_RANKS)
+            self._indices[group] = index
+            self._buffers[group] = torch.empty(shape, dtype=torch.float32, device=pool.a.device)
+
+    def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
+        """See ``LoraBatch.apply``. LoRA is added to the result of ``base`` in place, so no delta is left."""
+        y = base(x)
+        index = self._indices.get(group)
+        if index is not None:
+            pool = self._pool.groups[group]
+            add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, self._buffers[group])
+        return Projected(y, None)

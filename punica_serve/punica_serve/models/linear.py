@@ -1,0 +1,78 @@
+"""Linear projections of a model, with the LoRA of each row, and the rule for programmatic dependent launches (PDL).
+
+A kernel launched with PDL starts while its predecessor on the stream ends. Every operator of a layer reads the output
+of a ``Linear`` or feeds one, so the rule is written here, once: the dense product is always such a launch, and the
+operator after it is one unless the stream has waited for another stream in between (``Projected.pdl``). The rest of
+the model passes the answer on and never decides.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from punica_kernels.linear import linear
+from punica_serve.base_model.model_spec import ProjectionGroup
+from punica_serve.protocol import LoraGroup
+
+
+class Projected(NamedTuple):
+    """The output of a Linear as a sum that is not added up yet: the operator that reads it adds it on the way."""
+
+    #: [rows, out], or float32 split-K partial sums [splits, rows, out].
+    y: Tensor
+    #: What LoRA adds, [rows, out]; None if nothing is left to add.
+    delta: Tensor | None
+
+    @property
+    def pdl(self) -> bool:
+        """Whether the operator that reads this may be a programmatic dependent launch.
+
+        A delta comes from another stream, which this one has waited for: then there is no kernel to depend on.
+        """
+        return self.delta is None
+
+
+class LoraBatch(Protocol):
+    """The LoRA of a step, planned beforehand."""
+
+    def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
+        """Runs ``base(x)`` and the LoRA of each row on x [rows, in].
+
+        LoRA may run beside the base on another stream; the current stream has waited for it on return.
+        """
+        ...
+
+
+class Linear:
+    """The stacked projections of one group in one layer: the base weight, and the place of its LoRA."""
+
+    __slots__ = ("_group", "_layer", "_split_k", "_weight")
+
+    def __init__(self, layer: int, group: ProjectionGroup, weight: Tensor) -> None:
+        """``weight``: [out_features, in_features] of the group."""
+        self._layer = layer
+        self._group = group.name
+        self._split_k = group.split_k
+        self._weight = weight
+
+    def __call__(self, x: Tensor, lora: LoraBatch) -> Projected:
+        """x: [rows, in]."""
+        return lora.apply(self._layer, self._group, x, self._base)
+
+    def _base(self, x: Tensor) -> Tensor:
+        return linear(x, self._weight, split_k=self._split_k, pdl=True)
+
+
+class OutputHead:
+    """The projection to the vocabulary, which has no LoRA."""
+
+    __slots__ = ("_weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        """``weight``: [vocab, hidden]."""
+        self._weight = weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+        return linear(hidden, self._weight, pdl=True)

@@ -1,0 +1,37 @@
+"""The residual stream of a step, and the norms that add to it."""
+
+import torch
+from torch import Tensor
+
+from punica_kernels.norm import add_rms_norm, rms_norm
+from punica_serve.models.linear import Projected
+
+
+class Residual:
+    """The running sum of a step's rows, and one buffer that all norms of the step write to."""
+
+    __slots__ = ("normed", "sum")
+
+    def __init__(self, embedded: Tensor) -> None:
+        """``embedded``: [rows, hidden], changed in place from here on."""
+        self.sum = embedded
+        self.normed = torch.empty_like(embedded)
+
+
+class RmsNorm:
+    """Adds a projection to the residual and norms the result, in one launch."""
+
+    __slots__ = ("_eps", "_weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """``weight``: [hidden]."""
+        self._weight = weight
+        self._eps = eps
+
+    def __call__(self, residual: Residual, added: Projected | None) -> Tensor:
+        """The normed rows [rows, hidden], valid until the next norm of the step. Without ``added`` nothing is added."""
+        if added is None:
+            rms_norm(residual.normed, residual.sum, self._weight, self._eps)
+        else:
+            add_rms_norm(residual.normed, added.y, residual.sum, self._weight, self._eps, added.delta, pdl=added.pdl)
+        return residual.normed

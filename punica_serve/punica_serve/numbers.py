@@ -1,0 +1,14 @@
+"""Counts, and numbers in messages."""
+
+#: The largest count that every layer below can hold: 32 bits, signed.
+MAX_COUNT = (1 << 31) - 1
+
+
+def counted(count: int, what: str) -> str:
+    """A count with its noun, such as "1 GPU" and "2 GPUs". ``what`` is the singular."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def limit(value: object) -> str:
+    """A limit as text: all digits of a whole number, and no trailing zeros."""
+    return f"{value:g}" if isinstance(value, float) else f"{value}"

@@ -1,0 +1,1 @@
+"""The pure scheduler: events in, actions out. No input or output, no clock, no randomness."""

@@ -1,0 +1,116 @@
+"""Where adapters are, how many requests use them, and which are to be prefetched or evicted.
+
+An adapter is evicted once no request uses it. So the eviction waits for the last request, queued ones included, and
+after a start until frontends have added their requests again. A later request simply reloads it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+
+from punica_scheduler.core.fleet import Fleet
+from punica_scheduler.core.gpu import GpuRecord
+from punica_serve.errors import ClusterUnavailable, GpuNotFound
+from punica_serve.errors.invariants import require
+from punica_serve.protocol import AdapterResidency
+
+
+class Adapters:
+    """Knows of each adapter by its digest."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        #: Requests that run or wait for it; none is 0.
+        self.num_live: Counter[str] = Counter()
+        #: Runner id -> what its disk has.
+        self._disks: defaultdict[str, set[str]] = defaultdict(set)
+        #: Marked for eviction, once no request uses them.
+        self._unwanted: set[str] = set()
+
+    # -------------------------------------------------------------- users
+
+    def began(self, digest: str | None) -> None:
+        """A request that uses it was admitted."""
+        if digest is not None:
+            self.num_live[digest] += 1
+
+    def ended(self, digest: str | None) -> None:
+        """A request that used it has ended."""
+        if digest is not None:
+            self.num_live[digest] -= 1
+            if not self.num_live[digest]:
+                del self.num_live[digest]
+
+    # -------------------------------------------------------------- where they are
+
+    def cached(self, runner_id: str, gpu_uuid: str | None, came: Iterable[str], left: Iterable[str]) -> None:
+        """Adapters that entered and left a worker's host memory, or the runner's disk. Ignores GPUs that are gone."""
+        if gpu_uuid is None:
+            held = self._disks[runner_id]
+        elif gpu := self._fleet.gpus.get(gpu_uuid):
+            held = gpu.cached
+        else:
+            return
+        held.update(came)
+        held.difference_update(left)
+
+    def lose_runner(self, runner_id: str) -> None:
+        """Forgets its disk: the runner lists it again when it is back."""
+        self._disks.pop(runner_id, None)
+
+    def is_near(self, digest: str, gpu: GpuRecord) -> bool:
+        """On the GPU, in its worker's host memory or on its runner's disk: it loads without the store."""
+        return digest in gpu.resident or digest in gpu.cached or digest in self._disks.get(gpu.runner_id, ())
+
+    def residency(self, digests: Collection[str] = ()) -> tuple[AdapterResidency, ...]:
+        """Where these adapters are, or all. Those that are nowhere and unused are left out."""
+        gpus: defaultdict[str, list[str]] = defaultdict(list)
+        hosts: defaultdict[str, list[str]] = defaultdict(list)
+        disks: defaultdict[str, list[str]] = defaultdict(list)
+        for uuid, gpu in sorted(self._fleet.gpus.items()):
+            for digest in gpu.resident:
+                gpus[digest].append(uuid)
+            for digest in gpu.cached:
+                hosts[digest].append(uuid)
+        for runner_id, held in sorted(self._disks.items()):
+            for digest in held:
+                disks[digest].append(runner_id)
+        known = gpus.keys() | hosts.keys() | disks.keys() | self.num_live.keys()
+        return tuple(
+            AdapterResidency(
+                digest,
+                self.num_live[digest],
+                tuple(gpus.get(digest, ())),
+                tuple(hosts.get(digest, ())),
+                tuple(disks.get(digest, ())),
+            )
+            for digest in sorted(known.intersection(digests) if digests else known)
+        )
+
+    # -------------------------------------------------------------- prefetch and evict
+
+    def warm(self, digest: str, gpu_uuids: Collection[str]) -> list[GpuRecord]:
+        """The GPUs to prefetch it to: these, or all. Raises GpuNotFound; ClusterUnavailable if there is no GPU."""
+        gpus = self._fleet.gpus
+        if not gpus:
+            raise ClusterUnavailable("no GPU has joined the cluster yet; try again later")
+        if missing := sorted(set(gpu_uuids) - gpus.keys()):
+            names = ", ".join(sorted(gpus))
+            raise GpuNotFound(f"no GPU {missing[0]!r} is in the cluster; there are {names}", param="gpus")
+        self._unwanted.discard(digest)
+        return [gpus[uuid] for uuid in sorted(set(gpu_uuids) or gpus)]
+
+    def forget(self, digest: str) -> None:
+        """Marks it for eviction; ``take_forgettable`` returns it once nobody uses it."""
+        self._unwanted.add(digest)
+
+    def take_forgettable(self) -> list[str]:
+        """Adapters marked for eviction that nobody uses; each once."""
+        if not self._unwanted:
+            return []
+        forgettable = sorted(self._unwanted - self.num_live.keys())
+        self._unwanted.difference_update(forgettable)
+        return forgettable
+
+    def check_invariants(self, digests: Iterable[str | None]) -> None:
+        """Against the adapters of all live requests. AssertionError is a bug of ours."""
+        require(self.num_live == Counter(digest for digest in digests if digest is not None), "users of adapters")

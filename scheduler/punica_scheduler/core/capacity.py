@@ -1,0 +1,35 @@
+"""Capacity of an empty GPU. A cluster has few kinds of GPUs, so asking all kinds is cheap."""
+
+from dataclasses import dataclass, field
+
+from punica_scheduler.core.request import LoraPages, RequestRecord
+from punica_serve.protocol import GpuInfo, LoraGroup
+
+#: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
+STEPS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """One kind of GPU."""
+
+    #: Length of the longest request that the KvCache can hold, alone.
+    num_tokens: int
+    #: Pages of the LoRA pool, by group; and the same to look them up.
+    lora_pages: tuple[tuple[LoraGroup, int], ...]
+    lora_pool: LoraPages = field(compare=False)
+
+    @classmethod
+    def of(cls, info: GpuInfo) -> "Capacity":
+        lora_pages = tuple(sorted(info.num_lora_pages.items()))
+        return cls(info.num_kv_pages * info.page_size, lora_pages, info.num_lora_pages)
+
+    def could_run(self, record: RequestRecord) -> bool:
+        """Whether the request's next steps and its adapter fit."""
+        return record.num_tokens_after(STEPS_AHEAD) <= self.num_tokens and self.could_load(record)
+
+    def could_load(self, record: RequestRecord) -> bool:
+        """Whether the request's adapter fits the LoRA pool."""
+        return not record.lora_pages or all(
+            pages <= self.lora_pool.get(group, 0) for group, pages in record.lora_pages.items()
+        )

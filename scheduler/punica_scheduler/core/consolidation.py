@@ -1,0 +1,76 @@
+"""Emptying lightly loaded GPUs, so that they can be given back (Punica, section 5.1).
+
+A GPU is emptied when all its requests fit on busier GPUs, no request waits, and it pays. Moving a request costs the GPU
+time of prefilling all its tokens again. Emptying a GPU saves its time until its requests would have ended by
+themselves, but no longer than emptied GPUs stay idle.
+
+Requests never move back and forth. They only move to busier GPUs, and each moves at most once. A GPU that takes some
+keeps a free page for each of its requests, so it does not preempt them again within a page's worth of steps.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.request import RequestRecord
+
+#: GPUs that are tried, the least loaded first, before a look ends without result: a look must not cost a step's time.
+MAX_TRIED = 8
+
+Moves = list[tuple[RequestRecord, GpuRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidationRule:
+    """How often to look, and what counts; see ``ConsolidationConfig``."""
+
+    interval_ns: int
+    light_load: float
+    prefill_tokens_per_s: float
+    idle_s: float
+
+    def pays(self, gpu: GpuRecord) -> bool:
+        """Whether prefilling the GPU's requests elsewhere takes less GPU time than its emptiness saves."""
+        records = gpu.working_set.values()
+        cost_s = sum(record.num_tokens for record in records) / self.prefill_tokens_per_s
+        longest = max(record.max_tokens - record.num_generated for record in records)
+        return cost_s < min(longest * gpu.step_s, self.idle_s)
+
+
+def plan(gpus: Iterable[GpuRecord], index: GpuIndex, rule: ConsolidationRule) -> Moves:
+    """The moves that empty one GPU; none if none should be emptied."""
+    light = [gpu for gpu in gpus if 0 < gpu.load <= rule.light_load and not gpu.is_draining and _is_movable(gpu)]
+    for gpu in nsmallest(MAX_TRIED, light, key=_busyness):
+        if rule.pays(gpu) and (moves := _moves_off(gpu, index)):
+            return moves
+    return []
+
+
+def _is_movable(gpu: GpuRecord) -> bool:
+    return not any(
+        record.was_consolidated or record.is_complete or record.is_suspect for record in gpu.working_set.values()
+    )
+
+
+def _busyness(gpu: GpuRecord) -> tuple[int, str]:
+    return len(gpu.working_set), gpu.uuid
+
+
+def _moves_off(gpu: GpuRecord, index: GpuIndex) -> Moves:
+    """Where each request of the GPU fits, the others that are to go there counted; none if one fits nowhere."""
+    moves: Moves = []
+    newcomers: dict[GpuRecord, list[RequestRecord]] = {}
+    for record in gpu.working_set.values():
+        for target in index.largest_first(record.num_tokens + 1):
+            if _busyness(target) <= _busyness(gpu):
+                return []
+            others = newcomers.get(target, [])
+            if target.has_room_for_all((record, *others)):
+                newcomers[target] = [record, *others]
+                moves.append((record, target))
+                break
+        else:
+            return []
+    return moves

@@ -1,0 +1,266 @@
+"""A GPU as the scheduler knows it: its working set and its memory, in pages."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from punica_scheduler.core.batch import Batch
+from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
+from punica_scheduler.core.page_account import PageAccount
+from punica_scheduler.core.request import LoraPages, RequestRecord
+from punica_serve.errors.invariants import require
+from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, LoraGroup, StepReport
+
+
+@dataclass(slots=True, eq=False)
+class GpuRecord:
+    """A joined GPU. Its working set is every request placed and not stopped, also those awaiting adapter or prefill.
+
+    Placement reads sums that are kept up to date, so a token that stays within its request's pages costs nothing
+    here. The audit recomputes all of them.
+    """
+
+    info: GpuInfo
+    runner_id: str
+    #: Nothing new is placed here, and what is here moves away when it can.
+    is_draining: bool = False
+    #: Since when the working set is empty; meaningless while it is not.
+    idle_since_ns: int = 0
+    uuid: str = field(init=False)
+    capacity: Capacity = field(init=False)
+    kv_pages: PageAccount = field(init=False)
+    #: By the counter of the assignment.
+    working_set: dict[int, RequestRecord] = field(default_factory=dict)
+    #: The newest report with full row headers; see ``protocol.row_headers``.
+    newest_full_report: StepReport | None = None
+    #: The requests of the newest report with tokens, while they are all here.
+    batch: Batch | None = None
+    #: Pages that the working set needs STEPS_AHEAD steps from now.
+    num_pages_ahead: int = 0
+    #: Tokens for which a new request would find pages: free by accounting, and not needed by the working set.
+    room: int = field(init=False)
+    #: By digest: requests of the working set that use the adapter.
+    num_users: dict[str | None, int] = field(default_factory=dict)
+    #: Pages of the LoRA pool that those adapters take, by group.
+    lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
+    resident: tuple[str, ...] = ()
+    #: When a request last left each of these adapters without users.
+    unused_since_ns: dict[str, int] = field(default_factory=dict)
+    #: Digests of the adapters in its worker's host memory.
+    cached: set[str] = field(default_factory=set)
+    batch_size: int = 0
+    num_adapters: int = 0
+    num_steps: int = 0
+    #: Duration of the newest step with a batch.
+    step_s: float = 0.0
+    #: Accepted from this GPU.
+    num_tokens: int = 0
+    #: When the newest of them came.
+    token_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.uuid = self.info.uuid
+        self.capacity = Capacity.of(self.info)
+        self.kv_pages = PageAccount(self.info.num_kv_pages)
+        self._update_room()
+
+    @property
+    def load(self) -> float:
+        """How full it is, from 0 to 1: the share of its batch or of its KvCache, whichever is higher."""
+        return max(len(self.working_set) / self.info.max_batch_size, self.num_pages_ahead / self.info.num_kv_pages)
+
+    @property
+    def num_used_kv_pages(self) -> int:
+        """As its newest report has it."""
+        return self.info.num_kv_pages - self.kv_pages.num_reported_free
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.working_set) >= self.info.max_batch_size
+
+    @property
+    def newest(self) -> RequestRecord:
+        """The latest by arrival, not by placement. The working set must not be empty."""
+        return max(self.working_set.values(), key=attrgetter("arrival"))
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.info.page_size)
+
+    # -------------------------------------------------------------- questions
+
+    def has_room_for(self, record: RequestRecord) -> bool:
+        """A place in the batch, pages for prompt, generated and one token, and room for the adapter.
+
+        That is the paper's "enough memory", and necessary. It is not enough at the boundary of a page: a request that
+        would be preempted for the next steps of the working set must not start, or it starts and stops without a token.
+        """
+        return (
+            record.num_tokens < self.room
+            and not self.is_full
+            and self.num_pages_ahead + self.pages_ahead_of(record) <= self.info.num_kv_pages
+            and self._fits_lora(record)
+        )
+
+    def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
+        """Whether there is room for all of these together, and a free page for each request then."""
+        num_requests = len(self.working_set) + len(records)
+        num_pages_ahead = self.num_pages_ahead + sum(map(self.pages_ahead_of, records))
+        return (
+            sum(self.pages_for(record.num_tokens + 1) for record in records) * self.info.page_size <= self.room
+            and num_requests <= self.info.max_batch_size
+            and num_pages_ahead + num_requests <= self.info.num_kv_pages
+            and self._fits_loras(records)
+        )
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the next steps of the working set would not fit.
+
+        What each request holds and what is free add up to the pool, where stops on their way are obeyed in time; so
+        growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
+        """
+        return self.num_pages_ahead > self.info.num_kv_pages
+
+    def pages_ahead_of(self, record: RequestRecord) -> int:
+        return self.pages_for(record.num_tokens_after(STEPS_AHEAD))
+
+    def _fits_lora(self, record: RequestRecord) -> bool:
+        """Whether the adapters of the working set and the request's fit the LoRA pool together."""
+        return record.digest in self.num_users or self._fits_pool(record.lora_pages)
+
+    def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
+        newcomers = {record.digest: record.lora_pages for record in records if record.digest not in self.num_users}
+        pages: Counter[LoraGroup] = Counter()
+        for lora_pages in newcomers.values():
+            pages.update(lora_pages)
+        return self._fits_pool(pages)
+
+    def _fits_pool(self, lora_pages: LoraPages) -> bool:
+        pool = self.info.num_lora_pages
+        return all(self.lora_pages[group] + pages <= pool.get(group, 0) for group, pages in lora_pages.items())
+
+    # -------------------------------------------------------------- changes
+
+    def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
+        """Adds a request to the working set; returns the number of the start command."""
+        self.working_set[assignment.counter] = record
+        num_users = self.num_users.get(record.digest, 0)
+        self.num_users[record.digest] = num_users + 1
+        if not num_users:
+            for group, pages in record.lora_pages.items():
+                self.lora_pages[group] += pages
+        self.num_pages_ahead += self.pages_ahead_of(record)
+        seq = self.kv_pages.start(assignment, self.pages_for(record.num_tokens + 1))
+        self._update_room()
+        return seq
+
+    def remove(self, assignment: AssignmentId, now_ns: int) -> None:
+        """Takes a request out of the working set."""
+        self.end_batch()
+        record = self.working_set.pop(assignment.counter)
+        self.num_pages_ahead -= self.pages_ahead_of(record)
+        self.num_users[record.digest] -= 1
+        if not self.num_users[record.digest]:
+            del self.num_users[record.digest]
+            if record.digest in self.resident:
+                self.unused_since_ns[record.digest] = now_ns
+            for group, pages in record.lora_pages.items():
+                self.lora_pages[group] -= pages
+        if not self.working_set:
+            self.idle_since_ns = now_ns
+        self._update_room()
+
+    def begin_batch(self, report: StepReport, num_repeats: int) -> Batch | None:
+        """The batch that a report with names begins; ``num_repeats`` is what it came with.
+
+        None, unless its rows are different requests at their next positions.
+        """
+        self.end_batch()
+        counters = report.counters
+        records = [record for record in map(self.working_set.get, counters) if record is not None]
+        positions = tuple([len(record.generated_ids) for record in records])
+        if len(records) == len(set(counters)) and positions == report.positions:
+            batch = Batch(positions, records, num_repeats, self.info.page_size)
+            if batch.max_steps > 0:
+                batch.begin()
+                self.batch = batch
+        return self.batch
+
+    def end_batch(self) -> None:
+        """The next report will be of other requests."""
+        if self.batch is not None:
+            self.batch.end()
+            self.batch = None
+
+    def count_tokens(self, num_tokens: int, now_ns: int) -> None:
+        """Tokens of a report were accepted."""
+        self.num_tokens += num_tokens
+        self.token_ns = now_ns
+
+    def drop(self, assignment: AssignmentId) -> None:
+        """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
+        self.kv_pages.drop(assignment)
+        self._update_room()
+
+    def account(self, report: StepReport) -> None:
+        """Applies a report's page counts and gauges. Its tokens must have been applied before."""
+        self.kv_pages.report(report.applied_seq, report.free_kv_pages)
+        self.batch_size = report.batch_size
+        self.num_adapters = report.num_adapters
+        self.num_steps = report.step
+        if report.batch_size:
+            self.step_s = report.duration_s
+        if report.resident is not None:
+            self.resident = report.resident
+            resident = set(report.resident)
+            self.unused_since_ns = {
+                digest: since_ns for digest, since_ns in self.unused_since_ns.items() if digest in resident
+            }
+        self._update_room()
+
+    def _update_room(self) -> None:
+        free_by_book, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_ahead
+        self.room = (free_by_book if free_by_book < free_by_need else free_by_need) * self.info.page_size
+
+    def check_invariants(self) -> None:
+        """Audits the sums. AssertionError is a bug of ours."""
+        self.kv_pages.check_invariants()
+        records = list(self.working_set.values())
+        in_batch = [record for record in records if record.batch is not None]
+        if self.batch is not None:
+            require(all(record.batch is self.batch for record in in_batch), f"two batches on {self.uuid}")
+            assert self.newest_full_report is not None, self.uuid
+            require(
+                self.batch.records == [self.working_set[counter] for counter in self.newest_full_report.counters],
+                self.uuid,
+            )
+        require(len(in_batch) == (len(self.batch.records) if self.batch else 0), f"the batch of {self.uuid}")
+        require(self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}")
+        num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_ahead)
+        require(self.room == num_free_pages * self.info.page_size, f"room of {self.uuid}")
+        require(self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}")
+        lora_pages: Counter[LoraGroup] = Counter()
+        for pages in {record.digest: record.lora_pages for record in records}.values():
+            lora_pages.update(pages)
+        require(+Counter(self.lora_pages) == lora_pages, f"LoRA pages of {self.uuid}")
+        require(all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid)
+        require(len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch")
+
+    def snapshot(self, now_ns: int) -> GpuSnapshot:
+        return GpuSnapshot(
+            gpu=self.info,
+            runner_id=self.runner_id,
+            working_set=len(self.working_set),
+            batch_size=self.batch_size,
+            num_adapters=self.num_adapters,
+            free_kv_pages=self.kv_pages.num_reported_free,
+            resident_adapters=self.resident,
+            steps=self.num_steps,
+            tokens=self.num_tokens,
+            is_draining=self.is_draining,
+            adapters_used_ns=tuple(
+                now_ns if digest in self.num_users else self.unused_since_ns.get(digest, 0) for digest in self.resident
+            ),
+            num_cached_adapters=len(self.cached),
+        )

@@ -1,0 +1,135 @@
+"""GPUs that take requests, in the orders that placements ask for, and those that have gained room.
+
+Placement must not scan a thousand GPUs to find one with room. So GPUs with a place in their batch are grouped by the
+size of their working set, and each group keeps an upper bound of its GPUs' room. A group whose bound is too low is
+skipped at once; a search in vain lowers the bound. Room is counted in tokens.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from punica_scheduler.core.gpu import GpuRecord
+from punica_serve.errors.invariants import require
+
+_by_uuid = attrgetter("uuid")
+
+
+@dataclass(slots=True)
+class _File:
+    """The GPUs with working sets of one size, sorted by UUID."""
+
+    gpus: list[GpuRecord] = field(default_factory=list)
+    #: No GPU of the file has more room than this, though all may have less.
+    max_room: int = 0
+
+    def with_room(self, num_tokens: int) -> Iterator[GpuRecord]:
+        """Those that have pages for so many tokens, from the highest UUID down."""
+        max_room = 0
+        for gpu in reversed(self.gpus):
+            max_room = max(max_room, gpu.room)
+            if gpu.room >= num_tokens:
+                yield gpu
+        self.max_room = max_room
+
+
+class GpuIndex:
+    """GPUs that are not draining. Call ``update`` after every change of one of them."""
+
+    def __init__(self) -> None:
+        #: By UUID, full ones too.
+        self._open: list[GpuRecord] = []
+        #: By size of working set: those that have a place in their batch.
+        self._files: list[_File] = []
+        #: Size under which a GPU is filed, and the room that it had when it was looked at last.
+        self._filed: dict[GpuRecord, tuple[int, int]] = {}
+        #: Those that may have room now for what they had no room for before.
+        self.improved: set[GpuRecord] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, gpu: GpuRecord) -> None:
+        """The GPU takes requests from now on."""
+        insort(self._open, gpu, key=_by_uuid)
+        self.update(gpu)
+
+    def discard(self, gpu: GpuRecord) -> None:
+        """The GPU takes no requests from now on."""
+        index = bisect_left(self._open, gpu.uuid, key=_by_uuid)
+        if self._open[index : index + 1] == [gpu]:
+            del self._open[index]
+            self._take_out(gpu)
+        self.improved.discard(gpu)
+
+    def update(self, gpu: GpuRecord) -> None:
+        """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
+        filed = self._filed.get(gpu)
+        if gpu.is_draining or (filed is None and gpu.is_full):
+            return
+        size, room = len(gpu.working_set), gpu.room
+        if filed == (size, room):
+            return
+        if filed is None or size != filed[0]:
+            self._take_out(gpu)
+            if gpu.is_full:
+                return
+            insort(self._file_of(size).gpus, gpu, key=_by_uuid)
+        self._filed[gpu] = (size, room)
+        file = self._files[size]
+        file.max_room = max(file.max_room, room)
+        if filed is None or size < filed[0] or room > filed[1]:
+            self.improved.add(gpu)
+
+    def touch(self, gpu: GpuRecord) -> None:
+        """The GPU may have room for what it had none for, though nothing that is filed says so."""
+        if gpu in self._filed:
+            self.improved.add(gpu)
+
+    def take_improved(self) -> Collection[GpuRecord]:
+        """Those that have improved since this was called last."""
+        improved, self.improved = self.improved, set()
+        return improved
+
+    # -------------------------------------------------------------- orders
+
+    def largest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
+        """Those with a place and pages for so many tokens, the largest working set first, then the highest UUID.
+
+        The index must not change while an iterator of it is used further.
+        """
+        for file in reversed(self._files):
+            if file.max_room >= num_tokens:
+                yield from file.with_room(num_tokens)
+
+    def smallest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
+        """The same, the smallest working set first."""
+        for file in self._files:
+            if file.max_room >= num_tokens:
+                yield from file.with_room(num_tokens)
+
+    def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
+        """All, from the lowest UUID up, or from another place in that order and round to it."""
+        yield from self._open[start:]
+        yield from self._open[:start]
+
+    def _file_of(self, size: int) -> _File:
+        while len(self._files) <= size:
+            self._files.append(_File())
+        return self._files[size]
+
+    def _take_out(self, gpu: GpuRecord) -> None:
+        if filed := self._filed.pop(gpu, None):
+            gpus = self._files[filed[0]].gpus
+            del gpus[bisect_left(gpus, gpu.uuid, key=_by_uuid)]
+
+    def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
+        """Against all GPUs that have joined. AssertionError is a bug of ours."""
+        require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
+        with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}
+        require(self._filed == with_place, "a GPU is filed as it was")
+        for size, file in enumerate(self._files):
+            expected = [gpu for gpu in self._open if gpu in with_place and len(gpu.working_set) == size]
+            require(file.gpus == expected, f"the file of working sets of {size} is wrong")
+            require(all(gpu.room <= file.max_room for gpu in expected), "a file knows less room than there is")

@@ -1,0 +1,61 @@
+"""Placement: which GPU a request goes to. One object for each policy."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.request import RequestRecord
+
+
+class Placement(Protocol):
+    """A policy with its parameters. It keeps no state, so the same cluster gives the same answer."""
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        """GPUs in order of preference. The first that has room is taken.
+
+        GPUs that surely have no room may be left out, and no others.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PunicaPlacement:
+    """The largest working set, so that few GPUs are busy; ties go to the highest UUID (Punica, section 5.1)."""
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        return index.largest_first(record.num_tokens + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MostIdlePlacement:
+    """The smallest working set, which balances the load; ties go to the highest UUID."""
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        return index.smallest_first(record.num_tokens + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFitPlacement:
+    """The lowest UUID."""
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        return index.by_uuid()
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPlacement:
+    """UUIDs in order, from one drawn by the request's id, so that a replay places each request the same."""
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        return index.by_uuid(crc32(record.request_id.encode()) % max(1, len(index)))
+
+
+#: By the name that a config file uses.
+PLACEMENTS: Mapping[str, Callable[[], Placement]] = {
+    "punica": PunicaPlacement,
+    "most_idle": MostIdlePlacement,
+    "first_fit": FirstFitPlacement,
+    "random": RandomPlacement,
+}

@@ -1,0 +1,93 @@
+"""From step reports of workers to deliveries for frontends: the hottest path of the cluster."""
+
+from collections.abc import Iterable
+
+from punica_scheduler.core.batch import Share, shares_of
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.outcome import Outcome
+from punica_scheduler.core.request import RequestRecord
+from punica_serve.protocol import Deliveries, StepReport, with_row_headers
+
+
+def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> dict[int, str]:
+    """Accepts and delivers each token that is its request's next: no gap, no repeat, none too many.
+
+    Returns the first fault of each broken stream, by the assignment's counter. Drops late tokens of assignments that
+    were stopped.
+    """
+    if not report.token_ids:
+        return {}
+    num_begun = 0
+    batch = gpu.batch
+    if batch is None or not batch.is_continued_by(report):
+        full = with_row_headers(report, gpu.newest_full_report)
+        if full is None:
+            return dict.fromkeys(gpu.working_set, "tokens without row headers")
+        if not report.num_repeats:
+            gpu.newest_full_report = report
+        batch = gpu.begin_batch(full, report.num_repeats)
+        if batch is None:
+            return _take_row_by_row(full, gpu, outcome)
+        num_begun = len(batch.newcomers)
+        for record in batch.newcomers:
+            _note_begin(record, outcome)
+    offset = batch.num_steps
+    gpu.num_pages_ahead += batch.take(report)
+    num_rows = len(report.token_ids)
+    _note_gap(num_rows, num_rows - num_begun, gpu, outcome)
+    _deliver(report, batch.shares, offset, outcome)
+    return {}
+
+
+def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> dict[int, str]:
+    """For a report with rows of stopped requests, or with rows that are not at their next positions."""
+    broken: dict[int, str] = {}
+    taken: list[int] = []
+    records: list[RequestRecord] = []
+    num_begun = 0
+    row_s = report.duration_s / len(report.counters)
+    rows = zip(report.counters, report.positions, report.token_ids, strict=True)
+    for row, (counter, position, token_id) in enumerate(rows):
+        record = gpu.working_set.get(counter)
+        if record is None:
+            continue
+        if position != record.num_generated or position >= record.max_tokens:
+            broken.setdefault(counter, f"token {position}")
+            continue
+        if position == record.num_generated_at_start:
+            num_begun += 1
+            _note_begin(record, outcome)
+        gpu.num_pages_ahead -= gpu.pages_ahead_of(record)
+        record.accept_token(token_id, row_s)
+        gpu.num_pages_ahead += gpu.pages_ahead_of(record)
+        taken.append(row)
+        records.append(record)
+    _note_gap(len(taken), len(taken) - num_begun, gpu, outcome)
+    positions = tuple([report.positions[row] for row in taken])
+    _deliver(report, shares_of(taken, records, positions), 0, outcome)
+    return broken
+
+
+def _note_begin(record: RequestRecord, outcome: Outcome) -> None:
+    """A request outside a batch is about to get its first token of this assignment."""
+    if not record.num_generated_at_start:
+        outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)
+
+
+def _note_gap(num_taken: int, num_continued: int, gpu: GpuRecord, outcome: Outcome) -> None:
+    """The gap before a token that continues an assignment is the time between two of its GPU's reports."""
+    if num_continued:
+        outcome.inter_token_ns, outcome.num_continued = outcome.now_ns - gpu.token_ns, num_continued
+    gpu.count_tokens(num_taken, outcome.now_ns)
+
+
+def _deliver(report: StepReport, shares: Iterable[Share], offset: int, outcome: Outcome) -> None:
+    for share in shares:
+        logprobs = share.pick(report.logprobs) if report.logprobs else ()
+        outcome.deliveries[share.frontend_id] = Deliveries(
+            share.handles,
+            share.positions,
+            share.pick(report.token_ids),
+            logprobs if any(logprobs) else (),
+            offset=offset,
+        )

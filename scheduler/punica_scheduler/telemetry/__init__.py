@@ -1,0 +1,1 @@
+"""The cluster over time: events, rolling statistics and history."""

@@ -1,0 +1,45 @@
+"""Recent cluster events that charts mark: GPUs that joined or left, requests that moved, the start."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from punica_serve.protocol import Mark, MarkKind
+
+#: Older ones are forgotten.
+MAX_MARKS = 256
+#: Events of one kind within this time are one entry with a count.
+_MERGE_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Growing:
+    number: int
+    at_ns: int
+    kind: MarkKind
+    gpu_uuid: str | None
+    count: int
+
+
+class ClusterEvents:
+    """The newest, each numbered once."""
+
+    def __init__(self) -> None:
+        self._marks: deque[_Growing] = deque(maxlen=MAX_MARKS)
+        self._newest: dict[MarkKind, _Growing] = {}
+        self._num_marks = 0
+
+    def add(self, kind: MarkKind, gpu_uuid: str | None, now_ns: int) -> None:
+        """One more of a kind, on this GPU if on any."""
+        mark = self._newest.get(kind)
+        if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
+            mark.count += 1
+            if mark.gpu_uuid != gpu_uuid:
+                mark.gpu_uuid = None
+            return
+        self._num_marks += 1
+        self._newest[kind] = mark = _Growing(self._num_marks, now_ns, kind, gpu_uuid, 1)
+        self._marks.append(mark)
+
+    def snapshot(self) -> tuple[Mark, ...]:
+        """Oldest first."""
+        return tuple(Mark(mark.number, mark.at_ns, mark.kind, mark.gpu_uuid, mark.count) for mark in self._marks)

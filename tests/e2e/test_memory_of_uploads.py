@@ -1,0 +1,141 @@
+"""Adapters of a gigabyte, valid or not: what registering them costs a frontend's memory, and others' tokens."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import yaml
+
+from large_adapters import Upload, gigabyte_of
+from memory_samples import sampled_memory
+from token_gaps import TokenGaps, watched_tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Seconds = npt.NDArray[np.float64]
+
+MIB = 1 << 20
+CONFIGS = Path(__file__).parents[2] / "configs"
+LLAMA = Path(str(files("punica_serve.shapes"))) / "llama-2-7b"
+
+#: Streams of others, and for how long they are watched while nothing else happens.
+NUM_STREAMS = 8
+IDLE_S = 10.0
+
+
+@pytest.fixture
+def simulated(tmp_path: Path, start: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    """Two simulated GPUs that serve the shape of Llama 2 7B: adapters of a gigabyte are valid there."""
+    document = yaml.safe_load((CONFIGS / "sim" / "live-16.yaml").read_text())
+    document["runner"]["devices"] = ["simulated"] * 2
+    document["simulation"] |= {"speed": 1.0}
+    (tmp_path / "large.yaml").write_text(yaml.safe_dump(document))
+    with start(tmp_path, str(tmp_path / "large.yaml")) as cluster:
+        yield cluster
+    shutil.rmtree(tmp_path / "data")  # gigabytes
+
+
+@pytest.fixture
+def demo(tmp_path: Path, run_demo: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with run_demo() as cluster:
+        yield cluster
+    shutil.rmtree(tmp_path / "data")
+
+
+def frontend_pid(cluster: Any) -> int:
+    (pid,) = cluster.processes("punica_serve.cli frontend")
+    return int(pid)
+
+
+async def send(cluster: Any, *uploads: Upload) -> list[tuple[int, str]]:
+    sending = (asyncio.to_thread(upload.send, cluster.url, f"a{i}", {}) for i, upload in enumerate(uploads))
+    return await asyncio.gather(*sending)
+
+
+def uploads_of(kind: str, folder: Path, count: int) -> tuple[list[Upload], int, str]:
+    """Uploads of a kind, and the status and words of their answers."""
+    adapter = gigabyte_of(folder)
+    match kind:
+        case "valid":
+            return [adapter.form(1.0 + i) for i in range(count)], 201, '"version":1'
+        case "not finite":
+            return [adapter.form(float("nan"))] * count, 400, "holds NaN or infinity"
+        case _:
+            return [adapter.bomb()] * count, 400, "its header is not a safetensors header"
+
+
+@pytest.mark.parametrize(("count", "limit_bytes"), [(1, 64 * MIB), (4, 128 * MIB)])
+@pytest.mark.parametrize("kind", ["valid", "not finite", "bomb"])
+async def test_a_gigabyte_is_not_held_in_memory(simulated: Any, kind: str, count: int, limit_bytes: int) -> None:
+    uploads, status, words = uploads_of(kind, LLAMA, count)
+    await send(simulated, Upload("application/zip", b"no archive", 0, b""))  # what the first one imports is not counted
+    with sampled_memory(frontend_pid(simulated)) as samples:
+        answers = await send(simulated, *uploads)
+
+    assert [answer[0] for answer in answers] == [status] * count and words in answers[0][1], answers
+    assert samples.growth_bytes <= limit_bytes, f"{samples.growth_bytes / MIB:.1f} MiB"
+
+
+@asynccontextmanager
+async def watched(cluster: Any, request: dict[str, Any]) -> AsyncIterator[list[TokenGaps]]:
+    """Gaps of several streams, each on a websocket of its own."""
+    async with AsyncExitStack() as stack:
+        streams = (watched_tokens(cluster.stream_url, request={**request, "seed": i}) for i in range(NUM_STREAMS))
+        yield [await stack.enter_async_context(stream) for stream in streams]
+
+
+async def gaps_beside(cluster: Any, request: dict[str, Any], uploads: list[Upload]) -> tuple[Seconds, Seconds]:
+    """Seconds between tokens of others: while nothing else happens, and while adapters are uploaded."""
+    async with watched(cluster, request) as idle:
+        await asyncio.sleep(IDLE_S)
+    async with watched(cluster, request) as beside:
+        await send(cluster, *uploads)
+    return all_gaps(idle), all_gaps(beside)
+
+
+def all_gaps(streams: list[TokenGaps]) -> Seconds:
+    return np.concatenate([stream.gaps_s for stream in streams])
+
+
+async def test_others_tokens_come_as_evenly_as_without(simulated: Any) -> None:
+    """The frontend has cores of its own, and so do the workers and the clients."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 4:
+        pytest.skip(f"the frontend, the workers and the clients need cores of their own; there are {len(cores)}")
+    frontend = frontend_pid(simulated)
+    for pid in [*simulated.processes(), os.getpid()]:
+        pin(pid, set(cores[2:]) if pid == frontend else {cores[pid == os.getpid()]})
+    request = {"input_ids": [5] * 16, "ignore_eos": True, "max_tokens": 1_000}
+    idle, beside = await gaps_beside(simulated, request, uploads_of("valid", LLAMA, 4)[0])
+    os.sched_setaffinity(0, cores)
+    told = [f"{1e3 * np.percentile(gaps, 99):.1f} ms of {len(gaps)}" for gaps in (idle, beside)]
+
+    assert np.percentile(beside, 99) <= 1.1 * np.percentile(idle, 99), told
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """All threads of a process."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+@pytest.mark.parametrize("kind", ["not this model's", "bomb"])
+async def test_the_demo_never_pauses(demo: Any, kind: str) -> None:
+    uploads = uploads_of("valid" if kind == "not this model's" else kind, LLAMA, 4)[0]
+    request = {"prompt": "42", "ignore_eos": True, "max_tokens": 1_000, "temperature": 0.8}
+    excess_s = []
+    for _ in range(3):  # a pause of ours comes every time; one of a busy machine does not
+        idle, beside = await gaps_beside(demo, request, uploads)
+        excess_s.append(max(beside) - max(idle))
+        if excess_s[-1] <= 0.1:
+            return
+
+    pytest.fail(f"the longest gap beside uploads is longer than without by {excess_s} s")

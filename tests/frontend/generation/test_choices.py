@@ -1,0 +1,117 @@
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from echo_cluster import EchoCluster
+from punica_frontend.api.caller import ANYONE
+from punica_frontend.api.schemas import GenerateFields
+from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.choices import Choices, check_together, copies, stream_all, whole_answers
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.metrics.metrics import Metrics
+from punica_frontend.tenancy.meter import Meter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.errors import ClusterUnavailable, InvalidRequest
+from punica_serve.protocol import TenantQuota
+from punica_serve.registry.registry import Registry
+from punica_serve.text.tokenizer import Tokenizer
+from waits import until
+
+
+@pytest.fixture
+def generator(
+    cluster: EchoCluster,
+    registry: Registry,
+    tokenizer: Tokenizer,
+    prompts: PromptEncoder,
+    model: ModelConfig,
+    admission: Admission,
+) -> Generator:
+    return Generator(
+        cluster, registry, tokenizer, prompts, model, admission, Metrics(), Meter(), base_name="numbers", max_context=64
+    )
+
+
+async def planned(generator: Generator, prompt: str, **fields: Any) -> Any:
+    return await generator.plan(GenerateFields(prompt=prompt, **fields), ANYONE)
+
+
+async def test_copies_differ_in_their_seeds_and_ids(generator: Generator) -> None:
+    plan = await planned(generator, "42", seed=(1 << 64) - 2)
+    plans = copies(plan, 3)
+    assert plans[0] is plan
+    assert [each.request.sampling.seed for each in plans] == [(1 << 64) - 2, (1 << 64) - 1, 0]
+    assert len({each.request.request_id for each in plans}) == 3
+    assert len({each.request.prompt_ids for each in plans}) == 1
+
+
+async def test_answers_are_in_the_order_of_their_plans(generator: Generator, cluster: EchoCluster) -> None:
+    plans = [await planned(generator, prompt) for prompt in ("a", "longest", "mid")]
+    answers = await whole_answers(generator, plans)
+    assert [answer.text for answer in answers] == ["a", "longest", "mid"]
+    assert not cluster.live and not cluster.cancelled
+    assert Choices(tuple(plans)).usage(5).prompt_tokens == 11
+    assert Choices.of(plans, 4).usage(5).prompt_tokens == 11
+
+
+async def test_a_request_is_let_go_when_it_ends_not_when_all_do(generator: Generator, cluster: EchoCluster) -> None:
+    plans = [await planned(generator, prompt) for prompt in ("a", "longest")]
+    async with aclosing(stream_all(generator, plans)) as frames:
+        async for index, frame in frames:
+            if index == 1 and frame.index == 4:
+                assert cluster.live == {plans[1].request.request_id}
+    assert not cluster.live
+
+
+async def test_closing_early_cancels_what_goes_on(generator: Generator, cluster: EchoCluster) -> None:
+    plans = copies(await planned(generator, "42"), 5)
+    async with aclosing(stream_all(generator, plans)) as frames:
+        await anext(frames)
+    assert not cluster.live and len(cluster.cancelled) == 5
+
+
+async def test_if_one_cannot_start_none_goes_on(
+    generator: Generator, cluster: EchoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = cluster.start
+
+    async def start_two(*args: Any) -> Any:
+        if len(cluster.requests) == 2:
+            raise ClusterUnavailable("the scheduler can't be reached")
+        return await start(*args)
+
+    monkeypatch.setattr(cluster, "start", start_two)
+    with pytest.raises(ClusterUnavailable):
+        await whole_answers(generator, copies(await planned(generator, "42"), 5))
+    assert not cluster.live and len(cluster.requests) == 2
+
+
+async def test_a_reader_that_is_cancelled_leaves_nothing(generator: Generator, cluster: EchoCluster) -> None:
+    cluster.pause_at = 1
+    reading = asyncio.create_task(whole_answers(generator, copies(await planned(generator, "42"), 3)))
+    await until(lambda: cluster.num_tokens == 3)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert not cluster.live
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        (TenantQuota(max_concurrent=2), "3 concurrent requests"),
+        (TenantQuota(requests_per_min=2), "3 requests a minute"),
+        (TenantQuota(tokens_per_min=20), "21 tokens a minute"),
+    ],
+)
+async def test_a_body_that_no_quota_has_room_for_is_refused_as_a_whole(
+    generator: Generator, registry: Registry, quota: TenantQuota, words: str
+) -> None:
+    await registry.put_tenant("default", quota=quota, by="the test")
+    plans = copies(await planned(generator, "42", max_tokens=5), 3)
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        check_together(generator, plans)
+    assert caught.value.param == "n"
+    check_together(generator, plans[:2])

@@ -1,0 +1,164 @@
+"""The process that matches strangers' expressions: what it refuses, and whom that holds up meanwhile."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.adapters import pattern_process
+from punica_serve.adapters.matching import BLOCKS, match_targets, module_path
+from punica_serve.adapters.pattern_process import match_in_process
+from punica_serve.adapters.pattern_worker import MAX_CPU_S
+from punica_serve.adapters.peft_config import MAX_NAMES, PeftConfig
+from punica_serve.errors import AdapterRejected, StoreUnavailable
+
+SEVEN = tuple(BLOCKS)
+#: Llama 3.1 405B has as many.
+NUM_LAYERS = 126
+
+#: Each would hold an interpreter for hours.
+CATASTROPHES: list[dict[str, Any]] = [
+    {"target_modules": r"(.|..)*!"},
+    {"target_modules": r"(.*)*!"},
+    {"target_modules": r"(?:\w|\w\w|\.)*(a|aa)*b"},
+    {"target_modules": SEVEN, "exclude_modules": r"(\w+\.?)+!"},
+    {"target_modules": SEVEN, "rank_pattern": {"q_proj": 4, r"(.|..)*!": 4}},
+    {"target_modules": SEVEN, "alpha_pattern": {"q_proj": 4.0, r"([a-z_.0-9]+)+!": 4.0}},
+    {"target_modules": SEVEN, "layers_to_transform": 0, "layers_pattern": r"(\w|\w\w|\.)*!"},
+]
+
+
+@pytest.mark.parametrize("fields", CATASTROPHES, ids=lambda fields: list(fields)[-1])
+def test_an_expression_that_takes_too_long_is_refused_by_name(fields: dict[str, Any]) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(AdapterRejected, match="takes too long to match; name modules in it") as caught:
+        match_in_process(PeftConfig(**fields), NUM_LAYERS)
+    assert caught.value.param == list(fields)[-1]
+    assert time.monotonic() - started_s < 20 * MAX_CPU_S
+
+
+def test_many_alternatives_are_soon_matched() -> None:
+    """Each used to be compared with each other before anything was matched."""
+    names = "|".join(f"n{number:04d}" for number in range(1500))
+    started_s = time.monotonic()
+    matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), NUM_LAYERS)
+    assert time.monotonic() - started_s < 3.0
+    assert len(matches.targets) == NUM_LAYERS
+
+
+def test_as_many_patterns_as_there_may_be_are_matched_in_time() -> None:
+    in_vain = [f"nowhere.{number}" for number in range(MAX_NAMES - 1)]
+    keys = [*in_vain, "q_proj"]
+    config = PeftConfig(rank_pattern=dict.fromkeys(keys, 4), alpha_pattern=dict.fromkeys(keys, 2.0))
+    matches = match_in_process(config, NUM_LAYERS)
+    assert {(target.module, target.rank, target.alpha) for target in matches.targets} == {
+        ("q_proj", 4, 2.0),
+        ("v_proj", 8, 8.0),
+    }
+
+
+def test_a_rank_for_every_module_of_a_large_model_is_matched_in_time() -> None:
+    paths = [module_path(layer, module) for layer in range(NUM_LAYERS) for module in SEVEN]
+    ranks = {path: number % 64 + 1 for number, path in enumerate(paths)}
+    matches = match_in_process(PeftConfig(target_modules=SEVEN, rank_pattern=ranks), NUM_LAYERS)
+    assert {target.path: target.rank for target in matches.targets} == ranks
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": r".*\.(q|k|v)_proj", "r": 5, "use_rslora": True},
+        {"target_modules": ("q_proj", "nowhere"), "rank_pattern": {"layers.1.*": 3}, "lora_alpha": 0.1},
+        {"target_modules": ("up_proj",), "layers_to_transform": (1, 9), "layers_pattern": ("h", "layers")},
+        {"target_modules": "all-linear", "exclude_modules": ".*mlp.*", "alpha_pattern": {"k_proj": 1 / 3}},
+        {"target_modules": "(q_proj"},
+        {"target_modules": "lm_head"},
+        {"target_modules": ".*q_proj", "rank_pattern": {"q_proj": 1000}},
+    ],
+)
+def test_says_what_matching_in_this_process_says(fields: dict[str, Any]) -> None:
+    def outcome(match: Callable[[PeftConfig, int], Any]) -> Any:
+        try:
+            return asdict(match(PeftConfig(**fields), 2))
+        except AdapterRejected as error:
+            return error.message, error.param
+
+    assert outcome(match_in_process) == outcome(match_targets)
+
+
+def test_other_threads_go_on_meanwhile() -> None:
+    """The event loop of a frontend is such a thread."""
+    gaps_s = [0.0]
+    ended = threading.Event()
+
+    def tick() -> None:
+        before_s = time.monotonic()
+        while not ended.wait(0.001):
+            now_s = time.monotonic()
+            gaps_s.append(now_s - before_s)
+            before_s = now_s
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        with pytest.raises(AdapterRejected, match="takes too long"):
+            match_in_process(PeftConfig(target_modules=r"(.|..)*!"), NUM_LAYERS)
+    finally:
+        ended.set()
+        ticking.join()
+    assert len(gaps_s) > 100
+    assert max(gaps_s) < MAX_CPU_S / 4
+
+
+def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = "from punica_serve.adapters import pattern_worker as w; w.MAX_MEMORY_BYTES = 4 << 20; w.main()"
+    monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-P", "-c", little))
+    keys = [f"{number:x<2000}" for number in range(600)]
+    with pytest.raises(AdapterRejected, match="`rank_pattern` takes too much memory to match") as caught:
+        match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), NUM_LAYERS)
+    assert caught.value.param == "rank_pattern"
+
+
+def test_a_worker_beyond_the_deadline_is_killed_and_its_field_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pattern_process, "MAX_WALL_S", 0.6)
+    with pytest.raises(AdapterRejected, match="`exclude_modules` takes too long"):
+        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), NUM_LAYERS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (sys.executable, "-c", "raise SystemExit(3)"),
+        (sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"),
+        ("/nowhere/python",),
+    ],
+)
+def test_a_process_that_fails_is_not_the_adapters_fault(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(pattern_process, "_COMMAND", command)
+    with pytest.raises(StoreUnavailable, match="try again later"):
+        match_in_process(PeftConfig(target_modules=".*q_proj"), 2)
+
+
+def test_the_worker_starts_without_what_it_does_not_need() -> None:
+    """It starts for every adapter with a pattern: each of these would double the time that takes."""
+    program = "import sys; import punica_serve.adapters.pattern_worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
+    assert not {"numpy", "torch", "pydantic", "asyncio", "logging"} & set(loaded.split())
+
+
+def test_the_worker_gets_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PUNICA_CLUSTER_TOKEN", "secret")
+    tell = f"import os, pathlib; pathlib.Path({str(tmp_path / 'names')!r}).write_text(' '.join(os.environ)); exit(3)"
+    monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-c", tell))
+    with pytest.raises(StoreUnavailable):
+        match_in_process(PeftConfig(target_modules=".*q_proj"), 2)
+    names = (tmp_path / "names").read_text().split()
+    assert set(names) <= {"PYTHONPATH", "LD_LIBRARY_PATH", "LC_CTYPE"}, "Python itself sets the last"

@@ -1,0 +1,18 @@
+import pytest
+
+from punica_serve.base_model.lora_layout import pages_needed
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pages"),
+    [
+        ({}, {}),
+        ({"q_proj": 1}, {"qkv": 1}),
+        ({"q_proj": 8, "v_proj": 9}, {"qkv": 2}),
+        ({"o_proj": 16, "down_proj": 17, "up_proj": 64}, {"o": 2, "gate_up": 8, "down": 3}),
+    ],
+)
+def test_an_adapter_takes_the_pages_of_its_highest_rank_in_each_group(
+    ranks: dict[str, int], pages: dict[str, int]
+) -> None:
+    assert pages_needed(ranks) == pages

@@ -1,0 +1,87 @@
+"""The meaning of a config.json is what transformers makes of it, or it is refused by the field's name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from transformers import LlamaConfig
+
+from config_files import CONFIG_FILES, SHAPE
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.errors import ModelRejected
+from punica_serve.models.rotary import inverse_frequencies
+from transformers_oracle import RefusedByTransformers, rotary_embedding
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+#: Last parts of the names of fields that may be refused although transformers takes them, warning of them or not.
+REFUSED_BY_DESIGN = {
+    "rope_scaling",  # types that are not implemented
+    "rope_parameters",
+    "partial_rotary_factor",
+    "factor",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "hidden_act",
+    "sliding_window",
+    "layer_types",
+    "is_causal",
+}
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=CONFIG_FILES)
+@example(file={**SHAPE, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LLAMA3})
+@example(file={**SHAPE, "rope_parameters": LLAMA3, "original_max_position_embeddings": 16})
+@example(
+    file={
+        **SHAPE,
+        "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64},
+        "original_max_position_embeddings": 16,
+    }
+)
+@example(file={**SHAPE, "rope_scaling": LLAMA3})
+@example(file={**SHAPE, "rope_theta": None, "rope_parameters": {"rope_theta": 500.0}})
+@example(file={**SHAPE, "rope_scaling": {}, "rope_parameters": {"type": "linear", "factor": 2.0}})
+@example(file={**SHAPE, "rope_scaling": {"rope_type": "default"}, "rope_theta": 3.5, "rope_parameters": LLAMA3})
+@example(file={**SHAPE, "rope_scaling": {"type": "linear", "factor": 0.5, "rope_type": "default"}})
+def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(file))
+    try:
+        frequencies, attention_scaling = rotary_embedding(path)
+    except RefusedByTransformers:
+        return
+    theirs = LlamaConfig.from_dict(json.loads(path.read_bytes()))
+    try:
+        ours = read_model_config(tmp_path)
+    except ModelRejected as error:
+        assert error.param and error.param.rpartition(".")[2] in REFUSED_BY_DESIGN, error
+        return
+    torch.testing.assert_close(inverse_frequencies(ours.spec.rotary), frequencies, rtol=1e-6, atol=0)
+    assert attention_scaling == 1.0
+    assert (ours.head_dim, ours.num_key_value_heads) == (theirs.head_dim, theirs.num_key_value_heads)
+    assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert theirs.dtype in (None, getattr(torch, ours.dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"original_max_position_embeddings": None}, "`original_max_position_embeddings` is not valid"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, r"`rope_scaling\.factor` is not valid"),
+        (
+            {"rope_scaling": {**LLAMA3, "partial_rotary_factor": 0.5}},
+            r"`rope_scaling\.partial_rotary_factor` is 0\.5; only 1 is implemented",
+        ),
+        ({"partial_rotary_factor": 0.5}, r"`partial_rotary_factor` is 0\.5; only 1 is implemented"),
+    ],
+)
+def test_what_can_not_be_served_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "rope_parameters": LLAMA3, **changes}))
+    with pytest.raises(ModelRejected, match=message):
+        read_model_config(tmp_path)

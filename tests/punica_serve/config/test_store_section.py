@@ -1,0 +1,51 @@
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.config.cluster import ClusterConfig, parse_config
+from punica_serve.errors import ConfigError
+
+
+def parse(folder: Path, **store: Any) -> ClusterConfig:
+    document = {"engine": {"model": "model"}, "data_folder": "data", "store": store}
+    return parse_config(document, source="test", folder=folder)
+
+
+def test_the_store_is_a_folder_of_the_data_by_default(tmp_path: Path) -> None:
+    assert parse(tmp_path).store_url == str(tmp_path / "data" / "store")
+
+
+def test_a_folder_is_relative_to_the_file_and_a_url_is_not(tmp_path: Path) -> None:
+    assert parse(tmp_path, url="shared").store_url == str(tmp_path / "shared")
+    assert parse(tmp_path, url="s3://bucket/adapters").store_url == "s3://bucket/adapters"
+
+
+def test_sources(tmp_path: Path) -> None:
+    sources = parse(tmp_path, sources={"allowed": ["s3://b/team/"], "private_networks": ["10.1.0.0/16"]}).store.sources
+    assert sources.allowed == ("s3://b/team/",)
+    assert sources.private_networks == (ip_network("10.1.0.0/16"),)
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"allowed": ["bucket/team"]}, "must begin with a scheme"),
+        ({"credentials": {"bucket": {}}}, "must begin with a scheme"),
+        ({"private_networks": ["10.1.0.0/99"]}, "10.1.0.0/99"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, sources: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(tmp_path, sources=sources)
+
+
+def test_a_folder_of_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`store\.url`: Could not determine home directory"):
+        parse(tmp_path, url="~nosuchuser/store")
+
+
+def test_another_process_reads_the_same(tmp_path: Path) -> None:
+    config = parse(tmp_path, sources={"private_networks": ["10.1.0.0/16", "fd00::/8"]}, options={"key": {"env": "K"}})
+    assert ClusterConfig.model_validate_json(config.model_dump_json()).store == config.store

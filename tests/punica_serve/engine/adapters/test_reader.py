@@ -1,0 +1,65 @@
+import cProfile
+import pstats
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from punica_serve.adapters.dummy import dummy_adapters
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors import AdapterRejected
+from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
+
+CPU = torch.device("cpu")
+
+
+def test_a_failed_read_leaves_no_trace(tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef]) -> None:
+    ref = make_adapter()
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    (Path(ref.uri) / "adapter_config.json").write_text("{}")
+    with pytest.raises(AdapterRejected, match="changed on disk"):
+        reader.start(ref).result(DEADLINE_S)
+    assert cache.used_bytes == 0
+    reader.close()
+
+
+def test_reading_takes_few_operations_of_python(tiny_model: ModelConfig, tmp_path: Path) -> None:
+    """The step loop needs Python, too. A model of 32 layers has 448 tensors; taken one by one they took 26000 calls.
+
+    The first adapter of a kind does take them one by one, to find out what lies where.
+    """
+    model = replace(tiny_model, num_hidden_layers=32)
+    refs = []
+    for seed in range(3):
+        folder = write_random_adapter(tmp_path / str(seed), model, rank=16, seed=seed, lora_alpha=32)
+        refs.append(read_adapter(folder, model))
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, model, torch.float32, CPU)
+    cache.release(reader._read(refs[0]))
+    profile = cProfile.Profile()
+    for ref in refs[1:]:
+        copy = profile.runcall(reader._read, ref)
+        cache.release(copy)
+    assert pstats.Stats(profile).total_calls < 2 * 3000  # type: ignore[attr-defined]
+    reader.close()
+
+
+def test_a_dummy_is_made_of_its_number_and_needs_no_files(tiny_model: ModelConfig) -> None:
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    first, second = dummy_adapters(2, 12, tiny_model).values()
+    packed = [reader.start(ref).result(DEADLINE_S).packed.groups["o"] for ref in (first, second)]
+    assert not torch.equal(packed[0].a, packed[1].a)
+    assert packed[0].a.shape[0] == 2, "twelve rank rows take two pages"
+    assert packed[0].a[0].abs().min() > 0 and packed[0].a.isfinite().all()
+    assert not packed[0].a[1, ..., 4:, :].any() and not packed[0].b[1, ..., 4:, :].any()
+    reader.close()

@@ -1,0 +1,145 @@
+"""A GPU's steps on a CPU: padded to buckets, from an input buffer, with overlap, but without streams and graphs.
+
+The answers of an engine must not depend on them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_kernels.lora_table import LoraTable, LoraTableShape
+from punica_serve.engine import device_runner
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
+from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_runner import logit_rows
+from punica_serve.engine.cuda.graph_runner import GraphRunner
+from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.engine.cuda.step_inputs import StepInputs
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.sampler import PendingTokens, Sampler
+from punica_serve.engine.torch_lora import PagesOf
+from punica_serve.models.linear import Projected
+from punica_serve.models.model import Model
+from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
+
+BUCKETS = BatchBuckets(max_batch_size=4, prefill_budget_tokens=16)
+SETTINGS = {"max_batch_size": 4, "prefill_budget_tokens": 16}
+
+
+class _TableLora:
+    """CudaLora in plain torch: what the tables say, tile by tile."""
+
+    def __init__(self, pool: LoraPool, tables: Mapping[LoraGroup, LoraTable]) -> None:
+        self._pool = pool
+        self._tables = tables
+
+    def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
+        y = base(x)
+        if group not in self._tables:
+            return Projected(y, None)
+        table, pool = self._tables[group], self._pool.groups[group]
+        delta = torch.zeros_like(y)
+        tiles = table.words[: table.shape.rank_blocks_start].view(-1, table.shape.tile_words)
+        for first_row, num_rows, _, split, _, *pages in tiles.tolist():
+            if split == 0:  # others are columns of the same
+                rows = slice(first_row, first_row + num_rows)
+                for page in (page for page in pages if page >= 0):
+                    for number, (left, right) in enumerate(pairwise(pool.out_offsets)):
+                        v = x[rows] @ pool.a[page, layer, number].T
+                        delta[rows, left:right] += v @ pool.b[page, layer, :, left:right]
+        return Projected(y, delta)
+
+
+class _PaddedRunner:
+    """CudaRunner without a GPU."""
+
+    overlap_scheduling = True
+    newest_end: torch.cuda.Event | None = None
+    buckets_run: set[tuple[BatchBucket, bool]]
+
+    def __init__(self, model: Model, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
+        self._sampler = sampler
+        self._pages_of = pages_of
+        self._logit_rows: dict[Sequence, int] = {}
+        self._runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
+        for bucket in BUCKETS.all:
+            table = LoraTableShape(bucket.num_rows, bucket.num_decode_rows + 2, 16)
+            sections = StepInputs.sections(bucket, table) | attention_sections(cache, model.config, bucket)
+            buffer = StepInputBuffer(sections, torch.device("cpu"))
+            attention = make_attentions(cache, model.config, {bucket: buffer})[bucket]
+            inputs = StepInputs(bucket, table, buffer)
+            for with_lora in (True, False):
+                lora = _TableLora(lora_pool, inputs.tables if with_lora else {})
+                self._runners[bucket, with_lora] = GraphRunner(
+                    model, buffer, inputs, attention, lora, sampler.sampled_ids, with_lora=with_lora
+                )
+        type(self).buckets_run = set()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> "_Launched":
+        bucket, with_lora = BUCKETS.fit(plan), plan.num_adapters > 0
+        self.buckets_run.add((bucket, with_lora))
+        runner = self._runners[bucket, with_lora]
+        runner.stage(plan, self._logit_rows, self._pages_of)
+        rows = logit_rows(plan, bucket)
+        pending = self._sampler.launch(runner.run(), plan.sampled, [rows[sequence] for sequence in plan.sampled])
+        self._logit_rows = rows
+        return _Launched(pending)
+
+
+class _Launched:
+    def __init__(self, pending: PendingTokens) -> None:
+        self.sampled_tokens = pending.read
+
+
+def _requests(refs: Iterable[AdapterRef | None]) -> list[Request]:
+    """Prompts in one chunk and in several, greedy and drawn, of the base and of adapters."""
+    lengths = [(5, 9), (40, 4), (17, 6), (2, 12), (16, 5), (23, 7)]
+    requests = []
+    for number, ((num_prompt, max_tokens), ref) in enumerate(zip(lengths, refs, strict=True)):
+        prompt = tuple((number * 11 + token * 5) % 60 for token in range(num_prompt))
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number, temperature=float(number % 2))
+        requests.append(Request(f"{number}", number, prompt, params, ref))
+    return requests
+
+
+def _answers(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
+    for request in requests:
+        engine.add(request)
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    while engine.num_requests:
+        output = engine.step()
+        assert not output.failures
+        for token in output.tokens:
+            answers[token.request_id].append(token.token_id)
+        if not output.has_run:
+            engine.wait(1.0)
+    return answers
+
+
+@pytest.mark.parametrize("adapters", ["none", "some", "one"])
+def test_padded_steps_say_what_plain_ones_say(
+    adapters: str,
+    make_engine: Callable[..., Engine],
+    make_adapter: Callable[..., AdapterRef],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)
+    mixes: dict[str, list[AdapterRef | None]] = {
+        "none": [None] * 6,
+        "some": [one, None, other, one, other, None],
+        "one": [one] * 6,
+    }
+    refs = mixes[adapters]
+    expected = _answers(make_engine(**SETTINGS), _requests(refs))
+    monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
+    assert _answers(make_engine(**SETTINGS), _requests(refs)) == expected
+    kinds = {(bucket.num_prefill_rows > 0, with_lora) for bucket, with_lora in _PaddedRunner.buckets_run}
+    assert kinds >= {(True, adapters != "none"), (False, adapters != "none")}

@@ -1,0 +1,72 @@
+"""The page tables of a GPU's attention."""
+
+import numpy as np
+import pytest
+
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.step_pages import PageRuns, StepPages, lay_out_pages, page_runs
+from punica_serve.protocol import Request, SamplingParams
+
+
+def _sequence(num_tokens: int, num_cached: int, pages: list[int]) -> Sequence:
+    sequence = Sequence.of(Request("r", 0, (1,) * num_tokens, SamplingParams()), 64)
+    sequence.num_cached, sequence.pages = num_cached, pages
+    return sequence
+
+
+def _lay_out(step: StepPlan, bucket: BatchBucket) -> StepPages:
+    return lay_out_pages(step, bucket, page_size=4)
+
+
+def _numbers(runs: PageRuns) -> tuple[list[int], list[int], list[int]]:
+    tables = (runs.lengths, runs.starts, runs.indices)
+    assert all(table.dtype == np.int32 for table in tables)
+    lengths, starts, indices = (table.tolist() for table in tables)
+    return lengths, starts, indices
+
+
+def test_a_request_has_the_pages_of_its_length() -> None:
+    runs = page_runs([1, 4, 5, 8], [[7], [6], [5, 4], [3, 2]], page_size=4)
+    assert _numbers(runs) == ([1, 4, 5, 8], [0, 1, 2, 4, 6], [7, 6, 5, 4, 3, 2])
+
+
+def test_pages_past_the_length_are_left_out() -> None:
+    assert _numbers(page_runs([4, 1], [[7, 8, 9], [5, 6]], page_size=4))[2] == [7, 5]
+
+
+def test_a_request_without_a_page_for_its_last_token_is_refused() -> None:
+    with pytest.raises(ValueError):
+        page_runs([5], [[7]], page_size=4)
+
+
+def test_decodes_write_behind_what_is_cached_and_rows_that_pad_nowhere() -> None:
+    step = StepPlan(None, (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0]), _sequence(4, 3, [6])))
+    pages = _lay_out(step, BatchBucket(0, 5))
+    assert pages.slot_mapping.tolist() == [8 * 4 + 1, 0 * 4 + 0, 6 * 4 + 3, -1, -1]
+    assert _numbers(pages.decodes) == ([6, 5, 4], [0, 2, 4, 5], [3, 8, 2, 0, 6])
+    assert _numbers(pages.prefill) == ([], [0], [])
+
+
+def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
+    step = StepPlan(PrefillChunk(_sequence(20, 3, [5, 9, 1, 0, 2, 4]), 3, 9, is_last=False), (_sequence(2, 1, [7]),))
+    pages = _lay_out(step, BatchBucket(8, 2))
+    assert pages.first_prefill_row == 2
+    assert pages.slot_mapping.tolist() == [-1, -1, 5 * 4 + 3, 36, 37, 38, 39, 4, 29, -1]
+    assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1])
+    assert _numbers(pages.decodes) == ([2], [0, 1], [7])
+
+
+def test_an_empty_step_is_padding_that_attends_to_nothing() -> None:
+    pages = _lay_out(StepPlan(None, ()), BatchBucket(6, 1))
+    assert pages.slot_mapping.tolist() == [-1] * 7
+    assert _numbers(pages.prefill) == _numbers(pages.decodes) == ([], [0], [])
+
+
+def test_a_step_that_does_not_fit_is_refused() -> None:
+    sequence = _sequence(9, 0, [0, 1, 2])
+    with pytest.raises(ValueError, match="9 prefill rows"):
+        _lay_out(StepPlan(PrefillChunk(sequence, 0, 9, is_last=True), ()), BatchBucket(8, 1))
+    with pytest.raises(ValueError, match="1 decodes"):
+        _lay_out(StepPlan(None, (sequence,)), BatchBucket(8, 0))

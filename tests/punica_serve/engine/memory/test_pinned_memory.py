@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from pinned import can_be_pinned, is_read_in_place
+from punica_serve.engine.memory.pinned_memory import HostMemory, PinnedMemory, open_host_memory
+from punica_serve.errors import ConfigError
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 5000, 1 << 20])
+def test_a_cpus_memory_is_ordinary(num_bytes: int) -> None:
+    memory = open_host_memory(num_bytes, torch.device("cpu"))
+    assert type(memory) is HostMemory
+    assert memory.bytes.shape == (num_bytes,) and memory.bytes.dtype == torch.uint8
+    assert num_bytes == 0 or memory.bytes.data_ptr() % 4096 == 0
+    memory.bytes.fill_(7)
+    memory.close()
+    assert memory.bytes.eq(7).all(), "what holds the bytes may still read them"
+
+
+def test_more_than_there_can_be_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be had: .*; lower it") as caught:
+        HostMemory(1 << 62)
+    assert caught.value.param == "engine.host_cache_bytes"
+
+
+@pytest.mark.gpu
+def test_a_gpus_memory_is_pinned_as_long_as_it_is_open() -> None:
+    memory = open_host_memory((64 << 20) + 12345, torch.device("cuda", 0))
+    assert isinstance(memory, PinnedMemory) and is_read_in_place(memory.bytes)
+    memory.bytes.fill_(7)
+    copy = torch.empty(len(memory.bytes), dtype=torch.uint8, device="cuda")
+    copy.copy_(memory.bytes, non_blocking=True)
+    assert copy.eq(7).all()
+    memory.close()
+    assert can_be_pinned(memory.bytes) and memory.bytes.eq(7).all()
+    memory.close()
+    assert not len(open_host_memory(0, torch.device("cuda", 0)).bytes)

@@ -1,0 +1,120 @@
+"""Which kernels a forward pass launches, in which order and how. What it computes is in engine/test_parity.py."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.cuda import cuda_lora as cuda_lora
+from punica_serve.engine.cuda.cuda_lora import CudaLora
+from punica_serve.models import activation, linear, norm, rotary
+from punica_serve.models.llama import Llama
+from punica_serve.models.model import ForwardBatch
+from punica_serve.models.model_weights import dummy_weights
+from tiny_config import tiny_config
+
+CPU = torch.device("cpu")
+NUM_ROWS = 3
+
+#: One layer after its input norm, launch by launch. A base-only step is one chain of dependent launches.
+BASE_LAYER = [
+    "linear 24 -> 64 pdl",
+    "rotary_append pdl",
+    "attention",
+    "linear 32 -> 24 pdl split_k",
+    "add_rms_norm pdl",
+    "linear 24 -> 80 pdl",
+    "silu_and_mul pdl",
+    "linear 40 -> 24 pdl split_k",
+    "add_rms_norm pdl",
+]
+#: LoRA runs on the side stream; the operator behind it adds the delta and breaks the chain.
+LORA_LAYER = [
+    *("side waits for main", "shrink on side", "expand on side", "linear 24 -> 64 pdl", "main waits for side"),
+    *("rotary_append + delta", "attention"),
+    *("side waits for main", "shrink on side", "expand on side"),
+    *("linear 32 -> 24 pdl split_k", "main waits for side", "add_rms_norm + delta"),
+    *("side waits for main", "shrink on side", "expand on side", "linear 24 -> 80 pdl", "main waits for side"),
+    "silu_and_mul + delta",
+    *("side waits for main", "shrink on side", "expand on side"),
+    *("linear 40 -> 24 pdl split_k", "main waits for side", "add_rms_norm + delta"),
+]
+
+
+class _Stream:
+    """A CUDA stream's name and waits, where there is no GPU."""
+
+    def __init__(self, name: str, launches: list[str]) -> None:
+        self.name = name
+        self._launches = launches
+
+    def wait_stream(self, other: "_Stream") -> None:
+        self._launches.append(f"{self.name} waits for {other.name}")
+
+
+class _Recorder:
+    """Attention over an empty cache, and the launches of a step in order. SGMV for GPUs is recorded and not run."""
+
+    def __init__(self, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[str] = []
+        self.slot_mapping = torch.full((NUM_ROWS,), -1)
+        self.side = _Stream("side", self.launches)
+        self._stream = "main"
+        self._cache = KvCache(model, num_pages=1, page_size=4, dtype=torch.float32, device=CPU)
+        main = _Stream("main", self.launches)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+        monkeypatch.setattr(torch.cuda, "stream", self._on)
+        for module, name in (
+            *((linear, "linear"), (norm, "rms_norm"), (norm, "add_rms_norm")),
+            *((rotary, "rotary_append"), (activation, "silu_and_mul")),
+        ):
+            monkeypatch.setattr(module, name, self._recorded(name, getattr(module, name)))
+        for name in ("shrink", "expand"):
+            monkeypatch.setattr(cuda_lora, name, self._recorded(name, lambda *_, **__: None))
+
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._cache.layer(layer)
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        self.launches.append("attention")
+        return q.flatten(1)
+
+    @contextmanager
+    def _on(self, stream: _Stream) -> Iterator[None]:
+        self._stream = stream.name
+        yield
+        self._stream = "main"
+
+    def _recorded(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **flags: bool) -> Any:
+            place = "" if self._stream == "main" else f" on {self._stream}"
+            shape = f" {args[1].shape[1]} -> {args[1].shape[0]}" if name == "linear" else ""
+            delta = " + delta" if name in _TAKE_DELTA and args[-1] is not None else ""
+            set_flags = "".join(f" {flag}" for flag in sorted(flags) if flags[flag])
+            self.launches.append(f"{name}{shape}{place}{delta}{set_flags}")
+            return operator(*args, **flags)
+
+        return call
+
+
+_TAKE_DELTA = ("add_rms_norm", "rotary_append", "silu_and_mul")
+
+
+@pytest.mark.parametrize(("with_lora", "layer"), [(False, BASE_LAYER), (True, LORA_LAYER)])
+def test_a_layer_is_these_launches(monkeypatch: pytest.MonkeyPatch, with_lora: bool, layer: list[str]) -> None:
+    model = tiny_config()
+    recorder = _Recorder(model, monkeypatch)
+    pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
+    tables: Any = dict.fromkeys(pool.groups) if not with_lora else dict.fromkeys(pool.groups, "a filled table")
+    lora = CudaLora(pool, tables, torch.empty(0), recorder.side)  # type: ignore[arg-type]
+    llama = Llama(model, dummy_weights(model, torch.float32, CPU))
+    rows = torch.arange(NUM_ROWS)
+    llama.logits(llama.forward(ForwardBatch(rows, rows, recorder, lora)))
+    # The first norm follows torch's embedding, whose end it must wait for.
+    assert recorder.launches == ["rms_norm", *layer, *layer, "linear 24 -> 64 pdl"]

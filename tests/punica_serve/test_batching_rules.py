@@ -1,0 +1,86 @@
+"""The rules by which the engine's planner and the simulator both decide."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from punica_serve.batching_rules import (
+    chunk_length,
+    give_pages,
+    may_admit,
+    next_prefill,
+    pages_for,
+    pages_to_start,
+)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
+def test_a_partly_filled_page_counts(num_tokens: int, num_pages: int) -> None:
+    assert pages_for(num_tokens, 16) == num_pages
+
+
+def test_a_request_starts_with_a_page_for_its_next_token() -> None:
+    assert [pages_to_start(num_tokens, 16) for num_tokens in (15, 16)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_running", "is_admitted"), [(4, 7, True), (5, 7, False), (4, 8, False)], ids=str
+)
+def test_a_request_is_admitted_if_batch_and_cache_have_room(
+    num_pages: int, num_running: int, is_admitted: bool
+) -> None:
+    assert may_admit(num_pages, num_free_pages=4, num_running=num_running, max_batch_size=8) is is_admitted
+
+
+@dataclass
+class Running:
+    name: str
+    is_decoding: bool
+
+
+def test_the_first_request_that_does_not_decode_prefills() -> None:
+    running = [Running("a", True), Running("b", False), Running("c", False)]
+    first = next_prefill(running)
+    assert first is running[1]
+    assert next_prefill(running[:1]) is None
+
+
+def test_a_prefill_is_cut_at_the_budget() -> None:
+    assert [chunk_length(num_uncached, 512) for num_uncached in (100, 512, 900)] == [100, 512, 512]
+
+
+class Cache:
+    """Pages of running requests, oldest first; each holds two."""
+
+    def __init__(self, running: str, num_free: int) -> None:
+        self.pages = dict.fromkeys(running, 2)
+        self.num_free = num_free
+
+    def give(self, request: str, num_pages: int) -> None:
+        self.pages[request] += num_pages
+        self.num_free -= num_pages
+
+    def preempt_newest(self) -> str:
+        request, num_pages = self.pages.popitem()
+        self.num_free += num_pages
+        return request
+
+
+@pytest.mark.parametrize(
+    ("num_free", "due", "preempted", "pages"),
+    [
+        (3, "abc", "", {"a": 3, "b": 3, "c": 3, "d": 2}),
+        (1, "ab", "d", {"a": 3, "b": 3, "c": 2}),
+        (0, "abcd", "dc", {"a": 3, "b": 3}),
+        (0, "d", "d", {"a": 2, "b": 2, "c": 2}),
+    ],
+    ids=["enough pages", "the newest gives its pages", "two give theirs", "the newest lacks a page itself"],
+)
+def test_the_oldest_get_pages_first_from_the_newest(
+    num_free: int, due: str, preempted: str, pages: dict[str, int]
+) -> None:
+    cache = Cache("abcd", num_free)
+    lacking = [(request, 1) for request in due]
+    result = give_pages(lacking, num_free=lambda: cache.num_free, give=cache.give, preempt_newest=cache.preempt_newest)
+    assert "".join(result) == preempted
+    assert cache.pages == pages

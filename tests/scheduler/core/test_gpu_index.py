@@ -1,0 +1,101 @@
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.request import RequestRecord
+from punica_serve.protocol import AssignmentId, GpuInfo, Request, SamplingParams
+
+
+class Gpus:
+    """GPUs of four places and 8 pages of 4 tokens, by UUID."""
+
+    def __init__(self, uuids: str) -> None:
+        self.index = GpuIndex()
+        self.gpus = {uuid: GpuRecord(GpuInfo(uuid, "cpu", 4, 4, 8, {}), "runner") for uuid in uuids}
+        for gpu in self.gpus.values():
+            self.index.add(gpu)
+        self.num_assignments = 0
+
+    def run(self, uuid: str, *, prompt: int = 1) -> AssignmentId:
+        self.num_assignments += 1
+        assignment = AssignmentId(1, self.num_assignments)
+        request = Request(f"r{self.num_assignments}", 0, (1,) * prompt, SamplingParams())
+        self.gpus[uuid].add(assignment, RequestRecord.of("f", 0, request))
+        self.update(uuid)
+        return assignment
+
+    def end(self, uuid: str, assignment: AssignmentId) -> None:
+        self.gpus[uuid].remove(assignment, 0)
+        self.update(uuid)
+
+    def update(self, uuid: str) -> None:
+        self.index.update(self.gpus[uuid])
+        self.index.check_invariants(self.gpus.values())
+
+    def largest_first(self, num_tokens: int = 1) -> str:
+        found = "".join(gpu.uuid for gpu in self.index.largest_first(num_tokens))
+        self.index.check_invariants(self.gpus.values())
+        return found
+
+    def improved(self) -> str:
+        return "".join(sorted(gpu.uuid for gpu in self.index.take_improved()))
+
+
+def test_the_largest_working_sets_come_first_then_the_highest_uuids() -> None:
+    gpus = Gpus("ABCD")
+    assert gpus.largest_first() == "DCBA"
+    gpus.run("B")
+    gpus.run("C")
+    gpus.run("B")
+    assert gpus.largest_first() == "BCDA"
+    assert "".join(gpu.uuid for gpu in gpus.index.smallest_first(1)) == "DACB"
+
+
+def test_full_batches_are_left_out_until_they_have_a_place() -> None:
+    gpus = Gpus("AB")
+    assignments = [gpus.run("A") for _ in range(4)]
+    assert gpus.largest_first() == "B"
+    gpus.end("A", assignments[0])
+    assert gpus.largest_first() == "AB"
+
+
+def test_those_without_pages_are_left_out_until_they_have_some() -> None:
+    gpus = Gpus("AB")
+    assignment = gpus.run("A", prompt=20)
+    assert gpus.largest_first(12) == "B"
+    assert gpus.largest_first(8) == "AB"
+    gpus.end("A", assignment)
+    assert gpus.largest_first(12) == "B", "its start is on its way, and its pages with it"
+    gpus.gpus["A"].drop(assignment)
+    gpus.update("A")
+    assert gpus.largest_first(12) == "BA"
+
+
+def test_a_file_searched_in_vain_is_not_searched_again() -> None:
+    gpus = Gpus("AB")
+    gpus.run("A", prompt=20)
+    gpus.run("B", prompt=20)
+    assert gpus.largest_first(12) == ""
+    assert gpus.index._files[1].max_room == 8
+
+
+def test_what_has_improved_is_told_once() -> None:
+    gpus = Gpus("AB")
+    assert gpus.improved() == "AB"
+    assignment = gpus.run("A")
+    assert gpus.improved() == ""
+    gpus.end("A", assignment)
+    assert gpus.improved() == "A"
+    assert gpus.improved() == ""
+
+
+def test_a_draining_gpu_is_not_there() -> None:
+    gpus = Gpus("AB")
+    gpus.gpus["A"].is_draining = True
+    gpus.index.discard(gpus.gpus["A"])
+    gpus.update("A")
+    assert (gpus.largest_first(), gpus.improved()) == ("B", "B")
+    assert [gpu.uuid for gpu in gpus.index.by_uuid()] == ["B"]
+
+
+def test_all_are_gone_round_from_any_place() -> None:
+    gpus = Gpus("ABC")
+    assert "".join(gpu.uuid for gpu in gpus.index.by_uuid(2)) == "CAB"

@@ -1,0 +1,54 @@
+"""Placing must not cost more the more GPUs there are: counted in GPUs that are asked whether they have room."""
+
+from typing import Any
+
+import pytest
+
+from punica_scheduler.core.gpu import GpuRecord
+from scheduler_in_words import NewCluster
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """UUIDs of the GPUs that are asked, from now on. The audit, which asks them all, is left out."""
+    asked: list[str] = []
+    has_room_for = GpuRecord.has_room_for
+
+    def noted(gpu: GpuRecord, record: Any) -> bool:
+        asked.append(gpu.uuid)
+        return has_room_for(gpu, record)
+
+    monkeypatch.setattr(GpuRecord, "has_room_for", noted)
+    monkeypatch.setattr("punica_scheduler.core.scheduler.Scheduler.check_invariants", lambda _scheduler: None)
+    return asked
+
+
+def test_placing_asks_one_gpu_of_a_thousand(filled: NewCluster, asked: list[str]) -> None:
+    cluster = filled(*(f"{i:04}" for i in range(1000)), batch=4)
+    for i in range(12):
+        assert cluster.arrives(f"r{i}") == [f"{999 - i // 4:04}: start r{i}"]
+    assert len(asked) == 12
+
+
+def test_gpus_without_pages_are_not_asked(filled: NewCluster, asked: list[str]) -> None:
+    cluster = filled(*(f"{i:04}" for i in range(100)), pages=8, batch=4)
+    for i in range(99):
+        cluster.arrives(f"long{i}", prompt=20)
+    asked.clear()
+    assert cluster.arrives("r1", prompt=20) == ["0000: start r1"]
+    assert asked == ["0000"]
+
+
+def test_a_blocked_head_is_tried_again_only_where_something_has_improved(filled: NewCluster, asked: list[str]) -> None:
+    cluster = filled(*(f"{i}" for i in range(10)), batch=1)
+    for i in range(10):
+        cluster.arrives(f"r{i}")
+    cluster.arrives("waits")
+    cluster.arrives("waits too")
+    asked.clear()
+    for i in range(9):
+        cluster.steps(str(9 - i), f"r{i}")
+        cluster.time_passes(0.2)
+    assert asked == []
+    assert cluster.steps("3", "r6", finished="r6")[1:] == ["3: start waits"]
+    assert set(asked) == {"3"}
