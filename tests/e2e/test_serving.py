@@ -34,11 +34,20 @@ async def test_a_plain_answer(http: httpx.AsyncClient, lora_id: str | None) -> N
 
 async def test_server_sent_events(http: httpx.AsyncClient) -> None:
     body = {"prompt": "42", "lora_id": "french", "stream": True}
+    assert "".join(frame["text"] for frame in await _events(http, body)) == "quarante-deux"
+
+
+async def test_tokens_are_sent_before_the_answer_ends(http: httpx.AsyncClient) -> None:
+    # A short answer may end while its first event waits to be sent, and then all of it is one event.
+    frames = await _events(http, {**LONG, "stream": True})
+    assert frames[0]["finish_reason"] is None and frames[-1]["finish_reason"] == "length"
+    assert sum(len(frame["token_ids"]) for frame in frames) == LONG["max_tokens"]
+
+
+async def _events(http: httpx.AsyncClient, body: dict[str, object]) -> list[dict[str, Any]]:
     async with http.stream("POST", "/v1/generate", json=body) as response:
         events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: ")]
-    frames = [json.loads(event) for event in events if event != "[DONE]"]
-    assert "".join(frame["text"] for frame in frames) == "quarante-deux"
-    assert len(frames) > 1
+    return [json.loads(event) for event in events if event != "[DONE]"]
 
 
 async def test_many_requests_on_one_websocket(cluster: Any) -> None:
