@@ -35,7 +35,7 @@ from punica_frontend.tenancy.auth_middleware import PUBLIC_GETS
 from punica_frontend.tgi.answers import Generated, StreamEvent
 from punica_frontend.tgi.errors import TgiErrorBody
 from punica_frontend.tgi.info import Info
-from punica_frontend.watch.view import CLUSTER_STRUCTS
+from punica_frontend.watch.view import CLUSTER_STRUCTS, GPU_STRUCTS
 
 #: Structs in answers. FastAPI finds pydantic models itself. All are JSON objects on the page, even those that travel as
 #: arrays between processes.
@@ -68,6 +68,7 @@ STRUCTS = (
     VllmErrorBody,
     *tenancy.STRUCTS,
     *CLUSTER_STRUCTS,
+    *GPU_STRUCTS,
 )
 
 _LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})

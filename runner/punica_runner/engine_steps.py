@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from punica_runner.device_names import host_uuid
+from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.link import Link
 from punica_runner.step_loop import StepLoop
 from punica_serve.config.cluster import EngineConfig
@@ -24,11 +24,11 @@ def run(
 ) -> NoReturn:
     """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected."""
     engine = _make_engine(config, device, link)
-    gpu_uuid = _gpu_uuid(engine, runner_id, index)
+    gpu = _describe(engine, config, device, runner_id, index)
     link.wake = engine.wake
     freeze_gc()
-    link.send([WorkerReady(_describe(engine, config, gpu_uuid, device))])
-    loop = StepLoop(engine, gpu_uuid, span_sink("worker", otlp_endpoint))
+    link.send([WorkerReady(gpu)])
+    loop = StepLoop(engine, gpu.uuid, gpu.name, span_sink("worker", otlp_endpoint))
     while True:
         link.send(loop.apply(link.commands()))
         reports, has_run = loop.step()
@@ -53,14 +53,15 @@ def _make_engine(config: EngineConfig, device: str, link: Link) -> "Engine":
         raise ConfigError(message) from error
 
 
-def _describe(engine: "Engine", config: EngineConfig, gpu_uuid: str, device: str) -> GpuInfo:
+def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: str, index: int) -> GpuInfo:
     return GpuInfo(
-        uuid=gpu_uuid,
+        uuid=_gpu_uuid(engine, runner_id, index),
         device=device,
         max_batch_size=config.max_batch_size,
         page_size=config.page_size,
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=engine.num_lora_pages,
+        name=gpu_name(runner_id, index),
     )
 
 

@@ -42,9 +42,11 @@ Report = StepReport | AssignmentsFailed | AdaptersCached
 class StepLoop:
     """Call ``apply`` with the commands that have arrived, then ``step`` once. Both return reports to send."""
 
-    def __init__(self, engine: Engine, gpu_uuid: str, sink: SpanSink | None = None) -> None:
+    def __init__(self, engine: Engine, gpu_uuid: str, gpu_name: str, sink: SpanSink | None = None) -> None:
         self._engine = engine
         self._gpu_uuid = gpu_uuid
+        #: For logs.
+        self._gpu_name = gpu_name
         self._spans = RequestSpans(sink, gpu_uuid) if sink else None
         self._epoch = 0
         self._applied_seq = 0
@@ -133,7 +135,7 @@ class StepLoop:
         return []
 
     def _about(self, command: StartRequest) -> dict[str, Any]:
-        return about(**named(command.request), gpu=self._gpu_uuid)
+        return about(**named(command.request), gpu=self._gpu_name)
 
     def _stop(self, assignment: AssignmentId) -> None:
         request_id = self._request_ids.pop(assignment, None)

@@ -207,7 +207,7 @@ class Supervisor:
         self._workers[uuid] = worker
         self._was_ready = True
         # The restart is as important as the death was.
-        log.log(logging.WARNING if is_back else logging.INFO, "%s is ready as %s", name, uuid)
+        log.log(logging.WARNING if is_back else logging.INFO, "%s is ready as GPU %s (%s)", name, worker.gpu.name, uuid)
         if not self._is_draining:
             self._send(GpuJoined(worker.gpu))
 
@@ -228,9 +228,9 @@ class Supervisor:
                     worker.tell(message)
                 self._disk.evict(digest)
             case StartRequest(gpu_uuid) | StopRequest(gpu_uuid):
-                _log_start(message)
                 # A worker that died meanwhile needs no command: the scheduler will learn of its loss.
                 if gpu_uuid in self._workers:
+                    _log_start(message, self._workers[gpu_uuid].gpu.name)
                     self._workers[gpu_uuid].send(message)
             case Warm(gpu_uuid):
                 if gpu_uuid in self._workers:
@@ -243,9 +243,9 @@ class Supervisor:
             worker.reset()
 
 
-def _log_start(message: StartRequest | StopRequest) -> None:
+def _log_start(message: StartRequest | StopRequest, gpu_name: str) -> None:
     if log.isEnabledFor(logging.DEBUG) and isinstance(message, StartRequest):
-        log.debug("request passed on", extra=about(**named(message.request), gpu=message.gpu_uuid))
+        log.debug("request passed on", extra=about(**named(message.request), gpu=gpu_name))
 
 
 def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:

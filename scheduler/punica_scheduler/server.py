@@ -50,11 +50,13 @@ from punica_serve.protocol import (
     ForgetAdapter,
     FrontendHello,
     GetCluster,
+    GetGpu,
     GetHistory,
     GetResidency,
     GpuInfo,
     GpuJoined,
     GpuLost,
+    GpuReply,
     HistoryReply,
     Message,
     Request,
@@ -132,8 +134,9 @@ class Server:
         self._links: dict[str, Channel] = {}
         #: Runner id -> the process that has it.
         self._instances: dict[str, str] = {}
-        #: GPU UUID -> its runner's channel.
+        #: GPU UUID -> its runner's channel, and the GPU's name.
         self._gpus: dict[str, Channel] = {}
+        self._gpu_names: dict[str, str] = {}
         self._failure: Exception | None = None
 
     def apply(self, event: events.Event) -> None:
@@ -185,7 +188,8 @@ class Server:
                 finally:
                     if _runner(peer_id) not in self._links:
                         self._instances.pop(peer_id, None)
-                    self._gpus = {uuid: owner for uuid, owner in self._gpus.items() if owner is not channel}
+                    for uuid in [uuid for uuid, owner in self._gpus.items() if owner is channel]:
+                        self._forget_gpu(uuid)
 
     def _admit(self, hello: FrontendHello | RunnerHello) -> None:
         """Two runners of one id would take each other's GPUs away for ever: the second is refused."""
@@ -214,7 +218,7 @@ class Server:
                 del self._links[peer]
 
     def _log_leaving(self, peer: str, channel: Channel) -> None:
-        lost = ", ".join(sorted(uuid for uuid, owner in self._gpus.items() if owner is channel))
+        lost = ", ".join(sorted(self._gpu_names[uuid] for uuid, owner in self._gpus.items() if owner is channel))
         level = logging.INFO if channel.was_closed or not lost else logging.WARNING
         log.log(level, "%s left%s: %s", peer, lost and f" with its GPUs {lost}", channel.end_reason)
 
@@ -225,7 +229,7 @@ class Server:
                     self._spans.delivered(action)
                 _send(self._links[_frontend(action.frontend_id)], action.deliveries, may_wait=True)
             case Start(gpu_uuid, seq, assignment, request):
-                _log_request("request placed", request, gpu=gpu_uuid)
+                _log_request("request placed", request, gpu=self._gpu_names[gpu_uuid])
                 if self._spans:
                     request = self._spans.started(action)
                 _send(self._gpus[gpu_uuid], StartRequest(gpu_uuid, seq, assignment, request))
@@ -260,11 +264,13 @@ class Server:
                 self.apply(events.RequestCancelled(frontend_id, request_id))
             case GetCluster(call_id):
                 _send(channel, ClusterReply(call_id, self._observer.snapshot(self._now_ns())))
+            case GetGpu(call_id, gpu):
+                _send(channel, self._gpu(call_id, gpu))
             case GetHistory(call_id):
                 _send(channel, HistoryReply(call_id, self._observer.history()))
-            case DrainGpu(call_id, gpu_uuid, drain):
-                log.info("GPU %s is to be %s", gpu_uuid, "drained" if drain else "used again")
-                self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu_uuid, drain))
+            case DrainGpu(call_id, gpu, drain):
+                log.info("GPU %s is to be %s", gpu, "drained" if drain else "used again")
+                self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu, drain))
             case WarmAdapter():
                 self.apply(events.WarmingRequested(frontend_id, message))
             case ForgetAdapter(digest=digest):
@@ -274,6 +280,15 @@ class Server:
                 _send(channel, self._residency(call_id, digests))
             case _:
                 raise ProtocolError(f"a frontend may not send {type(message).__name__}")
+
+    def _gpu(self, call_id: int, gpu: str) -> GpuReply | CallReply:
+        try:
+            return GpuReply(call_id, self._observer.gpu(gpu, self._now_ns()))
+        except PunicaError as error:
+            return CallReply(call_id, WireError.of(error))
+
+    def _forget_gpu(self, uuid: str) -> None:
+        del self._gpus[uuid], self._gpu_names[uuid]
 
     def _residency(self, call_id: int, digests: tuple[str, ...]) -> ResidencyReply | CallReply:
         try:
@@ -291,13 +306,13 @@ class Server:
             case AssignmentsFailed():
                 self.apply(events.AssignmentsFailed(message))
             case GpuLost(gpu_uuid, reason):
-                log.warning("GPU %s is lost: %s", gpu_uuid, reason)
+                log.warning("GPU %s is lost: %s", self._gpu_names[gpu_uuid], reason)
                 self.apply(events.GpuLost(gpu_uuid))
-                del self._gpus[gpu_uuid]
+                self._forget_gpu(gpu_uuid)
             case GpuJoined(gpu):
                 _check_gpu(gpu)
-                log.info("GPU %s of runner %s joined", gpu.uuid, runner_id)
-                self._gpus[gpu.uuid] = channel
+                log.info("GPU %s (%s) of runner %s joined", gpu.name, gpu.uuid, runner_id)
+                self._gpus[gpu.uuid], self._gpu_names[gpu.uuid] = channel, gpu.name
                 self.apply(events.GpuJoined(runner_id, gpu))
             case AdaptersCached():
                 if message.gpu_uuid is None or self._gpus.get(message.gpu_uuid) is channel:
@@ -334,4 +349,4 @@ def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None
 def _check_gpu(gpu: GpuInfo) -> None:
     """Raises ProtocolError for a GPU that could hold nothing."""
     if min(gpu.max_batch_size, gpu.page_size, gpu.num_kv_pages) < 1:
-        raise ProtocolError(f"GPU {gpu.uuid} can't join without a batch, a page size and pages: {gpu}")
+        raise ProtocolError(f"GPU {gpu.name} can't join without a batch, a page size and pages: {gpu}")

@@ -54,7 +54,7 @@ class _Worker:
         )
         self.folders: dict[str, Path] = {}
         self.engine = Engine(config, device, self._fetch)
-        self.loop = StepLoop(self.engine, "gpu")
+        self.loop = StepLoop(self.engine, "gpu", "host/0")
         self._seqs = count(1)
         #: Assignment -> its number of tokens.
         self.num_tokens: dict[int, int] = {}

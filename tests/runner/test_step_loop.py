@@ -71,7 +71,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 def loop(engine: ScriptedEngine) -> StepLoop:
-    return StepLoop(engine, "gpu")  # type: ignore[arg-type]
+    return StepLoop(engine, "gpu", "host/0")  # type: ignore[arg-type]
 
 
 def assignment(counter: int) -> AssignmentId:

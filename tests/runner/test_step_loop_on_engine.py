@@ -13,7 +13,7 @@ def streams(model: Path, num_kv_pages: int) -> tuple[dict[int, list[int]], list[
     """The tokens of three requests that together grow to 21 pages, and all reports of their steps."""
     config = EngineConfig(model=model, dtype="float32", page_size=4, num_kv_pages=num_kv_pages, cpu_threads=1)
     engine = Engine(config)
-    loop = StepLoop(engine, "gpu")
+    loop = StepLoop(engine, "gpu", "host/0")
     sampling = SamplingParams(max_tokens=20, ignore_eos=True, seed=3, temperature=1.0)
     loop.apply(
         StartRequest("gpu", number, AssignmentId(1, number), Request(f"r{number}", number, (5, 6, 7, number), sampling))

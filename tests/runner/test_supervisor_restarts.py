@@ -30,7 +30,7 @@ async def test_a_worker_that_dies_is_lost_and_restarted_alone(
         await until(lambda: len(scheduler.pids()) == 4)
     assert scheduler.all(GpuLost) == [GpuLost("CPU-a", reason)]
     warnings = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
-    assert len(warnings) == 2 and warnings[1] == "worker 0 (cpu) is ready as CPU-a"
+    assert len(warnings) == 2 and warnings[1] == "worker 0 (cpu) is ready as GPU CPU-a (CPU-a)"
     order = [type(message) for message in scheduler.heard if getattr(message, "gpu_uuid", "CPU-a") == "CPU-a"]
     assert order.index(GpuLost) < len(order) - 1 - order[::-1].index(GpuJoined)
     pids: dict[str, list[int]] = {"CPU-a": [], "CPU-b": []}

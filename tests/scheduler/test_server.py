@@ -262,7 +262,7 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match=r"9\.0.*4\.0"):
+    with pytest.raises(HandshakeRefused, match=r"9\.0.*5\.0"):
         await peers.frontend(major=9)
     with pytest.raises(HandshakeRefused, match="token"):
         await peers.frontend(token="guess")
@@ -390,4 +390,4 @@ async def test_a_frontend_asks_for_the_past(peers: Peers) -> None:
         if "A" in (history := decode_history(reply.history)).gpus:
             break
         await asyncio.sleep(0.05)
-    assert len(history.gpus["A"].batch_size) == len(history.at_ns)
+    assert len(history.gpus["A"].batch_size_mean) == len(history.at_ns)

@@ -16,12 +16,14 @@ from punica_serve.protocol import (
     ClusterSnapshot,
     Ending,
     EndReason,
+    GpuDetails,
     GpuHistory,
     GpuInfo,
     GpuSnapshot,
     Limits,
     Mark,
     Percentiles,
+    PlacedRequest,
     RateLimits,
     Request,
     ScaleAdvice,
@@ -68,6 +70,9 @@ class EchoCluster:
         self.now_ns = 2
         self.marks: list[Mark] = []
         self.incarnation = 1
+        self.batch_size_mean, self.batch_size_max = 1.0, 1
+        #: On its GPU.
+        self.placed: list[PlacedRequest] = []
         #: How often it was asked for its past.
         self.num_histories = 0
         #: Digests of adapters that stay resident though they are to be forgotten.
@@ -132,14 +137,12 @@ class EchoCluster:
 
     async def cluster(self) -> ClusterSnapshot:
         self._check_connected()
-        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8})
+        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8}, "host/0")
         is_draining = "CPU-1" in self.drained
         gpu = GpuSnapshot(
             gpu=info,
             runner_id="host",
             working_set=2,
-            batch_size=1,
-            num_adapters=1,
             free_kv_pages=90,
             resident_adapters=self.resident_adapters,
             steps=7,
@@ -147,6 +150,9 @@ class EchoCluster:
             is_draining=is_draining,
             adapters_used_ns=tuple(range(1, len(self.resident_adapters) + 1)),
             num_cached_adapters=5,
+            batch_size_mean=self.batch_size_mean,
+            batch_size_max=self.batch_size_max,
+            num_adapters=1,
         )
         counters, advice = {"arrived": 3, "tokens": 11}, ScaleAdvice(1, ("host",))
         return ClusterSnapshot(
@@ -157,19 +163,26 @@ class EchoCluster:
         self._check_connected()
         self.num_histories += 1
         times = (Percentiles(0.1, 0.2, 0.3),)
-        return ClusterHistory((1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1,), (10,))})
+        return ClusterHistory((1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1.0,), (1,), (10,))})
 
-    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
-        if gpu_uuid != "CPU-1":
-            raise GpuNotFound(f"no GPU {gpu_uuid!r}; there are CPU-1")
-        (self.drained.add if drain else self.drained.discard)(gpu_uuid)
+    async def gpu(self, gpu: str) -> GpuDetails:
+        cluster = await self.cluster()
+        found = next((seen for seen in cluster.gpus if gpu in (seen.gpu.uuid, seen.gpu.name)), None)
+        if found is None:
+            raise GpuNotFound(f"no GPU {gpu!r} is in the cluster")
+        return GpuDetails(found, {"qkv": 3}, tuple(self.placed))
 
-    async def prefetch(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
-        if unknown := set(gpu_uuids) - {"CPU-1"}:
+    async def drain_gpu(self, gpu: str, *, drain: bool) -> None:
+        if gpu != "CPU-1":
+            raise GpuNotFound(f"no GPU {gpu!r}; there are CPU-1")
+        (self.drained.add if drain else self.drained.discard)(gpu)
+
+    async def prefetch(self, adapter: AdapterRef, gpus: Collection[str] = (), *, pin: bool | None = None) -> None:
+        if unknown := set(gpus) - {"CPU-1"}:
             raise GpuNotFound(f"no GPU {min(unknown)!r}; there are CPU-1")
         self._check_connected()
-        gpus = ("CPU-1",)
-        self.resident[adapter.digest] = AdapterResidency(adapter.digest, gpus=gpus, hosts=gpus, disks=("host",))
+        where = ("CPU-1",)
+        self.resident[adapter.digest] = AdapterResidency(adapter.digest, gpus=where, hosts=where, disks=("host",))
         if pin is not None:
             (self.pinned.add if pin else self.pinned.discard)(adapter.digest)
 

@@ -26,13 +26,20 @@ class WideCluster(EchoCluster):
         self.now_ns = 1_800_000_000 * S
         self.num_looks = 0
 
+    @staticmethod
+    def uuid(gpu: int) -> str:
+        return f"GPU-{gpu:08}"
+
     def batch_size(self, gpu: int) -> int:
         return (7 * gpu + self.num_looks) % 33
 
     async def cluster(self) -> ClusterSnapshot:
         self.num_looks += 1
         self.now_ns += S // 5
-        self.marks = [*self.marks, Mark(self.num_looks, self.now_ns, "migrated", None, 3)][-256:]
+        self.marks = [
+            *self.marks,
+            Mark(self.num_looks, self.now_ns, "migrated", (self.uuid(self.num_looks % self.num_gpus),), 3),
+        ][-256:]
         cluster = await super().cluster()
         times = Percentiles(0.1, 0.2, 0.3)
         return replace(
@@ -49,8 +56,9 @@ class WideCluster(EchoCluster):
         gpu = cluster.gpus[0]
         return replace(
             gpu,
-            gpu=replace(gpu.gpu, uuid=f"GPU-{index:08}"),
-            batch_size=self.batch_size(index),
+            gpu=replace(gpu.gpu, uuid=self.uuid(index), name=f"host-{index // 8}/{index % 8}"),
+            batch_size_mean=float(self.batch_size(index)),
+            batch_size_max=self.batch_size(index),
             resident_adapters=adapters,
             adapters_used_ns=used_ns,
         )
@@ -67,7 +75,11 @@ class WideCluster(EchoCluster):
             first_token_s=times,
             inter_token_s=times,
             gpus={
-                f"GPU-{gpu:08}": GpuHistory(tuple((gpu + at) % 33 for at in counters), counters)
+                self.uuid(gpu): GpuHistory(
+                    tuple(float((gpu + at) % 33) for at in counters),
+                    tuple((gpu + at) % 33 for at in counters),
+                    counters,
+                )
                 for gpu in range(self.num_gpus)
             },
         )

@@ -34,7 +34,10 @@ class PrefetchBody(Strict):
     """Body of POST /v1/adapters/{name}/prefetch."""
 
     gpus: list[Annotated[Text, Field(min_length=1, max_length=MAX_ID_CHARS)]] | None = Field(
-        None, max_length=_MAX_GPUS, fail_fast=True, description="UUIDs, as in /v1/cluster. All GPUs by default."
+        None,
+        max_length=_MAX_GPUS,
+        fail_fast=True,
+        description="UUIDs or names, as in /v1/cluster. All GPUs by default.",
     )
 
 

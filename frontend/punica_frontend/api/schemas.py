@@ -138,7 +138,9 @@ class GenerateBody(GenerateFields):
 class DrainBody(Strict):
     """Body of POST /v1/cluster/drain."""
 
-    gpu: Text = Field(min_length=1, max_length=MAX_ID_CHARS, description="The GPU's UUID, as in /v1/cluster.")
+    gpu: Text = Field(
+        min_length=1, max_length=MAX_ID_CHARS, description="The GPU's UUID or its name, as in /v1/cluster."
+    )
     drain: bool = Field(True, description="False: use the GPU again.")
 
 

@@ -11,7 +11,7 @@ from punica_frontend.metrics.text import Metric
 
 _MODEL = ("model_name",)
 _ENGINE = ("model_name", "engine")
-_GPU = ("gpu", "runner")
+_GPU = ("gpu", "gpu_name", "runner")
 
 # ------------------------------------------------------------------ a frontend's own requests
 
@@ -170,11 +170,12 @@ def _gpu(name: str, help: str) -> Metric:
 #: In the order of ``cluster``.
 GPU = (
     _gpu("working_set", "Requests placed on the GPU and not stopped."),
-    _gpu("batch_size", "Requests in the newest step."),
+    _gpu("batch_size", "Requests in a step, the mean over the steps of the last second; 0 if it ran none."),
+    _gpu("batch_size_max", "The most requests in a step of the last second."),
     _gpu("max_batch_size", "Requests that a step can hold."),
     _gpu("free_kv_pages", "Free pages of the KvCache."),
     _gpu("kv_pages", "Pages of the KvCache."),
-    _gpu("adapters", "Different adapters in the newest step."),
+    _gpu("adapters", "The most different adapters in a step of the last second."),
     _gpu("draining", "1 while the GPU drains: nothing new is placed there, and its requests move."),
     _gpu("steps_total", "Model invocations."),
     _gpu("tokens_total", "Tokens generated."),

@@ -39,11 +39,12 @@ def _engines(gpus: tuple[GpuSnapshot, ...], model: str) -> Iterator[str]:
 
 
 def _gpus(gpus: tuple[GpuSnapshot, ...]) -> Iterator[str]:
-    labels = [labelled(gpu=gpu.gpu.uuid, runner=gpu.runner_id) for gpu in gpus]
+    labels = [labelled(gpu=gpu.gpu.uuid, gpu_name=gpu.gpu.name, runner=gpu.runner_id) for gpu in gpus]
     rows = [
         (
             gpu.working_set,
-            gpu.batch_size,
+            gpu.batch_size_mean,
+            gpu.batch_size_max,
             gpu.gpu.max_batch_size,
             gpu.free_kv_pages,
             gpu.gpu.num_kv_pages,

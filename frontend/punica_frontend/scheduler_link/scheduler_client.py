@@ -35,8 +35,11 @@ from punica_serve.protocol import (
     ForgetAdapter,
     FrontendHello,
     GetCluster,
+    GetGpu,
     GetHistory,
     GetResidency,
+    GpuDetails,
+    GpuReply,
     HistoryReply,
     Limits,
     Message,
@@ -96,11 +99,17 @@ class SchedulerClient(Protocol):
     async def history(self) -> ClusterHistory:
         """Returns the last minutes of the cluster's history. Raises ClusterUnavailable."""
 
-    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
-        """Drains a GPU, or puts it back to use. Raises GpuNotFound, InvalidRequest or ClusterUnavailable."""
+    async def gpu(self, gpu: str) -> GpuDetails:
+        """Returns a GPU, by UUID or name, with its requests. Raises GpuNotFound or ClusterUnavailable."""
 
-    async def prefetch(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
-        """Loads an adapter to these GPUs, or to all, before a request asks for it.
+    async def drain_gpu(self, gpu: str, *, drain: bool) -> None:
+        """Drains a GPU, by UUID or name, or puts it back to use.
+
+        Raises GpuNotFound, InvalidRequest or ClusterUnavailable.
+        """
+
+    async def prefetch(self, adapter: AdapterRef, gpus: Collection[str] = (), *, pin: bool | None = None) -> None:
+        """Loads an adapter to these GPUs, by UUIDs or names, or to all, before a request asks for it.
 
         ``pin`` True or False also pins or unpins it; see WarmAdapter. Returns once the scheduler has passed the command
         on. Raises GpuNotFound or ClusterUnavailable.
@@ -197,11 +206,15 @@ class WireSchedulerClient:
         reply: ClusterReply = await self._call(GetCluster)
         return reply.cluster
 
-    async def drain_gpu(self, gpu_uuid: str, *, drain: bool) -> None:
-        await self._call(partial(DrainGpu, gpu_uuid=gpu_uuid, drain=drain))
+    async def gpu(self, gpu: str) -> GpuDetails:
+        reply: GpuReply = await self._call(partial(GetGpu, gpu=gpu))
+        return reply.details
 
-    async def prefetch(self, adapter: AdapterRef, gpu_uuids: Collection[str] = (), *, pin: bool | None = None) -> None:
-        await self._call(partial(WarmAdapter, adapter=adapter, gpu_uuids=tuple(gpu_uuids), pin=pin))
+    async def drain_gpu(self, gpu: str, *, drain: bool) -> None:
+        await self._call(partial(DrainGpu, gpu=gpu, drain=drain))
+
+    async def prefetch(self, adapter: AdapterRef, gpus: Collection[str] = (), *, pin: bool | None = None) -> None:
+        await self._call(partial(WarmAdapter, adapter=adapter, gpus=tuple(gpus), pin=pin))
 
     async def evict(self, digest: str) -> None:
         await self._call(partial(ForgetAdapter, digest=digest))
@@ -252,7 +265,7 @@ class WireSchedulerClient:
                 self._deliver(message)
             case Limits():
                 self._limits = message
-            case ClusterReply() | HistoryReply() | CallReply() | ResidencyReply():
+            case ClusterReply() | GpuReply() | HistoryReply() | CallReply() | ResidencyReply():
                 call = self._calls.get(message.call_id)
                 if call and not call.done():
                     call.set_result(message)

@@ -1,13 +1,23 @@
 """A caller's view of the cluster: snapshots as JSON objects, with the names behind digests."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from punica_frontend.api.caller import Caller
-from punica_serve.protocol import ClusterSnapshot, GpuInfo, GpuSnapshot, Mark, Percentiles, RecentFigures, ScaleAdvice
+from punica_serve.protocol import (
+    ClusterSnapshot,
+    GpuDetails,
+    GpuInfo,
+    GpuSnapshot,
+    Mark,
+    Percentiles,
+    PlacedRequest,
+    RecentFigures,
+    ScaleAdvice,
+)
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import RegistrySnapshot
 
@@ -17,6 +27,8 @@ class SeenAdapter(msgspec.Struct, frozen=True):
 
     #: The caller's name for it; None if it is no longer served.
     name: str | None
+    #: The tenant that owns it: "shared" for one of the config file.
+    owner: str | None
     #: Its highest rank.
     rank: int | None
 
@@ -31,7 +43,17 @@ class ClusterView(ClusterSnapshot, frozen=True):
     adapters: dict[str, SeenAdapter] = msgspec.field(default_factory=dict)
 
 
-#: Structs of the view. Between processes they travel as arrays.
+class GpuView(GpuDetails, frozen=True):
+    """One GPU with the requests on it that the caller may see: its tenant's; an administrator sees all."""
+
+    #: Requests of other tenants.
+    num_other_requests: int = 0
+    #: The adapters on the GPU and of these requests, by digest.
+    adapters: dict[str, SeenAdapter] = msgspec.field(default_factory=dict)
+
+
+#: Structs of the views. Between processes they travel as arrays.
+GPU_STRUCTS = (GpuView, PlacedRequest)
 CLUSTER_STRUCTS = (
     ClusterView,
     SeenAdapter,
@@ -45,7 +67,7 @@ CLUSTER_STRUCTS = (
 
 _encode = msgspec.json.Encoder().encode
 
-_UNKNOWN = SeenAdapter(None, None)
+_UNKNOWN = SeenAdapter(None, None, None)
 
 
 class Viewer:
@@ -63,20 +85,41 @@ class Viewer:
         if not self.caller.is_admin:
             cluster = replace(cluster, gpus=tuple(_without_others_adapters(gpu, known) for gpu in cluster.gpus))
         resident = {digest for gpu in cluster.gpus for digest in gpu.resident_adapters}
-        adapters = {digest: known.get(digest, _UNKNOWN) for digest in sorted(resident)}
-        return ClusterView(**asdict(cluster), adapters=adapters)
+        return ClusterView(**asdict(cluster), adapters=_named(resident, known))
+
+    def gpu(self, details: GpuDetails) -> GpuView:
+        """Returns the view of one GPU."""
+        known = self._known()
+        gpu, requests = details.gpu, details.requests
+        if not self.caller.is_admin:
+            gpu = _without_others_adapters(gpu, known)
+            requests = tuple([request for request in requests if request.tenant_id == self.caller.tenant_id])
+        digests = {*gpu.resident_adapters, *(request.digest for request in requests if request.digest is not None)}
+        return GpuView(
+            gpu,
+            details.used_lora_pages,
+            requests,
+            num_other_requests=len(details.requests) - len(requests),
+            adapters=_named(digests, known),
+        )
 
     def _known(self) -> Mapping[str, SeenAdapter]:
         if (snapshot := self._registry.snapshot) is not self._snapshot:
             tenant_id, is_admin = self.caller.tenant_id, self.caller.is_admin
             self._adapters = {
                 adapter.ref.digest: SeenAdapter(
-                    snapshot.name_for(tenant_id, adapter), max(adapter.ref.ranks.values(), default=None)
+                    snapshot.name_for(tenant_id, adapter),
+                    adapter.tenant,
+                    max(adapter.ref.ranks.values(), default=None),
                 )
                 for adapter in reversed(snapshot.adapters(tenant_id, is_admin=is_admin))
             }
             self._snapshot = snapshot
         return self._adapters
+
+
+def _named(digests: Iterable[str], known: Mapping[str, SeenAdapter]) -> dict[str, SeenAdapter]:
+    return {digest: known.get(digest, _UNKNOWN) for digest in sorted(digests)}
 
 
 def _without_others_adapters(gpu: GpuSnapshot, known: Mapping[str, SeenAdapter]) -> GpuSnapshot:

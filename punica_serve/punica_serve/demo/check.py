@@ -61,7 +61,7 @@ class Peaks:
     def observe(self, cluster: dict[str, Any]) -> None:
         """Takes an answer of ``GET /v1/cluster``."""
         for gpu in cluster["gpus"]:
-            self.batch_size = max(self.batch_size, gpu["batch_size"])
+            self.batch_size = max(self.batch_size, gpu["batch_size_max"])
             self.num_adapters = max(self.num_adapters, gpu["num_adapters"])
 
     @property

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Raw
 
-from punica_serve.protocol.base import Message, Struct
+from punica_serve.protocol.base import LoraGroup, Message, Struct
 from punica_serve.protocol.request import WireError
 from punica_serve.protocol.runner import GpuInfo
 
@@ -16,9 +16,6 @@ class GpuSnapshot(Struct, frozen=True):
     runner_id: str
     #: Requests placed and not stopped.
     working_set: int
-    #: Requests in the newest step, and their distinct adapters.
-    batch_size: int
-    num_adapters: int
     free_kv_pages: int
     resident_adapters: tuple[str, ...]
     steps: int
@@ -29,6 +26,11 @@ class GpuSnapshot(Struct, frozen=True):
     adapters_used_ns: tuple[int, ...] = ()
     #: Adapters of all tenants in the worker's host memory; None if the caller may not know.
     num_cached_adapters: int | None = 0
+    #: Requests in a step, over the steps of the last second: their mean and the most. 0 if it ran none.
+    batch_size_mean: float = 0.0
+    batch_size_max: int = 0
+    #: The most distinct adapters in one of these steps.
+    num_adapters: int = 0
 
 
 class Percentiles(Struct, frozen=True):
@@ -71,8 +73,8 @@ class Mark(Struct, frozen=True):
     number: int
     at_ns: int
     kind: MarkKind
-    #: The GPU; None: several, or none.
-    gpu_uuid: str | None
+    #: The GPUs, each once; empty for an event of none.
+    gpu_uuids: tuple[str, ...]
     count: int
 
 
@@ -110,7 +112,9 @@ class ClusterReply(Message, frozen=True):
 class GpuHistory(Struct, frozen=True):
     """Columns of one GPU. None: the GPU was not in the cluster then."""
 
-    batch_size: tuple[int | None, ...]
+    #: Over the steps of the second; see GpuSnapshot.
+    batch_size_mean: tuple[float | None, ...]
+    batch_size_max: tuple[int | None, ...]
     used_kv_pages: tuple[int | None, ...]
 
 
@@ -132,6 +136,36 @@ class HistoryReply(Message, frozen=True):
     call_id: int
     #: A ClusterHistory, which its sender encodes once for many replies.
     history: Raw
+
+
+class PlacedRequest(Struct, frozen=True):
+    """A request on a GPU."""
+
+    request_id: str
+    #: None, here and for ``tenant``: the request has no tenant.
+    tenant_id: str | None
+    tenant: str | None
+    #: Of its adapter; None runs the base model.
+    digest: str | None
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    max_tokens: int
+    #: When the scheduler got it.
+    admitted_ns: int
+
+
+class GpuDetails(Struct, frozen=True):
+    """One GPU with the requests that are placed on it, oldest first: at most ``max_batch_size``."""
+
+    gpu: GpuSnapshot
+    #: Pages of the LoRA pool that adapters of these requests take, in each group.
+    used_lora_pages: dict[LoraGroup, int]
+    requests: tuple[PlacedRequest, ...]
+
+
+class GpuReply(Message, frozen=True):
+    call_id: int
+    details: GpuDetails
 
 
 class AdapterResidency(Struct, frozen=True):

@@ -8,7 +8,14 @@ import msgspec
 from punica_serve.errors import ProtocolError
 from punica_serve.numbers import counted
 from punica_serve.protocol.base import Message
-from punica_serve.protocol.cluster import CallReply, ClusterHistory, ClusterReply, HistoryReply, ResidencyReply
+from punica_serve.protocol.cluster import (
+    CallReply,
+    ClusterHistory,
+    ClusterReply,
+    GpuReply,
+    HistoryReply,
+    ResidencyReply,
+)
 from punica_serve.protocol.frontend import (
     AddRequest,
     CancelRequest,
@@ -16,6 +23,7 @@ from punica_serve.protocol.frontend import (
     DrainGpu,
     ForgetAdapter,
     GetCluster,
+    GetGpu,
     GetHistory,
     GetResidency,
     Limits,
@@ -48,6 +56,7 @@ FrontendToScheduler = (
     | AddRequest
     | CancelRequest
     | GetCluster
+    | GetGpu
     | GetHistory
     | DrainGpu
     | WarmAdapter
@@ -56,7 +65,16 @@ FrontendToScheduler = (
     | Heartbeat
 )
 SchedulerToFrontend = (
-    Welcome | Refused | Deliveries | Limits | ClusterReply | HistoryReply | ResidencyReply | CallReply | Heartbeat
+    Welcome
+    | Refused
+    | Deliveries
+    | Limits
+    | ClusterReply
+    | GpuReply
+    | HistoryReply
+    | ResidencyReply
+    | CallReply
+    | Heartbeat
 )
 RunnerToScheduler = (
     RunnerHello | GpuJoined | GpuLost | StepReport | AssignmentsFailed | AdaptersCached | DrainRunner | Heartbeat

@@ -28,6 +28,14 @@ class GetCluster(Message, frozen=True):
     call_id: int
 
 
+class GetGpu(Message, frozen=True):
+    """A unary call: the answer is a GpuReply, or a CallReply with GpuNotFound, with the same call_id."""
+
+    call_id: int
+    #: Its UUID or its name.
+    gpu: str
+
+
 class GetHistory(Message, frozen=True):
     """A unary call: the answer is a HistoryReply with the same call_id."""
 
@@ -41,7 +49,8 @@ class DrainGpu(Message, frozen=True):
     """
 
     call_id: int
-    gpu_uuid: str
+    #: Its UUID or its name.
+    gpu: str
     drain: bool
 
 
@@ -53,8 +62,8 @@ class WarmAdapter(Message, frozen=True):
 
     call_id: int
     adapter: AdapterRef
-    #: Empty: all GPUs.
-    gpu_uuids: tuple[str, ...] = ()
+    #: UUIDs or names. Empty: all GPUs.
+    gpus: tuple[str, ...] = ()
     #: True pins it: it stays in host memory, and only adapters in use can evict it from a GPU. False unpins it.
     #: None changes nothing.
     pin: bool | None = None

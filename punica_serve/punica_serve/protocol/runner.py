@@ -1,5 +1,7 @@
 """Messages between the scheduler, a runner and its workers."""
 
+from msgspec.structs import force_setattr
+
 from punica_serve.protocol.base import EndReason, LoraGroup, Message, Struct, TokenId
 from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, TokenLogprobs, WireError, check_columns
 
@@ -17,6 +19,14 @@ class GpuInfo(Struct, frozen=True):
     num_kv_pages: int
     #: Pages of the LoRA pool in each group; a page holds LORA_PAGE_RANKS rank rows.
     num_lora_pages: dict[LoraGroup, int]
+    #: For people: RUNNER/INDEX, by the device's place in runner.devices. A restarted worker has the same name and, on
+    #: a GPU, the same UUID.
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """A device without a runner is called by its UUID."""
+        if not self.name:
+            force_setattr(self, "name", self.uuid)
 
 
 class GpuJoined(Message, frozen=True):

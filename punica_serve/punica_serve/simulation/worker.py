@@ -35,7 +35,7 @@ SIMULATED_DEVICE = "simulated"
 _NOTHING = SimulatedStep(PlannedStep(None, 0, 0, 0, 0.0, ()), (), (), (), ())
 
 
-def simulated_gpu_info(engine: EngineConfig, uuid: str) -> GpuInfo:
+def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuInfo:
     """A simulated GPU of the configured size. Raises ConfigError if no size is set."""
     if engine.num_kv_pages is None:
         message = "set `engine.num_kv_pages`: a simulated GPU has no memory to measure"
@@ -47,6 +47,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str) -> GpuInfo:
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=dict.fromkeys(LORA_GROUPS, engine.num_lora_pages),
+        name=name,
     )
 
 

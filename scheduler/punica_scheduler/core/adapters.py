@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from punica_scheduler.core.fleet import Fleet
 from punica_scheduler.core.gpu import GpuRecord
-from punica_serve.errors import ClusterUnavailable, GpuNotFound
+from punica_serve.errors import ClusterUnavailable
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterResidency
 
@@ -88,16 +88,17 @@ class Adapters:
 
     # -------------------------------------------------------------- prefetch and evict
 
-    def warm(self, digest: str, gpu_uuids: Collection[str]) -> list[GpuRecord]:
-        """The GPUs to prefetch it to: these, or all. Raises GpuNotFound; ClusterUnavailable if there is no GPU."""
+    def warm(self, digest: str, wanted: Collection[str]) -> list[GpuRecord]:
+        """The GPUs to prefetch it to: those with these UUIDs or names, or all.
+
+        Raises GpuNotFound, and ClusterUnavailable if there is no GPU.
+        """
         gpus = self._fleet.gpus
         if not gpus:
             raise ClusterUnavailable("no GPU has joined the cluster yet; try again later")
-        if missing := sorted(set(gpu_uuids) - gpus.keys()):
-            names = ", ".join(sorted(gpus))
-            raise GpuNotFound(f"no GPU {missing[0]!r} is in the cluster; there are {names}", param="gpus")
+        uuids = {self._fleet.get(gpu, param="gpus").uuid for gpu in sorted(wanted)}
         self._unwanted.discard(digest)
-        return [gpus[uuid] for uuid in sorted(set(gpu_uuids) or gpus)]
+        return [gpus[uuid] for uuid in sorted(uuids or gpus)]
 
     def forget(self, digest: str) -> None:
         """Marks it for eviction; ``take_forgettable`` returns it once nobody uses it."""

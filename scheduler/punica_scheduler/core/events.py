@@ -59,7 +59,8 @@ class GpuDrainRequested(Struct, frozen=True):
     frontend_id: str
     #: The frontend's number for this call.
     call_id: int
-    gpu_uuid: str
+    #: Its UUID or its name.
+    gpu: str
     drain: bool
 
 

@@ -27,8 +27,9 @@ class Fleet:
         self.open_capacities: Counter[Capacity] = Counter()
         #: Rises with every change of the capacities, and so invalidates what was derived from them.
         self.version = 0
-        #: Drained by an operator. A worker that restarts is still drained; a scheduler that restarts forgets it.
-        self._drained_uuids: set[str] = set()
+        #: Drained by an operator, UUID -> name. A worker that restarts is still drained; a scheduler that restarts
+        #: forgets it.
+        self._drained: dict[str, str] = {}
         #: Runners about to stop -> whether they were told that their GPUs are empty.
         self._drained_runners: dict[str, bool] = {}
 
@@ -49,6 +50,19 @@ class Fleet:
         if not gpu.is_draining:
             self._close(gpu)
 
+    def find(self, uuid_or_name: str) -> GpuRecord | None:
+        """The GPU with this UUID or name; None if none has joined."""
+        gpu = self.gpus.get(uuid_or_name)
+        return gpu or next((gpu for gpu in self.gpus.values() if gpu.info.name == uuid_or_name), None)
+
+    def get(self, uuid_or_name: str, *, param: str) -> GpuRecord:
+        """The same. Raises GpuNotFound, about this parameter."""
+        gpu = self.find(uuid_or_name)
+        if gpu is None:
+            names = ", ".join(sorted(gpu.info.name for gpu in self.gpus.values())) or "none"
+            raise GpuNotFound(f"no GPU {uuid_or_name!r} is in the cluster; there are {names}", param=param)
+        return gpu
+
     def of_runner(self, runner_id: str) -> list[GpuRecord]:
         return [gpu for gpu in self.gpus.values() if gpu.runner_id == runner_id]
 
@@ -63,24 +77,30 @@ class Fleet:
     @property
     def draining(self) -> list[GpuRecord]:
         """GPUs that are being drained."""
-        if not self._drained_uuids and not self._drained_runners:
+        if not self._drained and not self._drained_runners:
             return []
         return [gpu for gpu in self.gpus.values() if gpu.is_draining]
 
-    def drain_gpu(self, uuid: str, drain: bool) -> None:
-        """Drains a GPU, or takes that back. Raises GpuNotFound, or InvalidRequest for one that can't be kept."""
-        gpu = self.gpus.get(uuid)
-        if gpu is None and uuid not in self._drained_uuids:
-            names = ", ".join(sorted(self.gpus)) or "none"
-            raise GpuNotFound(f"no GPU {uuid!r} is in the cluster; there are {names}", param="gpu")
-        if not drain and gpu is not None and gpu.runner_id in self._drained_runners:
-            raise InvalidRequest(f"GPU {uuid} goes with its runner {gpu.runner_id}, which is stopping", param="drain")
+    def drain_gpu(self, uuid_or_name: str, drain: bool) -> str:
+        """Drains a GPU, or takes that back; returns its UUID.
+
+        Raises GpuNotFound, or InvalidRequest for one that can't be kept. One that is drained may be gone for now.
+        """
+        for uuid, name in self._drained.items():
+            if uuid_or_name in (uuid, name) and uuid not in self.gpus:
+                if not drain:
+                    del self._drained[uuid]
+                return uuid
+        gpu = self.get(uuid_or_name, param="gpu")
+        if not drain and gpu.runner_id in self._drained_runners:
+            message = f"GPU {gpu.info.name} goes with its runner {gpu.runner_id}, which is stopping"
+            raise InvalidRequest(message, param="drain")
         if drain:
-            self._drained_uuids.add(uuid)
+            self._drained[gpu.uuid] = gpu.info.name
         else:
-            self._drained_uuids.discard(uuid)
-        if gpu is not None:
-            self._update(gpu)
+            self._drained.pop(gpu.uuid, None)
+        self._update(gpu)
+        return gpu.uuid
 
     def drain_runner(self, runner_id: str) -> None:
         """Drains all GPUs that the runner has or will have, until its link goes down."""
@@ -104,7 +124,7 @@ class Fleet:
         return drained
 
     def _is_drained(self, gpu: GpuRecord) -> bool:
-        return gpu.uuid in self._drained_uuids or gpu.runner_id in self._drained_runners
+        return gpu.uuid in self._drained or gpu.runner_id in self._drained_runners
 
     def _update(self, gpu: GpuRecord) -> None:
         was_draining, gpu.is_draining = gpu.is_draining, self._is_drained(gpu)

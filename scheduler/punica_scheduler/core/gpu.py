@@ -10,7 +10,15 @@ from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.core.page_account import PageAccount
 from punica_scheduler.core.request import LoraPages, RequestRecord
 from punica_serve.errors.invariants import require
-from punica_serve.protocol import AssignmentId, GpuInfo, GpuSnapshot, LoraGroup, StepReport
+from punica_serve.protocol import (
+    AssignmentId,
+    GpuDetails,
+    GpuInfo,
+    GpuSnapshot,
+    LoraGroup,
+    PlacedRequest,
+    StepReport,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +57,6 @@ class GpuRecord:
     unused_since_ns: dict[str, int] = field(default_factory=dict)
     #: Digests of the adapters in its worker's host memory.
     cached: set[str] = field(default_factory=set)
-    batch_size: int = 0
-    num_adapters: int = 0
     num_steps: int = 0
     #: Duration of the newest step with a batch.
     step_s: float = 0.0
@@ -206,8 +212,6 @@ class GpuRecord:
     def account(self, report: StepReport) -> None:
         """Applies a report's page counts and gauges. Its tokens must have been applied before."""
         self.kv_pages.report(report.applied_seq, report.free_kv_pages)
-        self.batch_size = report.batch_size
-        self.num_adapters = report.num_adapters
         self.num_steps = report.step
         if report.batch_size:
             self.step_s = report.duration_s
@@ -248,12 +252,11 @@ class GpuRecord:
         require(len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch")
 
     def snapshot(self, now_ns: int) -> GpuSnapshot:
+        """The GPU as people see it, without telemetry."""
         return GpuSnapshot(
             gpu=self.info,
             runner_id=self.runner_id,
             working_set=len(self.working_set),
-            batch_size=self.batch_size,
-            num_adapters=self.num_adapters,
             free_kv_pages=self.kv_pages.num_reported_free,
             resident_adapters=self.resident,
             steps=self.num_steps,
@@ -264,3 +267,23 @@ class GpuRecord:
             ),
             num_cached_adapters=len(self.cached),
         )
+
+    def details(self, now_ns: int) -> GpuDetails:
+        """The same with its requests, oldest first."""
+        records = sorted(self.working_set.values(), key=attrgetter("arrival"))
+        used = {group: pages for group, pages in self.lora_pages.items() if pages}
+        return GpuDetails(self.snapshot(now_ns), used, tuple([_placed(record) for record in records]))
+
+
+def _placed(record: RequestRecord) -> PlacedRequest:
+    request = record.request
+    return PlacedRequest(
+        record.request_id,
+        request.tenant_id,
+        request.tenant,
+        record.digest,
+        record.num_prompt,
+        record.num_generated,
+        record.max_tokens,
+        record.admitted_ns,
+    )

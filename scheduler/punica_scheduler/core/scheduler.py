@@ -27,6 +27,7 @@ from punica_serve.protocol import (
     AdapterResidency,
     AssignmentsFailed,
     ClusterSnapshot,
+    GpuDetails,
     GpuInfo,
     Limits,
     StepReport,
@@ -40,13 +41,12 @@ EVENT_LOG_LENGTH = 32
 
 
 class ClusterSample(Struct, frozen=True):
-    """Counters since the start, and gauges of now. The last three have one entry for each GPU."""
+    """Counters since the start, and gauges of now. The last two have one entry for each GPU."""
 
     num_arrived: int
     num_tokens: int
     queue_length: int
     gpu_uuids: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
     used_kv_pages: tuple[int, ...]
 
 
@@ -108,9 +108,12 @@ class Scheduler:
             counters["tokens"],
             len(self._state.waiting),
             tuple(self._fleet.gpus),
-            tuple([gpu.batch_size for gpu in self._fleet.gpus.values()]),
             tuple([gpu.num_used_kv_pages for gpu in self._fleet.gpus.values()]),
         )
+
+    def gpu_details(self, gpu: str, now_ns: int) -> GpuDetails:
+        """A GPU, by UUID or name, with its requests, without telemetry. Raises GpuNotFound."""
+        return self._fleet.get(gpu, param="gpu").details(now_ns)
 
     def residency(self, digests: Collection[str]) -> tuple[AdapterResidency, ...]:
         """Where these adapters are, or all. Raises ClusterUnavailable while frontends still add theirs."""
@@ -190,7 +193,7 @@ class Scheduler:
     def _break_stream(self, record: RequestRecord, gpu: GpuRecord, sent: str, outcome: Outcome) -> None:
         """Worker and scheduler disagree on a request's position: it starts over from the tokens its client has."""
         expected = record.num_generated
-        error = RequestFailed(f"GPU {gpu.uuid} sent {sent} where token {expected} of it had to come")
+        error = RequestFailed(f"GPU {gpu.info.name} sent {sent} where token {expected} of it had to come")
         self._state.try_again(record, gpu, WireError.of(error), outcome, tell_worker=True)
 
     def _preempt(self, gpu: GpuRecord, lacks_pages: bool, outcome: Outcome) -> None:
@@ -283,18 +286,18 @@ class Scheduler:
 
     def _gpu_drain_requested(self, event: events.GpuDrainRequested, outcome: Outcome) -> None:
         try:
-            self._fleet.drain_gpu(event.gpu_uuid, event.drain)
+            uuid = self._fleet.drain_gpu(event.gpu, event.drain)
         except PunicaError as error:
             outcome.actions.append(CallAnswered(event.frontend_id, event.call_id, WireError.of(error)))
             return
-        outcome.record_event("gpu_drained" if event.drain else "gpu_taken_back", event.gpu_uuid)
+        outcome.record_event("gpu_drained" if event.drain else "gpu_taken_back", uuid)
         self._announce_new_limits(outcome)
         outcome.actions.append(CallAnswered(event.frontend_id, event.call_id))
         self._move_from_draining(outcome)
 
     def _warming_requested(self, frontend_id: str, call: WarmAdapter, outcome: Outcome) -> None:
         try:
-            gpus = self._state.adapters.warm(call.adapter.digest, call.gpu_uuids)
+            gpus = self._state.adapters.warm(call.adapter.digest, call.gpus)
         except PunicaError as error:
             outcome.actions.append(CallAnswered(frontend_id, call.call_id, WireError.of(error)))
             return

@@ -16,7 +16,7 @@ class _Growing:
     number: int
     at_ns: int
     kind: MarkKind
-    gpu_uuid: str | None
+    gpu_uuids: set[str]
     count: int
 
 
@@ -33,13 +33,15 @@ class ClusterEvents:
         mark = self._newest.get(kind)
         if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
             mark.count += 1
-            if mark.gpu_uuid != gpu_uuid:
-                mark.gpu_uuid = None
-            return
-        self._num_marks += 1
-        self._newest[kind] = mark = _Growing(self._num_marks, now_ns, kind, gpu_uuid, 1)
-        self._marks.append(mark)
+        else:
+            self._num_marks += 1
+            self._newest[kind] = mark = _Growing(self._num_marks, now_ns, kind, set(), 1)
+            self._marks.append(mark)
+        if gpu_uuid is not None:
+            mark.gpu_uuids.add(gpu_uuid)
 
     def snapshot(self) -> tuple[Mark, ...]:
         """Oldest first."""
-        return tuple(Mark(mark.number, mark.at_ns, mark.kind, mark.gpu_uuid, mark.count) for mark in self._marks)
+        return tuple(
+            Mark(mark.number, mark.at_ns, mark.kind, tuple(sorted(mark.gpu_uuids)), mark.count) for mark in self._marks
+        )

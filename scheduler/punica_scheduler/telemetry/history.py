@@ -3,17 +3,21 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby, repeat
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from punica_scheduler.core.scheduler import ClusterSample
+from punica_scheduler.telemetry.step_stats import StepFigures
 from punica_serve.protocol import ClusterHistory, GpuHistory, RecentFigures, encode_history
 
 #: Ten minutes. For a thousand GPUs that is some megabytes.
 MAX_SAMPLES = 600
 _INTERVAL_NS = 1_000_000_000
+
+Value = TypeVar("Value")
 
 
 class _Row(Struct, frozen=True):
@@ -22,6 +26,8 @@ class _Row(Struct, frozen=True):
     at_ns: int
     #: Its ``gpu_uuids`` are one tuple for all rows between two changes of the fleet.
     sample: ClusterSample
+    batch_size_means: tuple[float, ...]
+    batch_size_maxima: tuple[int, ...]
     recent: RecentFigures
 
 
@@ -36,12 +42,14 @@ class History:
     def is_due(self, now_ns: int) -> bool:
         return not self._rows or now_ns >= self._rows[-1].at_ns + _INTERVAL_NS
 
-    def add(self, sample: ClusterSample, recent: RecentFigures, now_ns: int) -> None:
-        """Appends a row."""
+    def add(self, sample: ClusterSample, steps: Sequence[StepFigures], recent: RecentFigures, now_ns: int) -> None:
+        """Appends a row; ``steps`` has an entry for each GPU of the sample."""
         self._encoded = None
         if self._rows and self._rows[-1].sample.gpu_uuids == sample.gpu_uuids:
             sample = replace(sample, gpu_uuids=self._rows[-1].sample.gpu_uuids)
-        self._rows.append(_Row(now_ns, sample, recent))
+        means = tuple([figures.batch_size_mean for figures in steps])
+        maxima = tuple([figures.batch_size_max for figures in steps])
+        self._rows.append(_Row(now_ns, sample, means, maxima, recent))
 
     def encoded(self) -> msgspec.Raw:
         """All rows, encoded at most once for each new row: for a thousand GPUs they have a million numbers."""
@@ -64,14 +72,18 @@ class History:
 
 def _by_gpu(rows: Sequence[_Row]) -> dict[str, GpuHistory]:
     runs = [list(run) for _, run in groupby(rows, key=lambda row: id(row.sample.gpu_uuids))]
-    batch_sizes = _columns_of((run[0].sample.gpu_uuids, [row.sample.batch_sizes for row in run]) for run in runs)
-    used_kv_pages = _columns_of((run[0].sample.gpu_uuids, [row.sample.used_kv_pages for row in run]) for run in runs)
-    return {uuid: GpuHistory(tuple(batch_sizes[uuid]), tuple(used_kv_pages[uuid])) for uuid in sorted(batch_sizes)}
+    names = [run[0].sample.gpu_uuids for run in runs]
+    means = _columns_of(zip(names, ([row.batch_size_means for row in run] for run in runs), strict=True))
+    maxima = _columns_of(zip(names, ([row.batch_size_maxima for row in run] for run in runs), strict=True))
+    pages = _columns_of(zip(names, ([row.sample.used_kv_pages for row in run] for run in runs), strict=True))
+    return {uuid: GpuHistory(tuple(means[uuid]), tuple(maxima[uuid]), tuple(pages[uuid])) for uuid in sorted(means)}
 
 
-def _columns_of(runs: Iterable[tuple[tuple[str, ...], list[tuple[int, ...]]]]) -> dict[str, list[int | None]]:
+def _columns_of(
+    runs: Iterable[tuple[tuple[str, ...], list[tuple[Value, ...]]]],
+) -> dict[str, list[Value | None]]:
     """Runs of rows, each with what its columns are called. A GPU that was not there all the time has gaps."""
-    columns: dict[str, list[int | None]] = {}
+    columns: dict[str, list[Value | None]] = {}
     num_rows = 0
     for uuids, rows in runs:
         for uuid, part in zip(uuids, zip(*rows, strict=True), strict=True):

@@ -9,12 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from punica_scheduler.core.actions import Action, RecordEvent, RecordTokens
-from punica_scheduler.core.events import Event, Tick
+from punica_scheduler.core.events import Event, StepFinished, Tick
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.telemetry.cluster_events import ClusterEvents
 from punica_scheduler.telemetry.history import History
 from punica_scheduler.telemetry.rolling_stats import RollingStats
-from punica_serve.protocol import ClusterSnapshot
+from punica_scheduler.telemetry.step_stats import StepStats
+from punica_serve.protocol import ClusterSnapshot, GpuDetails, GpuSnapshot
 
 
 class ClusterObserver:
@@ -25,6 +26,7 @@ class ClusterObserver:
         self._events = ClusterEvents()
         self._events.add("scheduler_started", None, incarnation)
         self._stats = RollingStats()
+        self._steps = StepStats()
         self._history = History()
 
     def observe(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
@@ -35,17 +37,30 @@ class ClusterObserver:
                     self._stats.observe(action)
                 case RecordEvent(kind, gpu_uuid):
                     self._events.add(kind, gpu_uuid, now_ns)
-        if isinstance(event, Tick):
-            self._sample(now_ns)
+        match event:
+            case StepFinished(report):
+                self._steps.observe(report)
+            case Tick():
+                self._sample(now_ns)
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """The scheduler's snapshot, with rolling statistics and cluster events."""
         recent = self._stats.figures(self._scheduler.sample(), now_ns)
-        return replace(self._scheduler.snapshot(now_ns), recent=recent, marks=self._events.snapshot())
+        cluster = self._scheduler.snapshot(now_ns)
+        gpus = tuple(map(self._with_steps, cluster.gpus))
+        return replace(cluster, gpus=gpus, recent=recent, marks=self._events.snapshot())
+
+    def gpu(self, gpu: str, now_ns: int) -> GpuDetails:
+        """The scheduler's details of a GPU. Raises GpuNotFound."""
+        details = self._scheduler.gpu_details(gpu, now_ns)
+        return replace(details, gpu=self._with_steps(details.gpu))
 
     def history(self) -> msgspec.Raw:
         """The last minutes: an encoded ClusterHistory."""
         return self._history.encoded()
+
+    def _with_steps(self, gpu: GpuSnapshot) -> GpuSnapshot:
+        return replace(gpu, **self._steps.figures(gpu.gpu.uuid)._asdict())
 
     def _sample(self, now_ns: int) -> None:
         is_due = self._history.is_due(now_ns)
@@ -53,4 +68,6 @@ class ClusterObserver:
             sample = self._scheduler.sample()
             self._stats.advance(sample, now_ns)
             if is_due:
-                self._history.add(sample, self._stats.figures(sample, now_ns), now_ns)
+                steps = tuple(map(self._steps.second, sample.gpu_uuids))
+                self._history.add(sample, steps, self._stats.figures(sample, now_ns), now_ns)
+        self._steps.advance(now_ns)

@@ -67,7 +67,7 @@ async def test_the_cursor_tells_the_values_of_its_time(tab: Tab, url: str, clust
     start_ns = 1_800_000_000_000_000_000
     for number in range(1, 5):
         cluster.now_ns = start_ns + number * 20_000_000_000
-        cluster.marks.append(Mark(number, cluster.now_ns, "migrated", None, 10 + number))
+        cluster.marks.append(Mark(number, cluster.now_ns, "migrated", (), 10 + number))
         await tab.waits_until(f"document.querySelector('#events').textContent.includes('{10 + number} requests')")
     box = await tab.page.locator('[data-chart="batch"] .u-over').bounding_box()
     assert box is not None
@@ -145,10 +145,10 @@ async def test_it_outlives_the_scheduler(tab: Tab, url: str, cluster: EchoCluste
 async def test_a_restart_of_the_scheduler_is_an_event_beside_those_before(
     tab: Tab, url: str, cluster: EchoCluster
 ) -> None:
-    cluster.marks = [Mark(1, cluster.now_ns, "gpu_taken_back", "CPU-1", 1)]
+    cluster.marks = [Mark(1, cluster.now_ns, "gpu_taken_back", ("CPU-1",), 1)]
     await tab.open(url)
     await tab.waits_until("document.querySelector('#events').textContent.includes('GPU taken back')")
-    cluster.incarnation, cluster.marks = 2, [Mark(1, cluster.now_ns, "scheduler_started", None, 1)]
+    cluster.incarnation, cluster.marks = 2, [Mark(1, cluster.now_ns, "scheduler_started", (), 1)]
     await tab.waits_until("document.querySelector('#events').textContent.includes('scheduler started')")
     assert "GPU taken back" in await tab.text("#events")
     assert not tab.own_errors

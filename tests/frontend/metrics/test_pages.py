@@ -21,8 +21,21 @@ DOCUMENTED = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def gpu(uuid: str = "GPU-1") -> GpuSnapshot:
-    info = GpuInfo(uuid, "cuda:0", 32, 16, 100, {})
-    return GpuSnapshot(info, "host", 5, 4, 2, 90, ("d1", "d2"), 7, 11, is_draining=True, num_cached_adapters=3)
+    info = GpuInfo(uuid, "cuda:0", 32, 16, 100, {}, "host/0")
+    return GpuSnapshot(
+        info,
+        "host",
+        5,
+        90,
+        ("d1", "d2"),
+        7,
+        11,
+        is_draining=True,
+        num_cached_adapters=3,
+        batch_size_mean=3.5,
+        batch_size_max=4,
+        num_adapters=2,
+    )
 
 
 CLUSTER = ClusterSnapshot(1, 2, (gpu(),), 9, 1, 1, {"migrations": 3, "unheard_of": 1}, ScaleAdvice(2, ("idle",)))
@@ -110,11 +123,12 @@ def test_the_clusters_figures() -> None:
     assert shown["vllm:kv_cache_usage_perc numbers GPU-1"] == pytest.approx(0.1)
     assert shown["vllm:num_gpu_loaded_lora_adapters numbers GPU-1"] == 2
     assert shown["vllm:num_cpu_loaded_lora_adapters numbers GPU-1"] == 3
-    of_gpu = {name.removeprefix("punica_gpu_"): value for name, value in shown.items() if name.endswith("GPU-1 host")}
-    assert of_gpu["batch_size GPU-1 host"] == 4
-    assert of_gpu["working_set GPU-1 host"] == 5
-    assert of_gpu["draining GPU-1 host"] == 1
-    assert of_gpu["tokens_total GPU-1 host"] == 11
+    of_gpu = {
+        name.removeprefix("punica_gpu_"): value for name, value in shown.items() if name.endswith("GPU-1 host/0 host")
+    }
+    of_gpu = {name.partition(" ")[0]: value for name, value in of_gpu.items()}
+    assert (of_gpu["batch_size"], of_gpu["batch_size_max"], of_gpu["working_set"]) == (3.5, 4, 5)
+    assert (of_gpu["draining"], of_gpu["tokens_total"]) == (1, 11)
 
 
 def test_where_the_adapters_are() -> None:

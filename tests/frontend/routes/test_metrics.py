@@ -23,7 +23,7 @@ async def test_figures_of_the_frontend_and_of_the_cluster(client: httpx.AsyncCli
         'vllm:request_queue_time_seconds_sum{model_name="numbers"} 0.5',
         'punica_adapter_requests_total{adapter="numbers"} 1',
         'punica_tenant_requests_total{tenant="default"} 1',
-        'punica_gpu_batch_size{gpu="CPU-1",runner="host"} 1',
+        'punica_gpu_batch_size{gpu="CPU-1",gpu_name="host/0",runner="host"} 1.0',
         "punica_cluster_tokens_total 11",
     ):
         assert line in lines

@@ -33,7 +33,9 @@ async def test_the_past_and_then_the_cluster_as_elsewhere(address: str, client: 
         past, *frames = [await next_frame(socket) for _ in range(3)]
     times = [{"p50": 0.1, "p90": 0.2, "p99": 0.3}]
     assert past["type"] == "history" and past["history"]["first_token_s"] == times
-    assert past["history"]["gpus"] == {"CPU-1": {"batch_size": [1], "used_kv_pages": [10]}}
+    assert past["history"]["gpus"] == {
+        "CPU-1": {"batch_size_mean": [1.0], "batch_size_max": [1], "used_kv_pages": [10]}
+    }
     told = {"type": "cluster", "cluster": (await client.get("/v1/cluster")).json()}
     assert frames == [told, told]
 
@@ -57,7 +59,7 @@ async def test_a_view_is_encoded_once_for_all_who_may_see_the_same(
         return view.encode(value)
 
     monkeypatch.setattr("punica_frontend.watch.frames.encode", encode)
-    cluster.marks = [Mark(1, 5, "migrated", "A", 1)]
+    cluster.marks = [Mark(1, 5, "migrated", ("A",), 1)]
     cluster.resident_adapters = ("d1", "of-somebody")
     frames, snapshot = Frames(cluster), await cluster.cluster()
     tenant = Caller("acme-1", "acme", "user")
@@ -105,7 +107,7 @@ async def test_a_tenant_has_so_many_watchers(address: str, monkeypatch: pytest.M
 
 async def test_marks_are_sent_until_they_are_final(address: str, cluster: EchoCluster) -> None:
     cluster.now_ns = 10_000_000_000
-    cluster.marks = [Mark(1, 3_000_000_000, "migrated", "A", 1), Mark(2, 9_500_000_000, "evicted", None, 2)]
+    cluster.marks = [Mark(1, 3_000_000_000, "migrated", ("A",), 1), Mark(2, 9_500_000_000, "evicted", (), 2)]
     async with watching(address) as socket:
         frames = [await next_frame(socket) for _ in range(3)]
         numbers = [[mark["number"] for mark in frame["cluster"]["marks"]] for frame in frames[1:]]

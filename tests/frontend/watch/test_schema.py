@@ -35,7 +35,7 @@ async def test_the_page_in_docs_and_the_route_are_up_to_date(
 @pytest.fixture
 async def frames(address: str, cluster: EchoCluster) -> AsyncIterator[dict[str, Any]]:
     """One of each type, by type, as a watcher is sent them."""
-    cluster.marks = [Mark(1, 5, "migrated", None, 2)]
+    cluster.marks = [Mark(1, 5, "migrated", (), 2)]
     seen: dict[str, Any] = {}
     async with asyncio.timeout(DEADLINE_S), connect(f"ws://{address}/v1/cluster/watch?per_s=5", proxy=None) as socket:
         while seen.keys() != {"history", "cluster", "unavailable"}:

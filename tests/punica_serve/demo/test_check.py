@@ -59,7 +59,7 @@ async def test_one_adapter_with_too_many_wrong_answers_fails(progress: Progress)
 
 
 def _cluster(*steps: tuple[int, int]) -> dict[str, Any]:
-    return {"gpus": [{"batch_size": batch, "num_adapters": adapters} for batch, adapters in steps]}
+    return {"gpus": [{"batch_size_max": batch, "num_adapters": adapters} for batch, adapters in steps]}
 
 
 def test_peaks_keep_the_highest_of_all_gpus() -> None:

@@ -47,7 +47,7 @@ def client(*answers: httpx.Response) -> httpx.AsyncClient:
 
 CLUSTER = {
     "incarnation": 1,
-    "gpus": [{"gpu": {"uuid": "a"}, "batch_size": 5}],
+    "gpus": [{"gpu": {"uuid": "a"}, "batch_size_mean": 5.0}],
     "queue_length": 2,
     "counters": {"tokens": 7},
 }

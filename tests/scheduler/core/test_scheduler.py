@@ -97,7 +97,7 @@ def test_the_snapshot_shows_gpus_queue_and_peers(new_cluster: NewCluster) -> Non
     assert (snapshot.incarnation, snapshot.now_ns) == (cluster.incarnation, 77)
     assert (snapshot.queue_length, snapshot.num_frontends, snapshot.num_runners) == (1, 1, 1)
     (gpu,) = snapshot.gpus
-    assert (gpu.runner_id, gpu.working_set, gpu.batch_size, gpu.free_kv_pages) == ("runner", 1, 1, 1)
+    assert (gpu.runner_id, gpu.working_set, gpu.free_kv_pages) == ("runner", 1, 1)
     assert (gpu.steps, gpu.tokens) == (1, 1)
 
 

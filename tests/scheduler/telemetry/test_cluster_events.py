@@ -52,7 +52,7 @@ def test_an_eviction_and_where_the_request_went(cluster: Cluster) -> None:
     while not cluster.counter("evictions"):
         cluster.steps("gpu-1", "a b")
     marks = cluster.observer.snapshot(cluster.now_ns).marks
-    assert [(mark.kind, mark.gpu_uuid) for mark in marks[-2:]] == [("evicted", "gpu-1"), ("migrated", "gpu-0")]
+    assert [(mark.kind, mark.gpu_uuids) for mark in marks[-2:]] == [("evicted", ("gpu-1",)), ("migrated", ("gpu-0",))]
 
 
 def test_what_happens_again_within_a_second_is_one_mark() -> None:
@@ -60,9 +60,9 @@ def test_what_happens_again_within_a_second_is_one_mark() -> None:
     marks.add("evicted", "gpu", 5 * S)
     marks.add("evicted", "gpu", 6 * S - 1)
     (mark,) = marks.snapshot()
-    assert (mark.number, mark.at_ns, mark.gpu_uuid, mark.count) == (1, 5 * S, "gpu", 2)
+    assert (mark.number, mark.at_ns, mark.gpu_uuids, mark.count) == (1, 5 * S, ("gpu",), 2)
     marks.add("evicted", "another", 6 * S - 1)
-    assert [(mark.gpu_uuid, mark.count) for mark in marks.snapshot()] == [(None, 3)]
+    assert [(mark.gpu_uuids, mark.count) for mark in marks.snapshot()] == [(("another", "gpu"), 3)]
     marks.add("evicted", "gpu", 6 * S)
     assert [mark.number for mark in marks.snapshot()] == [1, 2]
 

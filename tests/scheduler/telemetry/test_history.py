@@ -29,7 +29,8 @@ def test_a_second_a_row(cluster: Cluster) -> None:
     history = past(cluster)
     assert len(history.at_ns) == 3
     assert history.arrived == (0, 2, 2) and history.tokens == (0, 2, 2)
-    assert history.gpus["gpu"].batch_size == (0, 2, 2)
+    assert history.gpus["gpu"].batch_size_max == (0, 2, 0)
+    assert history.gpus["gpu"].batch_size_mean == (0.0, 2.0, 0.0)
     assert history.gpus["gpu"].used_kv_pages == (0, 4, 4)
     assert history.first_token_s[0] is None and history.first_token_s[1] is not None
 
@@ -42,7 +43,7 @@ def test_a_gpu_that_was_not_there_has_gaps(cluster: Cluster) -> None:
     cluster.gpu_is_lost("gpu-1")
     cluster.time_passes(1)
     gpus = past(cluster).gpus
-    assert gpus["gpu-1"].batch_size == (0, 0, None) and gpus["gpu-2"].batch_size == (None, 0, 0)
+    assert gpus["gpu-1"].batch_size_max == (0, 0, None) and gpus["gpu-2"].batch_size_max == (None, 0, 0)
 
 
 def test_one_that_comes_back_keeps_its_column(cluster: Cluster) -> None:
@@ -58,7 +59,7 @@ def test_one_that_comes_back_keeps_its_column(cluster: Cluster) -> None:
         cluster.time_passes(1)
     gpus = past(cluster).gpus
     assert list(gpus) == ["gpu-0", "gpu-1"]
-    assert gpus["gpu-0"].batch_size == (None, None, 0, 0) and gpus["gpu-1"].batch_size == (0, None, 1, 1)
+    assert gpus["gpu-0"].batch_size_max == (None, None, 0, 0) and gpus["gpu-1"].batch_size_max == (0, None, 1, 0)
     assert gpus["gpu-0"].used_kv_pages == (None, None, 0, 0) and gpus["gpu-1"].used_kv_pages == (0, None, 2, 2)
 
 

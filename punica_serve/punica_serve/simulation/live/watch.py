@@ -21,8 +21,8 @@ class Sample:
     """A sample of the cluster."""
 
     time_s: float
-    #: GPU UUID -> requests in its newest step; 0 when idle.
-    batch_sizes: Mapping[str, int]
+    #: GPU UUID -> mean requests of its steps of the last second; 0 if it ran none.
+    batch_sizes: Mapping[str, float]
     queue_length: int
     #: Counters summed over all schedulers since the first sample.
     counters: Mapping[str, int]
@@ -63,7 +63,7 @@ async def _get(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def _sample(time_s: float, cluster: dict[str, Any], counters: _Counters) -> Sample:
-    batch_sizes = {gpu["gpu"]["uuid"]: gpu["batch_size"] for gpu in cluster["gpus"]}
+    batch_sizes = {gpu["gpu"]["uuid"]: gpu["batch_size_mean"] for gpu in cluster["gpus"]}
     counted = counters.take(cluster["incarnation"], cluster["counters"])
     return Sample(time_s, batch_sizes, cluster["queue_length"], counted)
 
@@ -96,5 +96,5 @@ def timeline_of(samples: Sequence[Sample], *, interval_s: float, max_batch_size:
     )
 
 
-def _mean(numbers: Sequence[int]) -> float:
+def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
