@@ -34,7 +34,7 @@ async def test_the_past_and_then_the_cluster_as_elsewhere(address: str, client: 
     times = [{"p50": 0.1, "p90": 0.2, "p99": 0.3}]
     assert past["type"] == "history" and past["history"]["first_token_s"] == times
     assert past["history"]["gpus"] == {
-        "CPU-1": {"batch_size_mean": [1.0], "batch_size_max": [1], "used_kv_pages": [10]}
+        "CPU-1": {"batch_size_mean": [1.0], "batch_size_max": [1], "used_kv_pages": [10], "name": "host/0"}
     }
     told = {"type": "cluster", "cluster": (await client.get("/v1/cluster")).json()}
     assert frames == [told, told]
