@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from engine_fixtures import MakeAdapter, MakeHarness
 from loader_harness import LoaderHarness
 from punica_serve.engine.adapters import host_loader
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.protocol import AdapterRef
-
-MakeAdapter = Callable[..., AdapterRef]
-MakeHarness = Callable[..., LoaderHarness]
 
 
 def _is_warm(harness: LoaderHarness, *refs: AdapterRef) -> Callable[[], bool]:

@@ -1,18 +1,15 @@
 """An adapter goes through its states by the table, and through no others."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 
-from loader_harness import LoaderHarness
+from engine_fixtures import MakeHarness
 from punica_serve.engine.adapters.entry import TRANSITIONS, AdapterEntry, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.errors.invariants import InvariantBroken
 from punica_serve.protocol import AdapterRef
-
-MakeHarness = Callable[..., LoaderHarness]
 
 REF = AdapterRef("digest", "", 1, {"q_proj": 8})
 
