@@ -21,6 +21,7 @@
  */
 
 import { make, setText } from "./dom.js";
+import { clock } from "./format.js";
 import { drawMarks } from "./marks.js";
 import { color } from "./theme.js";
 
@@ -123,7 +124,7 @@ export class TimeChart {
     return {
       ...this.#size(),
       legend: { show: false },
-      padding: [8, null, 0, null],
+      padding: [8, 0, 0, null],
       cursor: {
         y: false,
         points: panel.isStacked ? { show: false } : { size: 6 },
@@ -137,7 +138,7 @@ export class TimeChart {
         ] },
       },
       axes: [
-        { ...axis, ...(panel.hasNoTimes ? { size: 8, values: () => [] } : { size: AXIS_PX, values: "{HH}:{mm}:{ss}" }), space: 70 },
+        { ...axis, ...(panel.hasNoTimes ? { size: 8, values: () => [] } : { size: AXIS_PX, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => this.#times(splits) }), space: 84 },
         { ...axis, size: GUTTER_PX, space: 28, values: (/** @type {any} */ _, /** @type {number[]} */ splits, /** @type {number} */ _axis, /** @type {number} */ _space, /** @type {number} */ increment) =>
           panel.ticks(splits, increment) },
       ],
@@ -159,6 +160,13 @@ export class TimeChart {
     if (width < 8) return;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     this.view.set({ zoom: [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")] });
+  }
+
+  /** One at the very end would be cut off. @param {number[]} splits */
+  #times(splits) {
+    const [from, to] = this.view.window();
+    const margin = ((to - from) * 32) / Math.max(this.root.clientWidth - GUTTER_PX, 80);
+    return splits.map((at) => (at > to - margin ? "" : clock(at)));
   }
 
   #highestLimit() {

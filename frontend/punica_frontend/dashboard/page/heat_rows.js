@@ -41,9 +41,10 @@ export function cellsOf(rows, uuids, from, numColumns, step) {
   return cells;
 }
 
-/** How high a row is, so that all GPUs fit. @param {number} numGpus @param {number} maxHeight */
+/** How high a row is, so that all GPUs fit, and few are not lost. @param {number} numGpus @param {number} maxHeight */
 export function rowHeight(numGpus, maxHeight) {
-  return Math.max(6, Math.min(26, Math.floor(maxHeight / Math.max(numGpus, 1))));
+  const highest = numGpus <= 4 ? 48 : 26;
+  return Math.max(6, Math.min(highest, Math.floor(maxHeight / Math.max(numGpus, 1))));
 }
 
 /** The rows that are named: with small ones every second, or third. @param {number} numGpus @param {number} height */
