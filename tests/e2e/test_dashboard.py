@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -33,7 +35,7 @@ async def test_under_load_it_shows_each_gpus_true_batch_size(tab: Tab, cluster: 
     async def is_true() -> bool:
         shown = await tab.batch_sizes()
         gpus = (await asyncio.to_thread(cluster.snapshot))["gpus"]
-        told = {gpu["gpu"]["uuid"]: gpu["batch_size"] for gpu in gpus}
+        told = {gpu["gpu"]["uuid"]: gpu["batch_size_max"] for gpu in gpus}
         return shown == told and sum(told.values()) == len(streams)
 
     await until(is_true, "the page shows the batch sizes that the scheduler tells")
@@ -68,16 +70,15 @@ async def test_it_goes_on_when_its_frontend_comes_back(tab: Tab, cluster: UpClus
     cluster.kill("punica_serve.cli frontend")
     await tab.is_in("disconnected")
     await tab.is_in("live")
-    await tab.waits_until("document.querySelectorAll('#legend li').length === 2")
+    await tab.waits_until("document.querySelectorAll('#batch-table tr').length === 2")
 
 
 @pytest.fixture
-def busy_cluster(tmp_path: Path, start: Start) -> Iterator[UpCluster]:
-    """Eight simulated GPUs under a minute's rise and fall of the load."""
+def ramp(tmp_path: Path, start: Start) -> Iterator[UpCluster]:
+    """Sixteen simulated GPUs under a minute's rise and fall of the load: figure 13 of the Punica paper."""
     document = yaml.safe_load(LIVE_CONFIG.read_text())
-    document["runner"]["devices"] = ["simulated"] * 8
-    document["simulation"]["arrivals"]["rate"] = [[0, 2], [25, 24], [50, 4]]
-    config = tmp_path / "eight.yaml"
+    document["simulation"]["arrivals"]["rate"] = [[0, 2], [25, 48], [50, 2]]
+    config = tmp_path / "ramp.yaml"
     config.write_text(yaml.safe_dump(document))
     with start(tmp_path, str(config)) as cluster:
         command = [sys.executable, "-P", "-m", "punica_serve.cli", "simulate", str(config), "--live", cluster.url]
@@ -86,25 +87,73 @@ def busy_cluster(tmp_path: Path, start: Start) -> Iterator[UpCluster]:
             load.kill()
 
 
+#: For each row of the heat map, top to bottom: the seconds in which its GPU ran a step, counted from the left.
+_BUSY_SECONDS = """() => {
+    const canvas = document.querySelector('.heat-cells');
+    const context = canvas.getContext('2d');
+    const labels = [...document.querySelectorAll('.heat-label')];
+    const top = canvas.getBoundingClientRect().top;
+    const second = canvas.width / Number(document.querySelector('#range').value);
+    const isBusy = ([r, g, b, a]) => a === 255 && Math.max(r, g, b) - Math.min(r, g, b) > 12;
+    return labels.map(label => {
+        const box = label.getBoundingClientRect();
+        const y = (box.top + box.height / 2 - top) * devicePixelRatio;
+        const line = context.getImageData(0, y, canvas.width, 1).data;
+        const pixel = at => [...line.slice(4 * Math.floor(at), 4 * Math.floor(at) + 4)];
+        return [...Array(Math.floor(canvas.width / second)).keys()].filter(at => isBusy(pixel((at + 0.5) * second)));
+    });
+}"""
+
+
+@pytest.mark.timeout(400)
+async def test_a_ramp_of_load_draws_the_triangle_of_figure_13(tab: Tab, ramp: UpCluster) -> None:
+    await tab.open(f"{ramp.url}/dashboard")
+    await tab.waits_until("document.querySelectorAll('.heat-label').length === 16")
+    most_busy = 0
+    deadline_s = time.monotonic() + 240
+    while True:
+        assert time.monotonic() < deadline_s, "the load has not come and gone"
+        gpus = (await asyncio.to_thread(ramp.snapshot))["gpus"]
+        num_busy = sum(gpu["batch_size_max"] > 0 for gpu in gpus)
+        most_busy = max(most_busy, num_busy)
+        if most_busy >= 4 and num_busy <= most_busy // 2:
+            break
+        await asyncio.sleep(0.5)
+    await tab.page.wait_for_timeout(1_500)
+    busy = [set(row) for row in await tab.page.evaluate(_BUSY_SECONDS) if row]
+    assert len(busy) >= most_busy
+    lengths = [len(row) for row in busy]
+    assert lengths[0] > 2 * lengths[most_busy - 1], lengths
+    counts = [sum(second in row for row in busy) for second in range(min(map(min, busy)), max(map(max, busy)) + 1)]
+    top = counts.index(max(counts))
+    rise = [fmean(counts[top * part // 3 : top * (part + 1) // 3]) for part in range(3)]
+    assert rise == sorted(rise) and counts[-1] <= max(counts) // 2 + 1, counts
+    assert not tab.own_errors
+
+
 @pytest.mark.skipif(SCREENSHOTS_ENV not in os.environ, reason="takes two minutes; `make screenshots` runs it")
 @pytest.mark.timeout(400)  # the rise of the load alone takes half a minute
-async def test_screenshots(browser: Browser, busy_cluster: UpCluster) -> None:
+async def test_screenshots(browser: Browser, ramp: UpCluster) -> None:
     """Of a cluster that loses a GPU under load."""
     folder = Path(os.environ[SCREENSHOTS_ENV])
-    desktop = {"viewport": {"width": 1360, "height": 1780}}
-    phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True}
+    desktop = {"viewport": {"width": 1360, "height": 1000}}
+    phone = {"viewport": {"width": 400, "height": 900}, "device_scale_factor": 2, "has_touch": True}
     looks: dict[str, dict[str, Any]] = {
         "light": {**desktop, "color_scheme": "light"},
         "dark": {**desktop, "color_scheme": "dark"},
         "phone": {**phone, "color_scheme": "light"},
+        "gpu": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
     }
-    await until(lambda: busy_cluster.counters()["tokens"] > 16_000)
-    os.kill(busy_cluster.processes("punica_runner.worker")[-1], signal.SIGKILL)
+    await until(lambda: ramp.counters()["tokens"] > 30_000, deadline_s=120)
+    os.kill(ramp.processes("punica_runner.worker")[-1], signal.SIGKILL)
     for name, look in looks.items():
         async with tab(browser, **look) as page:
-            await page.open(f"{busy_cluster.url}/dashboard")
-            await page.waits_until("document.querySelector('#events').textContent.includes('GPU lost')")
+            await page.open(f"{ramp.url}/dashboard")
+            await page.waits_until("document.querySelector('#events').textContent.includes('lost')")
             await page.page.select_option("#range", "60")
+            if name == "gpu":
+                await page.page.locator(".heat-label").first.click()
+                await page.waits_until("document.querySelector('#gpu-body tbody tr')")
             await page.page.wait_for_timeout(1_500)
             await page.is_in("live")
             await page.page.screenshot(path=folder / f"{name}.png")

@@ -66,20 +66,20 @@ class Tab:
     async def text(self, selector: str) -> str:
         return await self.page.locator(selector).inner_text()
 
-    async def batch_sizes(self) -> dict[str, int | None]:
-        """What the legend says, by GPU."""
+    async def batch_sizes(self) -> dict[str, int]:
+        """The largest batch of each GPU's last second, by UUID: from the table that says what the heat map draws."""
         entries = await self.page.eval_on_selector_all(
-            "#legend li", "all => all.map(one => [one.dataset.gpu, one.querySelector('b').textContent])"
+            "#batch-table tr", "all => all.map(one => [one.dataset.gpu, one.lastElementChild.textContent])"
         )
-        return {uuid: None if text == "–" else int(text) for uuid, text in entries}
+        return {uuid: int(text) for uuid, text in entries}
 
-    async def shows(self, batch_sizes: dict[str, int | None]) -> None:
-        """Waits until the legend says these."""
+    async def shows(self, batch_sizes: dict[str, int]) -> None:
+        """Waits until the heat map's table says these."""
 
         async def is_so() -> bool:
             return await self.batch_sizes() == batch_sizes
 
-        await until(is_so, f"the legend says {batch_sizes}", deadline_s=TIMEOUT_MS / 1e3)
+        await until(is_so, f"the table says {batch_sizes}", deadline_s=TIMEOUT_MS / 1e3)
 
     async def waits_until(self, script: str) -> None:
         """Until the expression is true of the page."""

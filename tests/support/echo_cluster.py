@@ -163,7 +163,9 @@ class EchoCluster:
         self._check_connected()
         self.num_histories += 1
         times = (Percentiles(0.1, 0.2, 0.3),)
-        return ClusterHistory((1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1.0,), (1,), (10,), "host/0")})
+        return ClusterHistory(
+            (1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1.0,), (1,), (10,), "host/0")}
+        )
 
     async def gpu(self, gpu: str) -> GpuDetails:
         cluster = await self.cluster()

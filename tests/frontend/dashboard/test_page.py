@@ -1,6 +1,5 @@
 """The dashboard in a browser, on a cluster in memory."""
 
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -8,7 +7,8 @@ from playwright.async_api import Browser
 
 from browser import Tab, tab
 from echo_cluster import EchoCluster
-from punica_serve.protocol import Mark
+from punica_serve.protocol import AdapterRef, Mark
+from punica_serve.registry.registry import Registry
 from waits import until
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ async def test_it_is_live_and_loads_nothing_from_elsewhere(
         await page.shows({"CPU-1": 1})
         for word in ("roman", "r8"):
             await page.waits_until(f"document.querySelector('#gpus').textContent.includes('{word}')")
-        await page.waits_until("document.querySelectorAll('.plot canvas').length === 7")
+        await page.waits_until("document.querySelectorAll('.plot canvas').length === 6")
         assert {urlsplit(loaded).netloc for loaded in page.urls} == {address}
         assert not page.own_errors
 
@@ -38,7 +38,7 @@ async def test_at_the_width_of_a_phone_nothing_is_cut_off(browser: Browser, url:
     async with tab(browser, viewport={"width": 360, "height": 740}, has_touch=True) as page:
         await page.open(url)
         await page.waits_until("document.querySelectorAll('#gpus article').length === 1")
-        await page.waits_until("document.querySelectorAll('.plot canvas').length === 7")
+        await page.waits_until("document.querySelectorAll('.plot canvas').length === 6")
         await page.waits_until("document.documentElement.scrollWidth === 360")
         assert not page.own_errors
 
@@ -62,21 +62,13 @@ async def test_a_pause_keeps_what_is_shown_and_then_goes_on(tab: Tab, url: str, 
     assert not tab.own_errors
 
 
-async def test_the_cursor_tells_the_values_of_its_time(tab: Tab, url: str, cluster: EchoCluster) -> None:
+async def test_the_form_tells_adapters_of_one_name_apart(tab: Tab, url: str, registry: Registry) -> None:
+    ref = AdapterRef("d2", "/adapters/own", 100, {"q_proj": 8})
+    await registry.register("default", "roman", ref, by="the test")
     await tab.open(url)
-    start_ns = 1_800_000_000_000_000_000
-    for number in range(1, 5):
-        cluster.now_ns = start_ns + number * 20_000_000_000
-        cluster.marks.append(Mark(number, cluster.now_ns, "migrated", (), 10 + number))
-        await tab.waits_until(f"document.querySelector('#events').textContent.includes('{10 + number} requests')")
-    box = await tab.page.locator('[data-chart="batch"] .u-over').bounding_box()
-    assert box is not None
-    await tab.page.mouse.move(box["x"] + box["width"] * (1 - 20 / 120), box["y"] + 20)
-    await tab.waits_until("document.querySelector('#marks-here').textContent.includes('13 requests moved')")
-    await tab.shows({"CPU-1": 1})
-    await tab.page.mouse.move(box["x"] + box["width"] * (1 - 17 / 120), box["y"] + 20)
-    await tab.waits_until("document.querySelector('#legend b').textContent === '–'")
-    assert not tab.own_errors
+    await tab.waits_until("document.querySelectorAll('#adapters option').length === 2")
+    options = await tab.page.eval_on_selector_all("#adapters option", "all => all.map(one => one.value)")
+    assert sorted(options) == ["default/roman", "shared/roman"]
 
 
 async def test_a_stretch_that_is_dragged_over_is_shown_alone(tab: Tab, url: str, cluster: EchoCluster) -> None:
@@ -166,7 +158,7 @@ class TestKeys:
     def auth_mode(self) -> str:
         return "keys"
 
-    async def test_a_browser_logs_in_and_out(self, tab: Tab, url: str, registry: Any) -> None:
+    async def test_a_browser_logs_in_and_out(self, tab: Tab, url: str, registry: Registry) -> None:
         _, secret = await registry.make_key("default", "admin", "", None, by="the test")
         await tab.open(url, "login")
         await tab.page.fill('[name="key"]', "pk-wrong-key")
@@ -182,7 +174,7 @@ class TestKeys:
         await tab.is_in("login")
         await tab.waits_until("document.querySelector('#login').open")
 
-    async def test_the_page_about_the_api_has_the_same_login(self, tab: Tab, address: str, registry: Any) -> None:
+    async def test_the_page_about_the_api_has_the_same_login(self, tab: Tab, address: str, registry: Registry) -> None:
         _, secret = await registry.make_key("default", "user", "", None, by="the test")
         await tab.page.goto(f"http://{address}/docs")
         await tab.waits_until("document.querySelector('#login').open")
