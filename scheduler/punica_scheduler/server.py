@@ -122,7 +122,7 @@ class Server:
         sink: SpanSink | None = None,
     ) -> None:
         self._token = token
-        self._event_log_path = event_log_folder / f"scheduler-story-{incarnation}.txt"
+        self._event_log_path = event_log_folder / f"scheduler-events-{incarnation}.txt"
         self._on_advice = on_advice
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.

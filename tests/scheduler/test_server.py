@@ -307,7 +307,7 @@ async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_story(
     monkeypatch.setattr(Scheduler, "handle", handle)
     with pytest.raises(RuntimeError, match="the state are wrong"):
         await asyncio.wait_for(server.serve(config().model_copy(update={"data_folder": tmp_path}), TOKEN), DEADLINE_S)
-    assert len(list(tmp_path.glob("scheduler-story-*.txt"))) == 1  # noqa: ASYNC240
+    assert len(list(tmp_path.glob("scheduler-events-*.txt"))) == 1  # noqa: ASYNC240
 
 
 async def test_a_frontend_drains_a_gpu_and_takes_it_back(peers: Peers) -> None:
