@@ -120,7 +120,7 @@ def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngin
             step=1,
             applied_seq=2,
             incarnation=7,
-            counters=(2, 1),
+            assignments=(2, 1),
             positions=(0, 4),
             token_ids=(11, 12),
             free_kv_pages=9,
@@ -144,7 +144,7 @@ def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: Scripted
     engine.outputs = [ran(("a", 0, 5))]
     (acknowledged,) = loop.apply([start(1)])
     assert isinstance(acknowledged, StepReport)
-    assert (acknowledged.applied_seq, acknowledged.counters) == (1, ())
+    assert (acknowledged.applied_seq, acknowledged.assignments) == (1, ())
     assert len(engine.outputs) == 1
 
 
@@ -167,7 +167,7 @@ def test_a_finished_assignment_is_reported_after_its_tokens_and_then_dropped(
 ) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     report = last_report(loop, start(1))
-    assert report.counters == (1,) and report.finished == ((1, "stop"),)
+    assert report.assignments == (1,) and report.finished == ((1, "stop"),)
     last_report(loop, stop(2, 1))
     assert ("cancel", "a") not in engine.calls, "the late stop reached nobody"
 
@@ -177,7 +177,7 @@ def test_a_request_that_starts_again_belongs_to_its_newest_assignment(loop: Step
     last_report(loop, start(1, "a"))
     report = last_report(loop, start(2, "a"), stop(3, 1))
     assert engine.calls == [("add", "a"), ("cancel", "a"), ("add", "a")]
-    assert report.counters == (2,)
+    assert report.assignments == (2,)
 
 
 def test_the_resident_adapters_are_reported_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -209,7 +209,7 @@ def test_failed_loads_are_reported_by_cause_before_the_step(loop: StepLoop, engi
     turn(loop, start(1, "a"), start(2, "b"), start(3, "c"))
     (failed, step), _ = turn(loop)
     assert failed == AssignmentsFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, WireError.of(BAD))
-    assert isinstance(step, StepReport) and step.counters == (3,)
+    assert isinstance(step, StepReport) and step.assignments == (3,)
 
 
 def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -224,7 +224,7 @@ def test_preempted_assignments_are_reported_and_stay(loop: StepLoop, engine: Scr
     engine.outputs = [StepOutput(), StepOutput(preempted=("a",)), ran(("a", 0, 5))]
     turn(loop, start(1, "a"))
     assert last_report(loop).starved == (1,)
-    assert last_report(loop).counters == (1,)
+    assert last_report(loop).assignments == (1,)
 
 
 def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -260,7 +260,7 @@ def test_after_a_reset_reports_name_the_new_incarnation(loop: StepLoop, engine: 
     assert last_report(loop, start(1)).incarnation == 7
     again = StartRequest("gpu", 1, AssignmentId(8, 1), Request("a", 0, (1,), SamplingParams()))
     report = last_report(loop, Reset(1), again)
-    assert (report.epoch, report.incarnation, report.counters) == (1, 8, (1,))
+    assert (report.epoch, report.incarnation, report.assignments) == (1, 8, (1,))
 
 
 def test_warm_and_forget_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:

@@ -183,7 +183,7 @@ class GpuRecord:
         None, unless its rows are different requests at their next positions.
         """
         self.end_batch()
-        counters = report.counters
+        counters = report.assignments
         records = [record for record in map(self.working_set.get, counters) if record is not None]
         positions = tuple([len(record.generated_ids) for record in records])
         if len(records) == len(set(counters)) and positions == report.positions:
@@ -236,7 +236,7 @@ class GpuRecord:
             require(all(record.batch is self.batch for record in in_batch), f"two batches on {self.uuid}")
             assert self.newest_full_report is not None, self.uuid
             require(
-                self.batch.records == [self.working_set[counter] for counter in self.newest_full_report.counters],
+                self.batch.records == [self.working_set[counter] for counter in self.newest_full_report.assignments],
                 self.uuid,
             )
         require(len(in_batch) == (len(self.batch.records) if self.batch else 0), f"the batch of {self.uuid}")

@@ -45,8 +45,8 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
     taken: list[int] = []
     records: list[RequestRecord] = []
     num_begun = 0
-    row_s = report.duration_s / len(report.counters)
-    rows = zip(report.counters, report.positions, report.token_ids, strict=True)
+    row_s = report.duration_s / len(report.assignments)
+    rows = zip(report.assignments, report.positions, report.token_ids, strict=True)
     for row, (counter, position, token_id) in enumerate(rows):
         record = gpu.working_set.get(counter)
         if record is None:
