@@ -108,7 +108,7 @@ class StepLoop:
             case Warm():
                 self._engine.prefetch(command.adapter, pin=command.pin)
             case Forget():
-                self._engine.forget(command.digest)
+                self._engine.evict(command.digest)
             case Reset():
                 self._reset(command.epoch)
             case _:

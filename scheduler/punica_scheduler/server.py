@@ -274,7 +274,7 @@ class Server:
             case WarmAdapter():
                 self.apply(events.WarmingRequested(frontend_id, message))
             case ForgetAdapter(digest=digest):
-                log.info("adapter %s is to be forgotten", digest)
+                log.info("adapter %s is to be evicted", digest)
                 self.apply(events.ForgettingRequested(frontend_id, message))
             case GetResidency(call_id, digests):
                 _send(channel, self._residency(call_id, digests))

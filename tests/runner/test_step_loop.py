@@ -54,8 +54,8 @@ class ScriptedEngine:
     def prefetch(self, ref: AdapterRef, *, pin: bool | None) -> None:
         self.calls.append((f"warm {pin}", ref.digest))
 
-    def forget(self, digest: str) -> None:
-        self.calls.append(("forget", digest))
+    def evict(self, digest: str) -> None:
+        self.calls.append(("evict", digest))
 
     def check_invariants(self) -> None:
         self.calls.append(("check", ""))
@@ -263,10 +263,10 @@ def test_after_a_reset_reports_name_the_new_incarnation(loop: StepLoop, engine: 
     assert (report.epoch, report.incarnation, report.assignments) == (1, 8, (1,))
 
 
-def test_warm_and_forget_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_prefetches_and_evictions_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:
     ref = AdapterRef("d1", "s3://bucket/d1", 100, {"q_proj": 8})
     turn(loop, Warm("gpu", ref), Warm("gpu", ref, pin=True), Forget("d1"))
-    assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("forget", "d1")]
+    assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("evict", "d1")]
     assert last_report(loop, stop(5, 1)).applied_seq == 5
 
 
@@ -279,7 +279,7 @@ def test_changes_of_host_memory_are_reported_once(loop: StepLoop, engine: Script
     cache(engine, "d2")
     assert turn(loop) == ([AdaptersCached("gpu", ("d1", "d2"), ())], False)
     assert turn(loop) == ([], False)
-    engine.host_cache.forget("d1")
+    engine.host_cache.evict("d1")
     assert turn(loop) == ([AdaptersCached("gpu", (), ("d1",))], False)
 
 
@@ -287,7 +287,7 @@ def test_after_a_reset_all_of_host_memory_is_reported_again(loop: StepLoop, engi
     for digest in ("d1", "d2", "d3"):
         cache(engine, digest)
     turn(loop)
-    engine.host_cache.forget("d2")
+    engine.host_cache.evict("d2")
     reports, _ = turn(loop, Reset(1))
     # The scheduler may hear only now, after the GPU has joined again, that d2 had been added.
     assert reports[1:] == [AdaptersCached("gpu", ("d1", "d3"), ("d2",))]

@@ -354,7 +354,7 @@ async def test_a_runner_that_leaves_on_purpose_is_no_warning(
     assert left.levelno == (logging.INFO if on_purpose else logging.WARNING)
 
 
-async def test_adapters_are_warmed_found_and_forgotten(peers: Peers) -> None:
+async def test_adapters_are_warmed_found_and_evicted(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
     adapter = AdapterRef("x", "/adapters/x", 1, {"q_proj": 8})

@@ -39,7 +39,7 @@ class AdapterEntry:
     #: The end of the last step that may read the pages, once no request uses the adapter.
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
-    is_forgotten: bool = False
+    is_unwanted: bool = False
 
     def check_invariants(self) -> None:
         digest = self.ref.digest
@@ -48,7 +48,7 @@ class AdapterEntry:
         require(is_copied_from == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
         is_copying = self.stage is Stage.COPYING
         require(is_copying == (self.work is not None), f"adapter {digest}: its stage does not match its copy")
-        require(self.refcount or not self.is_forgotten or self.work, f"adapter {digest} should have been evicted")
+        require(self.refcount or not self.is_unwanted or self.work, f"adapter {digest} should have been evicted")
 
 
 @dataclass(frozen=True, slots=True)

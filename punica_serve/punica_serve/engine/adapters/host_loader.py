@@ -50,7 +50,7 @@ class _Work:
     #: A request waits for it.
     is_needed: bool = False
     #: It is evicted as soon as it is loaded.
-    is_forgotten: bool = False
+    is_unwanted: bool = False
     #: The files of a remote adapter on this host.
     folder: Path | None = None
     num_fetches: int = 0
@@ -101,7 +101,7 @@ class HostLoader:
         copy = self._host_cache.get(ref.digest)
         if copy is None:
             work = self._running.get(ref.digest) or self._remove(ref.digest) or _Work(ref)
-            work.is_needed, work.is_forgotten = True, False
+            work.is_needed, work.is_unwanted = True, False
             if work.future is None:
                 self._start(work)
         return copy
@@ -123,7 +123,7 @@ class HostLoader:
     def enqueue(self, ref: AdapterRef, *, for_device: bool) -> bool:
         """Queues a prefetch. False, without effect, if the queue is full."""
         if (work := self._work(ref.digest)) is not None:
-            work.is_forgotten = False
+            work.is_unwanted = False
             work.for_device |= for_device
             return True
         if len(self._reads.waiting) + len(self._fetches.waiting) >= _MAX_QUEUED:
@@ -131,13 +131,13 @@ class HostLoader:
         self._append(_Work(ref, for_device=for_device))
         return True
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Frees the adapter's host memory, if it is loading as soon as that has ended."""
         self._prefetched.pop(digest, None)
         self._remove(digest)
         if (work := self._running.get(digest)) is not None:
-            work.is_forgotten = True
-        self._host_cache.forget(digest)
+            work.is_unwanted = True
+        self._host_cache.evict(digest)
 
     def poll(self) -> list[LoadResult]:
         """The loads that have ended since the last call. Starts queued prefetches in free slots."""
@@ -188,7 +188,7 @@ class HostLoader:
         work.future.add_done_callback(lambda _: self._on_progress())
 
     def _finish(self, work: _Work) -> LoadResult | None:
-        """Takes the result of finished work. None: there is more to do, or the adapter was forgotten."""
+        """Takes the result of finished work. None: there is more to do, or the adapter was evicted."""
         assert work.future is not None
         error = work.future.exception()
         result = error or work.future.result()
@@ -197,10 +197,10 @@ class HostLoader:
         if work.queue is not None:
             work.queue.num_running -= 1
             work.queue = None
-        if isinstance(result, HostCopy) and work.is_forgotten:
+        if isinstance(result, HostCopy) and work.is_unwanted:
             self._host_cache.release(result)
-            self._host_cache.forget(work.ref.digest)
-        if work.is_forgotten:
+            self._host_cache.evict(work.ref.digest)
+        if work.is_unwanted:
             return None
         if isinstance(result, Path):
             work.folder = result

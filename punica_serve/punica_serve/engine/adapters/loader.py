@@ -99,7 +99,7 @@ class AdapterLoader:
             self._entries[digest] = entry  # used until now: evicted last
             if entry.refcount == 0:
                 entry.fence = self._fence()
-                self._drop_if_forgotten(entry)
+                self._evict_if_unwanted(entry)
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
         """Prefetches an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
@@ -118,22 +118,22 @@ class AdapterLoader:
         if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
             log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
         if (entry := self._entries.get(digest)) is not None:
-            entry.is_forgotten = False
+            entry.is_unwanted = False
         if digest in self._host_cache:
             self._prefetched[digest] = ref
         elif not self._host.enqueue(ref, for_device=True):
             log.warning("adapter %s is not prefetched: too many prefetches are queued", digest)
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Unpins an adapter and frees its memory on device and host, once no request uses it."""
         self._host_cache.unpin(digest)
         self._prefetched.pop(digest, None)
         entry = self._entries.get(digest)
         if entry is None:
-            self._host.forget(digest)
+            self._host.evict(digest)
         else:
-            entry.is_forgotten = True
-            self._drop_if_forgotten(entry)
+            entry.is_unwanted = True
+            self._evict_if_unwanted(entry)
 
     def poll(self) -> list[AdapterFailure]:
         """Advances every adapter without waiting. Returns those that failed, which are dropped."""
@@ -189,10 +189,10 @@ class AdapterLoader:
             self._prefetching = None
         self._release_copy(entry)
         if (error := work.exception()) is not None:
-            self._evict(entry)
+            self._free(entry)
             return [_failure(entry.ref, error)]
         entry.stage = Stage.RESIDENT
-        self._drop_if_forgotten(entry)
+        self._evict_if_unwanted(entry)
         return []
 
     def _release_copy(self, entry: AdapterEntry) -> None:
@@ -201,22 +201,22 @@ class AdapterLoader:
             self._host_cache.release(entry.copy)
             entry.copy = None
 
-    def _evict(self, entry: AdapterEntry) -> None:
+    def _free(self, entry: AdapterEntry) -> None:
         """Frees the adapter's pages."""
         self._release_copy(entry)
         self._writer.free(entry.pages, entry.fence)
         del self._entries[entry.ref.digest]
 
-    def _drop_if_forgotten(self, entry: AdapterEntry) -> None:
-        """Evicts a forgotten adapter that is neither used nor being copied."""
-        if entry.is_forgotten and not entry.refcount and entry.work is None:
-            self._evict(entry)
-            self._host.forget(entry.ref.digest)
+    def _evict_if_unwanted(self, entry: AdapterEntry) -> None:
+        """Evicts an unwanted adapter that is neither used nor being copied."""
+        if entry.is_unwanted and not entry.refcount and entry.work is None:
+            self._free(entry)
+            self._host.evict(entry.ref.digest)
 
     def _place(self, entry: AdapterEntry) -> None:
         """Gives a staged adapter pages, evicting unused ones, or leaves it staged. An unused one is evicted instead."""
         if entry.refcount == 0:
-            self._evict(entry)
+            self._free(entry)
             return
         needed = pages_needed(entry.ref.ranks)
         if self._make_room(needed, keep_pinned=False):
@@ -255,7 +255,7 @@ class AdapterLoader:
         for entry in unused:
             if self._pool.fits(needed):
                 break
-            self._evict(entry)
+            self._free(entry)
         return True
 
 
