@@ -173,7 +173,7 @@ class AdapterFetched(Message, frozen=True):
     """The answer to a FetchAdapter: exactly one of ``folder`` and ``error`` is set."""
 
     digest: str
-    #: The folder on this host's disk. It stays until the worker ends, or until a Forget.
+    #: The folder on this host's disk. It may be evicted at any time; the worker then fetches it again.
     folder: str | None = None
     error: WireError | None = None
     #: A retry would fail too, here or on another host.
