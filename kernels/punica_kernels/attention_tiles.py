@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from punica_kernels.integers import next_power_of_two
 from punica_kernels.members import Indices, enumerate_members
 
 
@@ -76,8 +77,8 @@ class AttentionShape:
         device: torch.device,
     ) -> "AttentionShape":
         """The shape for such requests and this model on this device."""
-        group = _next_power_of_two(heads // kv_heads)
-        rows = _next_power_of_two(max_query_rows) * group
+        group = next_power_of_two(heads // kv_heads)
+        rows = next_power_of_two(max_query_rows) * group
         # A float32 product has no tensor core: a taller tile does not fit the registers.
         block_m = _MIN_BLOCK_M if dtype == torch.float32 else min(_PREFILL_BLOCK_M, max(_MIN_BLOCK_M, rows))
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -94,12 +95,12 @@ class AttentionShape:
     @property
     def live_m(self) -> int:
         """Those of the BLOCK_M rows, the first ones, that requests can fill: a power of two."""
-        return self.block_group * min(self.block_queries, _next_power_of_two(self.max_query_rows))
+        return self.block_group * min(self.block_queries, next_power_of_two(self.max_query_rows))
 
     @property
     def block_group(self) -> int:
         """Query heads of one kv head, rounded up to a power of two."""
-        return _next_power_of_two(self.heads // self.kv_heads)
+        return next_power_of_two(self.heads // self.kv_heads)
 
     @property
     def max_tiles(self) -> int:
@@ -196,7 +197,3 @@ class AttentionWorkspace:
             torch.empty(2, num_rows, device=device),
             torch.zeros(num_splits, dtype=torch.int32, device=device),
         )
-
-
-def _next_power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

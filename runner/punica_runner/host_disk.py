@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from punica_serve.errors import AdapterRejected, PunicaError, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, AdaptersCached, WireError
-from punica_serve.store.host_cache import DiskCache
+from punica_serve.store.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from punica_serve.protocol import (
     Warm,
     Welcome,
 )
-from punica_serve.store.host_cache import DiskCache, OnChange
+from punica_serve.store.disk_cache import DiskCache, OnChange
 
 log = logging.getLogger(__name__)
 

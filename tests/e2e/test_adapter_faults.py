@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,15 @@ import yaml
 
 from adapter_variants import ANSWERS, variant, zipped
 from small_disk import small_disk
+from up_cluster import Start, Until, UpCluster, WaitUntil
 
 pytestmark = pytest.mark.slow
-
-Until = Callable[[Callable[[], bool]], Any]
-Start = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 class Api:
     """A cluster's adapters, asked for from a test that may block."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: UpCluster) -> None:
         self.data = cluster.log.parent / "data"
         self._url = cluster.url
 
@@ -48,7 +46,7 @@ class Api:
         return httpx.request(method, self._url + path, timeout=60.0, trust_env=False, **request)
 
 
-def test_everything_survives_a_restart_of_everything(start: Start, tmp_path: Path, wait_until: Any) -> None:
+def test_everything_survives_a_restart_of_everything(start: Start, tmp_path: Path, wait_until: WaitUntil) -> None:
     with start(tmp_path) as cluster:
         api = Api(cluster)
         assert api.upload("first", variant(tmp_path, "roman")).status_code == 201
@@ -65,7 +63,7 @@ def test_everything_survives_a_restart_of_everything(start: Start, tmp_path: Pat
         wait_until(lambda: api.show("second")["pinned"] and len(api.show("second")["residency"]["hosts"]) == 2)
 
 
-def test_a_damaged_adapters_folder_is_named_in_the_log_alone(own_cluster: Any, tmp_path: Path) -> None:
+def test_a_damaged_adapters_folder_is_named_in_the_log_alone(own_cluster: UpCluster, tmp_path: Path) -> None:
     api = Api(own_cluster)
     card = api.upload("damaged", variant(tmp_path, "roman")).json()
     folder = api.data / "store" / card["digest"]
@@ -78,7 +76,7 @@ def test_a_damaged_adapters_folder_is_named_in_the_log_alone(own_cluster: Any, t
     assert api.text("damaged") == ANSWERS["roman"], "as the answer says: registered again"
 
 
-def test_a_pin_outlives_the_worker_that_held_it(own_cluster: Any, tmp_path: Path, wait_until: Any) -> None:
+def test_a_pin_outlives_the_worker_that_held_it(own_cluster: UpCluster, tmp_path: Path, wait_until: WaitUntil) -> None:
     api = Api(own_cluster)
     api.upload("pinned", variant(tmp_path, "roman"))
     assert api.post("/v1/adapters/pinned/pin").status_code == 200
@@ -88,7 +86,7 @@ def test_a_pin_outlives_the_worker_that_held_it(own_cluster: Any, tmp_path: Path
     wait_until(lambda: len(api.show("pinned")["residency"]["hosts"]) == 2)
 
 
-def test_a_locked_registry_stops_registrations_and_nothing_else(own_cluster: Any, tmp_path: Path) -> None:
+def test_a_locked_registry_stops_registrations_and_nothing_else(own_cluster: UpCluster, tmp_path: Path) -> None:
     api = Api(own_cluster)
     assert api.upload("before", variant(tmp_path, "roman")).status_code == 201
     with contextlib.closing(sqlite3.connect(api.data / "registry.db", isolation_level=None)) as database:
@@ -109,7 +107,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_registrations_and_nothing_else(
-    start: Start, tmp_path: Path, tiny_disk: Path, wait_until: Any
+    start: Start, tmp_path: Path, tiny_disk: Path, wait_until: WaitUntil
 ) -> None:
     """The store has room for one of these adapters, not for two."""
     document = yaml.safe_load((Path(__file__).parents[2] / "configs" / "demo.yaml").read_text())
@@ -125,7 +123,9 @@ def test_a_full_disk_stops_registrations_and_nothing_else(
         assert len(os.listdir(tiny_disk / "store")) == 1
 
 
-async def test_what_a_dead_frontend_was_taking_in_is_removed(own_cluster: Any, tmp_path: Path, until: Until) -> None:
+async def test_what_a_dead_frontend_was_taking_in_is_removed(
+    own_cluster: UpCluster, tmp_path: Path, until: Until
+) -> None:
     data = own_cluster.log.parent / "data"
     port = int(own_cluster.url.rpartition(":")[2])
 

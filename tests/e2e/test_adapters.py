@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,14 @@ import pytest
 
 import waits
 from adapter_variants import ANSWERS, variant, zipped
-
-Until = Callable[[Callable[[], bool]], Any]
+from up_cluster import Until, UpCluster
 
 LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 600}
 ZIP = {"content-type": "application/zip"}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Any) -> list[int]:
+def undisturbed(cluster: UpCluster) -> list[int]:
     """What the demo's own adapter answers: the same weights under another digest draw the same tokens."""
     (stream,) = cluster.new_streams(1)
     asyncio.run(cluster.stream({**LONG, "lora_id": "roman"}, stream))
@@ -44,12 +42,12 @@ async def delete(http: httpx.AsyncClient, name: str) -> httpx.Response:
     return await http.delete(f"/v1/adapters/{name}", params={"wait_s": 60})
 
 
-def shown(cluster: Any, name: str) -> Any:
+def shown(cluster: UpCluster, name: str) -> Any:
     return cluster.get(f"/v1/adapters/{name}").json()
 
 
 async def test_from_an_upload_to_the_last_byte(
-    cluster: Any, http: httpx.AsyncClient, tmp_path: Path, until: Until
+    cluster: UpCluster, http: httpx.AsyncClient, tmp_path: Path, until: Until
 ) -> None:
     card = await upload(http, "uploaded", variant(tmp_path, "roman"))
     assert await text_of(http, "uploaded") == ANSWERS["roman"]
@@ -78,7 +76,7 @@ async def test_from_a_uri_in_vllms_words(http: httpx.AsyncClient, tmp_path: Path
 
 
 async def test_streams_finish_on_the_version_they_began_with(
-    cluster: Any, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
+    cluster: UpCluster, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
 ) -> None:
     await upload(http, "changing", variant(tmp_path, "roman"))
     streams = cluster.new_streams(4)
@@ -94,7 +92,7 @@ async def test_streams_finish_on_the_version_they_began_with(
 
 
 async def test_what_is_deleted_under_way_goes_when_its_last_stream_ends(
-    cluster: Any, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
+    cluster: UpCluster, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
 ) -> None:
     card = await upload(http, "leaving", variant(tmp_path, "roman"))
     (stream,) = cluster.new_streams(1)

@@ -4,9 +4,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from up_cluster import UpCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,7 +24,7 @@ def steps(language: str, block: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("language", "block"), BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])
-def test_an_example(cluster: Any, language: str, block: str) -> None:
+def test_an_example(cluster: UpCluster, language: str, block: str) -> None:
     assert steps(language, block), "an example that promises nothing"
     for code, expected in steps(language, block):
         code = code.replace("127.0.0.1:8000", cluster.url.removeprefix("http://"))
@@ -33,7 +34,7 @@ def test_an_example(cluster: Any, language: str, block: str) -> None:
         assert expected in re.sub(r'(?<=[:,]) (?=["\[{\d])', "", done.stdout), code
 
 
-def test_every_route_is_on_the_page(cluster: Any) -> None:
+def test_every_route_is_on_the_page(cluster: UpCluster) -> None:
     paths = cluster.get("/openapi.json").json()["paths"]
     groups = {"/v1/tenants", "/v1/keys"}
     for path in paths:

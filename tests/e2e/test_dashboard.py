@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 from playwright.async_api import Browser
 
 from browser import Tab, tab
+from up_cluster import Start, UpCluster
 from waits import until
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ SCREENSHOTS_ENV = "SCREENSHOTS_TO"
 LIVE_CONFIG = Path(__file__).parents[2] / "configs" / "sim" / "live-16.yaml"
 
 
-async def test_under_load_it_shows_each_gpus_true_batch_size(tab: Tab, cluster: Any) -> None:
+async def test_under_load_it_shows_each_gpus_true_batch_size(tab: Tab, cluster: UpCluster) -> None:
     await tab.open(f"{cluster.url}/dashboard")
     request = {"prompt": "42", "lora_id": "roman", "max_tokens": 900, "ignore_eos": True}
     streams = cluster.new_streams(5)
@@ -53,7 +53,7 @@ def tab_is_idle(tab: Tab) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(("adapter", "answer"), [("english", "forty-two"), ("hex", "2a")])
-async def test_the_form_streams_the_right_notation(tab: Tab, cluster: Any, adapter: str, answer: str) -> None:
+async def test_the_form_streams_the_right_notation(tab: Tab, cluster: UpCluster, adapter: str, answer: str) -> None:
     await tab.open(f"{cluster.url}/dashboard")
     await tab.page.fill('[name="adapter"]', adapter)
     await tab.page.fill('[name="prompt"]', "42")
@@ -62,7 +62,7 @@ async def test_the_form_streams_the_right_notation(tab: Tab, cluster: Any, adapt
     assert not tab.own_errors
 
 
-async def test_it_goes_on_when_its_frontend_comes_back(tab: Tab, cluster: Any) -> None:
+async def test_it_goes_on_when_its_frontend_comes_back(tab: Tab, cluster: UpCluster) -> None:
     await tab.open(f"{cluster.url}/dashboard")
     await tab.waits_until("document.querySelectorAll('#gpus article').length === 2")
     cluster.kill("punica_serve.cli frontend")
@@ -72,7 +72,7 @@ async def test_it_goes_on_when_its_frontend_comes_back(tab: Tab, cluster: Any) -
 
 
 @pytest.fixture
-def busy_cluster(tmp_path: Path, start: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def busy_cluster(tmp_path: Path, start: Start) -> Iterator[UpCluster]:
     """Eight simulated GPUs under a minute's rise and fall of the load."""
     document = yaml.safe_load(LIVE_CONFIG.read_text())
     document["runner"]["devices"] = ["simulated"] * 8
@@ -88,7 +88,7 @@ def busy_cluster(tmp_path: Path, start: Callable[..., AbstractContextManager[Any
 
 @pytest.mark.skipif(SCREENSHOTS_ENV not in os.environ, reason="takes two minutes; `make screenshots` runs it")
 @pytest.mark.timeout(400)  # the rise of the load alone takes half a minute
-async def test_screenshots(browser: Browser, busy_cluster: Any) -> None:
+async def test_screenshots(browser: Browser, busy_cluster: UpCluster) -> None:
     """Of a cluster that loses a GPU under load."""
     folder = Path(os.environ[SCREENSHOTS_ENV])
     desktop = {"viewport": {"width": 1360, "height": 1780}}

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from process_tree import alive, command_line
+from up_cluster import Until, UpCluster
 
 pytestmark = pytest.mark.slow
 
-Until = Callable[[Callable[[], bool]], Any]
 
 REQUESTS = [
     {"prompt": "42", "lora_id": lora_id, "temperature": 0.8, "seed": seed, "ignore_eos": True, "max_tokens": 200}
@@ -21,7 +20,7 @@ REQUESTS = [
 ]
 
 
-async def keep_streaming(cluster: Any, request: dict[str, Any], stop: asyncio.Event) -> int:
+async def keep_streaming(cluster: UpCluster, request: dict[str, Any], stop: asyncio.Event) -> int:
     """One stream after the other, each like the first, until told to stop; how many there were."""
     answers: list[list[int]] = []
     while not stop.is_set() or len(answers) < 2:
@@ -32,7 +31,7 @@ async def keep_streaming(cluster: Any, request: dict[str, Any], stop: asyncio.Ev
     return len(answers)
 
 
-def busy_runner(cluster: Any) -> int | None:
+def busy_runner(cluster: UpCluster) -> int | None:
     """The process id of the runner that has all requests, if one does."""
     for gpu in cluster.snapshot()["gpus"]:
         if gpu["working_set"] == len(REQUESTS):
@@ -41,7 +40,7 @@ def busy_runner(cluster: Any) -> int | None:
     return None
 
 
-async def test_sigterm_to_a_runner_moves_its_requests(two_runners: Any, until: Until) -> None:
+async def test_sigterm_to_a_runner_moves_its_requests(two_runners: UpCluster, until: Until) -> None:
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(keep_streaming(two_runners, request, stop)) for request in REQUESTS]

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,10 +9,10 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 
 from process_tree import alive
+from up_cluster import Stream, Until, UpCluster
 
 pytestmark = pytest.mark.slow
 
-Until = Callable[[Callable[[], bool]], Any]
 
 #: Greedy and drawn, of several adapters, long enough to be caught in the middle.
 REQUESTS = [
@@ -26,12 +25,12 @@ NUM_SHORT = 400
 SHORT_REQUESTS = [{**request, "max_tokens": NUM_SHORT} for request in REQUESTS]
 
 
-async def run(cluster: Any, streams: list[Any], requests: list[dict[str, Any]] = REQUESTS) -> None:
+async def run(cluster: UpCluster, streams: list[Stream], requests: list[dict[str, Any]] = REQUESTS) -> None:
     await asyncio.gather(*map(cluster.stream, requests, streams))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Any) -> list[list[int]]:
+def undisturbed(cluster: UpCluster) -> list[list[int]]:
     """The token ids of each answer."""
     streams = cluster.new_streams(len(REQUESTS))
     asyncio.run(run(cluster, streams))
@@ -40,7 +39,7 @@ def undisturbed(cluster: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("role", ["punica_runner.worker", "punica_serve.cli runner", "punica_serve.cli scheduler"])
 async def test_streams_go_on_when_a_process_is_killed(
-    role: str, cluster: Any, undisturbed: list[list[int]], until: Until
+    role: str, cluster: UpCluster, undisturbed: list[list[int]], until: Until
 ) -> None:
     streams = cluster.new_streams(len(REQUESTS))
     async with asyncio.TaskGroup() as group:
@@ -53,7 +52,7 @@ async def test_streams_go_on_when_a_process_is_killed(
 
 
 async def test_streams_go_on_when_memory_runs_out(
-    small_cluster: Any, undisturbed: list[list[int]], until: Until
+    small_cluster: UpCluster, undisturbed: list[list[int]], until: Until
 ) -> None:
     """Six requests grow to 26 pages each where 120 are: the newest give way, but never in circles."""
     streams = small_cluster.new_streams(len(REQUESTS))
@@ -63,7 +62,7 @@ async def test_streams_go_on_when_memory_runs_out(
     await until(lambda: small_cluster.num_used_pages() == 0)
 
 
-async def test_a_killed_frontend_comes_back_and_its_requests_pages_too(cluster: Any, until: Until) -> None:
+async def test_a_killed_frontend_comes_back_and_its_requests_pages_too(cluster: UpCluster, until: Until) -> None:
     streams = cluster.new_streams(len(REQUESTS))
     running = asyncio.create_task(run(cluster, streams))
     await until(lambda: all(stream.token_ids for stream in streams))
@@ -75,7 +74,7 @@ async def test_a_killed_frontend_comes_back_and_its_requests_pages_too(cluster: 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_to_up_ends_every_process_and_tells_its_streams(
-    own_cluster: Any, signum: signal.Signals
+    own_cluster: UpCluster, signum: signal.Signals
 ) -> None:
     processes = own_cluster.processes()
     assert len(processes) == 5  # scheduler, runner, frontend, two workers
@@ -93,7 +92,7 @@ async def test_a_signal_to_up_ends_every_process_and_tells_its_streams(
     assert not alive(processes)
 
 
-async def test_nothing_outlives_up_even_when_it_is_killed(own_cluster: Any, until: Until) -> None:
+async def test_nothing_outlives_up_even_when_it_is_killed(own_cluster: UpCluster, until: Until) -> None:
     processes = own_cluster.processes()
     own_cluster.up.kill()
     await until(lambda: not alive(processes))

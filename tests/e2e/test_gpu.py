@@ -2,16 +2,17 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
+
+from up_cluster import UpCluster
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("gpu_cluster", [{}, {"dtype": "float32"}], ids=["as shipped", "float32"], indirect=True)
-def test_all_integers_through_the_api_of_a_gpu(gpu_cluster: Any) -> None:
+def test_all_integers_through_the_api_of_a_gpu(gpu_cluster: UpCluster) -> None:
     """`check` itself wants 99 % exact answers of the base and of each adapter, and adapters mixed in the steps."""
     command = [sys.executable, "-m", "punica_serve.demo.check", "--url", gpu_cluster.url]
     check = subprocess.run(command, capture_output=True, text=True, timeout=240)

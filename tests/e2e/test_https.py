@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from https_files import write_https_files
 from punica_serve.links.https_client import CA_FILE_ENV
+from up_cluster import Start
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_cluster_over_https(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_over_https(run_demo: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write_https_files(tmp_path / "tls")
     monkeypatch.setenv(CA_FILE_ENV, str(files.ca))
     with run_demo(frontend={"tls": files.settings}) as cluster:

@@ -4,16 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from up_cluster import UpCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_trains_uploads_and_streams(cluster: Any) -> None:
+def test_the_example_trains_uploads_and_streams(cluster: UpCluster) -> None:
     command = [sys.executable, str(ROOT / "examples" / "just_in_time.py"), "--url", cluster.url, "--prompt", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
@@ -27,7 +28,7 @@ def test_the_example_looks_for_the_cluster_before_it_trains() -> None:
     assert done.stderr.startswith("no cluster answers at http://127.0.0.1:9") and "--url" in done.stderr
 
 
-def test_the_benchmark_uploads_beside_other_streams(cluster: Any, tmp_path: Path) -> None:
+def test_the_benchmark_uploads_beside_other_streams(cluster: UpCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "bench", "just-in-time", "--url", cluster.url]
     command += ["--config", str(ROOT / "configs" / "demo.yaml"), "--out", str(tmp_path)]
     command += ["--uploads", "3", "--streams", "2", "--rest", "0.5"]

@@ -1,17 +1,15 @@
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-RunDemo = Callable[..., AbstractContextManager[Any]]
+from up_cluster import Start, WaitUntil
 
 
 @pytest.mark.slow
-def test_one_id_is_followed_through_all_processes(run_demo: RunDemo, wait_until: Any) -> None:
+def test_one_id_is_followed_through_all_processes(run_demo: Start, wait_until: WaitUntil) -> None:
     with run_demo(log={"format": "json"}, log_level="debug") as cluster:
         answer = httpx.post(
             f"{cluster.url}/v1/generate",

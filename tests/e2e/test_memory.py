@@ -5,10 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +19,7 @@ from punica_serve.demo import __file__ as demo_file
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
 from token_gaps import watched_tokens
+from up_cluster import Start, UpCluster
 from waits import until
 
 MIB = 1 << 20
@@ -46,7 +45,7 @@ def test_a_peak_of_a_tenth_of_a_second_is_seen() -> None:
 
 
 @pytest.fixture
-def long_context(run_demo: Callable[..., AbstractContextManager[Any]], tmp_path: Path) -> Iterator[Any]:
+def long_context(run_demo: Start, tmp_path: Path) -> Iterator[UpCluster]:
     """The demo with a context as long as large models'."""
     model = shutil.copytree(Path(demo_file).parent / "model", tmp_path / "long")
     config = json.loads((model / "config.json").read_text())
@@ -55,12 +54,12 @@ def long_context(run_demo: Callable[..., AbstractContextManager[Any]], tmp_path:
         yield cluster
 
 
-def frontend_pid(cluster: Any) -> int:
+def frontend_pid(cluster: UpCluster) -> int:
     (pid,) = cluster.processes("punica_serve.cli frontend")
     return int(pid)
 
 
-async def make_keys(cluster: Any, *tenants: str) -> list[dict[str, str]]:
+async def make_keys(cluster: UpCluster, *tenants: str) -> list[dict[str, str]]:
     """Headers of an ordinary key for each tenant."""
     registry = await Registry.open(sqlite_url(cluster.log.parent / "data" / "registry.db"), deadline_s=60.0)
     headers = []
@@ -78,7 +77,7 @@ async def make_keys(cluster: Any, *tenants: str) -> list[dict[str, str]]:
     return headers
 
 
-def client_of(cluster: Any, headers: dict[str, str]) -> httpx.AsyncClient:
+def client_of(cluster: UpCluster, headers: dict[str, str]) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=cluster.url, headers=headers, timeout=120.0, trust_env=False)
 
 
@@ -98,7 +97,7 @@ class TestTemplatesThatWriteMillionsOfCharacters:
         ids=["too long", "as long as may be"],
     )
     async def test_they_cost_neither_memory_nor_others_time(
-        self, long_context: Any, tmp_path: Path, num_chars: int, num_rounds: int, says: str
+        self, long_context: UpCluster, tmp_path: Path, num_chars: int, num_rounds: int, says: str
     ) -> None:
         attacker, other = await make_keys(long_context, "attacker", "other")
         async with client_of(long_context, attacker) as client:
@@ -121,7 +120,7 @@ class TestTemplatesThatWriteMillionsOfCharacters:
         assert gaps.longest_s <= idle.longest_s + 0.1
 
 
-async def one_of_each(cluster: Any, client: httpx.AsyncClient) -> None:
+async def one_of_each(cluster: UpCluster, client: httpx.AsyncClient) -> None:
     """A small request of each kind."""
     asked = {"max_tokens": 8, "logprobs": 5, "ignore_eos": True}
     for path, body in (
@@ -171,7 +170,7 @@ async def large_requests(client: httpx.AsyncClient) -> None:
 class TestMemoryComesBack:
     pytestmark = slow
 
-    async def test_half_a_minute_after_the_last_request(self, long_context: Any, tmp_path: Path) -> None:
+    async def test_half_a_minute_after_the_last_request(self, long_context: UpCluster, tmp_path: Path) -> None:
         (mine,) = await make_keys(long_context, "mine")
         pid = frontend_pid(long_context)
         async with client_of(long_context, mine) as client:

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import yaml
 from large_adapters import Upload, gigabyte_of
 from memory_samples import sampled_memory
 from token_gaps import TokenGaps, watched_tokens
+from up_cluster import Start, UpCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,7 +33,7 @@ IDLE_S = 10.0
 
 
 @pytest.fixture
-def simulated(tmp_path: Path, start: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def simulated(tmp_path: Path, start: Start) -> Iterator[UpCluster]:
     """Two simulated GPUs that serve the shape of Llama 2 7B: adapters of a gigabyte are valid there."""
     document = yaml.safe_load((CONFIGS / "sim" / "live-16.yaml").read_text())
     document["runner"]["devices"] = ["simulated"] * 2
@@ -44,18 +45,18 @@ def simulated(tmp_path: Path, start: Callable[..., AbstractContextManager[Any]])
 
 
 @pytest.fixture
-def demo(tmp_path: Path, run_demo: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+def demo(tmp_path: Path, run_demo: Start) -> Iterator[UpCluster]:
     with run_demo() as cluster:
         yield cluster
     shutil.rmtree(tmp_path / "data")
 
 
-def frontend_pid(cluster: Any) -> int:
+def frontend_pid(cluster: UpCluster) -> int:
     (pid,) = cluster.processes("punica_serve.cli frontend")
     return int(pid)
 
 
-async def send(cluster: Any, *uploads: Upload) -> list[tuple[int, str]]:
+async def send(cluster: UpCluster, *uploads: Upload) -> list[tuple[int, str]]:
     sending = (asyncio.to_thread(upload.send, cluster.url, f"a{i}", {}) for i, upload in enumerate(uploads))
     return await asyncio.gather(*sending)
 
@@ -74,7 +75,7 @@ def uploads_of(kind: str, folder: Path, count: int) -> tuple[list[Upload], int, 
 
 @pytest.mark.parametrize(("count", "limit_bytes"), [(1, 64 * MIB), (4, 128 * MIB)])
 @pytest.mark.parametrize("kind", ["valid", "not finite", "bomb"])
-async def test_a_gigabyte_is_not_held_in_memory(simulated: Any, kind: str, count: int, limit_bytes: int) -> None:
+async def test_a_gigabyte_is_not_held_in_memory(simulated: UpCluster, kind: str, count: int, limit_bytes: int) -> None:
     uploads, status, words = uploads_of(kind, LLAMA, count)
     await send(simulated, Upload("application/zip", b"no archive", 0, b""))  # what the first one imports is not counted
     with sampled_memory(frontend_pid(simulated)) as samples:
@@ -85,14 +86,14 @@ async def test_a_gigabyte_is_not_held_in_memory(simulated: Any, kind: str, count
 
 
 @asynccontextmanager
-async def watched(cluster: Any, request: dict[str, Any]) -> AsyncIterator[list[TokenGaps]]:
+async def watched(cluster: UpCluster, request: dict[str, Any]) -> AsyncIterator[list[TokenGaps]]:
     """Gaps of several streams, each on a websocket of its own."""
     async with AsyncExitStack() as stack:
         streams = (watched_tokens(cluster.stream_url, request={**request, "seed": i}) for i in range(NUM_STREAMS))
         yield [await stack.enter_async_context(stream) for stream in streams]
 
 
-async def gaps_beside(cluster: Any, request: dict[str, Any], uploads: list[Upload]) -> tuple[Seconds, Seconds]:
+async def gaps_beside(cluster: UpCluster, request: dict[str, Any], uploads: list[Upload]) -> tuple[Seconds, Seconds]:
     """Seconds between tokens of others: while nothing else happens, and while adapters are uploaded."""
     async with watched(cluster, request) as idle:
         await asyncio.sleep(IDLE_S)
@@ -105,7 +106,7 @@ def all_gaps(streams: list[TokenGaps]) -> Seconds:
     return np.concatenate([stream.gaps_s for stream in streams])
 
 
-async def test_others_tokens_come_as_evenly_as_without(simulated: Any) -> None:
+async def test_others_tokens_come_as_evenly_as_without(simulated: UpCluster) -> None:
     """The frontend has cores of its own, and so do the workers and the clients."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 4:
@@ -128,7 +129,7 @@ def pin(pid: int, cores: set[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["not this model's", "bomb"])
-async def test_the_demo_never_pauses(demo: Any, kind: str) -> None:
+async def test_the_demo_never_pauses(demo: UpCluster, kind: str) -> None:
     uploads = uploads_of("valid" if kind == "not this model's" else kind, LLAMA, 4)[0]
     request = {"prompt": "42", "ignore_eos": True, "max_tokens": 1_000, "temperature": 0.8}
     excess_s = []

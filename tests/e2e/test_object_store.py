@@ -6,8 +6,7 @@ import os
 import shutil
 import signal
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from s3_server import BUCKET, S3Server, serve_s3
+from up_cluster import Start, UpCluster
 from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # its waits have deadlines of their own, and say more
@@ -36,7 +36,7 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def stored(run_demo: Callable[..., AbstractContextManager[Any]], s3: S3Server, tmp_path: Path) -> Iterator[Any]:
+def stored(run_demo: Start, s3: S3Server, tmp_path: Path) -> Iterator[UpCluster]:
     with run_demo(
         data_folder=str(tmp_path / "data"),
         store={"url": f"s3://{BUCKET}/store", "options": s3.options},
@@ -72,7 +72,7 @@ async def until_they_wait_aside(http: httpx.AsyncClient) -> None:
 
 
 async def test_runners_keep_what_they_have_fetched_and_go_on_when_the_store_hangs(
-    stored: Any, s3: S3Server, tmp_path: Path
+    stored: UpCluster, s3: S3Server, tmp_path: Path
 ) -> None:
     cache = tmp_path / "data" / "cache"
     async with httpx.AsyncClient(base_url=stored.url, timeout=120.0, trust_env=False) as http:
@@ -124,7 +124,7 @@ def zipped_roman() -> bytes:
 
 
 def test_an_upload_is_served_and_removed_and_a_dead_store_stops_only_registrations(
-    stored: Any, s3: S3Server, tmp_path: Path
+    stored: UpCluster, s3: S3Server, tmp_path: Path
 ) -> None:
     upload: Any = {"content": zipped_roman(), "headers": {"Content-Type": "application/zip"}}
     with httpx.Client(base_url=stored.url, timeout=60.0, trust_env=False) as http:

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from schemathesis_run import schemathesis
+from up_cluster import Start, UpCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,14 +27,14 @@ ROUTES = {
 
 
 @pytest.fixture
-def short_cluster(start: Any, tmp_path: Path) -> Iterator[Any]:
+def short_cluster(start: Start, tmp_path: Path) -> Iterator[UpCluster]:
     """Its longest answers are short: many of the requests ask for the longest."""
     with start(tmp_path, max_context=64) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def keys(short_cluster: Any) -> dict[str, str]:
+def keys(short_cluster: UpCluster) -> dict[str, str]:
     """By role."""
     keys: dict[str, str] = {}
     with httpx.Client(base_url=short_cluster.url, timeout=60.0, trust_env=False) as http:
@@ -58,7 +58,7 @@ def is_let_in(url: str, key: str) -> bool:
 
 
 async def test_no_answer_contradicts_the_page_whoever_asks(
-    short_cluster: Any, keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    short_cluster: UpCluster, keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     url = short_cluster.url
     async with asyncio.TaskGroup() as group:

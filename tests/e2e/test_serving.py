@@ -3,14 +3,13 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-Until = Callable[[Callable[[], bool]], Any]
+from up_cluster import Until, UpCluster
 
 ANSWERS = {
     "roman": "XLII",
@@ -50,7 +49,7 @@ async def _events(http: httpx.AsyncClient, body: dict[str, object]) -> list[dict
     return [json.loads(event) for event in events if event != "[DONE]"]
 
 
-async def test_many_requests_on_one_websocket(cluster: Any) -> None:
+async def test_many_requests_on_one_websocket(cluster: UpCluster) -> None:
     texts = dict.fromkeys(ANSWERS, "")
     names = {str(lora_id): lora_id for lora_id in ANSWERS}
     async with connect(cluster.stream_url, proxy=None) as websocket:
@@ -82,14 +81,16 @@ async def test_a_seed_makes_a_sampled_answer_reproducible(http: httpx.AsyncClien
     assert first == second
 
 
-async def test_the_command_line_streams_the_answer(cluster: Any) -> None:
+async def test_the_command_line_streams_the_answer(cluster: UpCluster) -> None:
     command = (sys.executable, "-m", "punica_serve.cli", "generate", "--url", cluster.url, "--lora-id", "roman", "42")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await process.communicate()
     assert (process.returncode, stdout) == (0, b"XLII\n")
 
 
-async def test_a_broken_adapter_is_refused_by_name_and_the_others_serve(cluster: Any, http: httpx.AsyncClient) -> None:
+async def test_a_broken_adapter_is_refused_by_name_and_the_others_serve(
+    cluster: UpCluster, http: httpx.AsyncClient
+) -> None:
     served = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
     assert served == ["numbers", "roman", "english", "french", "binary", "hex"]
     assert "adapter 'broken' is refused" in cluster.log.read_text()
@@ -110,7 +111,7 @@ async def test_a_prompt_longer_than_the_context_is_400(http: httpx.AsyncClient) 
     assert answer.status_code == 400
 
 
-async def test_a_cancelled_request_gives_its_pages_back(cluster: Any, until: Until) -> None:
+async def test_a_cancelled_request_gives_its_pages_back(cluster: UpCluster, until: Until) -> None:
     async with connect(cluster.stream_url, proxy=None) as websocket:
         await websocket.send(json.dumps({"op": "generate", "request_id": "r", **LONG}))
         await websocket.recv()
@@ -122,7 +123,9 @@ async def test_a_cancelled_request_gives_its_pages_back(cluster: Any, until: Unt
         await until(lambda: cluster.num_used_pages() == 0)
 
 
-async def test_clients_that_leave_give_their_pages_back(cluster: Any, http: httpx.AsyncClient, until: Until) -> None:
+async def test_clients_that_leave_give_their_pages_back(
+    cluster: UpCluster, http: httpx.AsyncClient, until: Until
+) -> None:
     async with connect(cluster.stream_url, proxy=None) as websocket:
         await websocket.send(json.dumps({"op": "generate", "request_id": "r", **LONG}))
         async with http.stream("POST", "/v1/generate", json={**LONG, "stream": True}) as response:

@@ -4,15 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from up_cluster import UpCluster
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_arrivals_are_replayed_live_and_compared_with_their_simulation(simulated_cluster: Any, tmp_path: Path) -> None:
+def test_arrivals_are_replayed_live_and_compared_with_their_simulation(
+    simulated_cluster: UpCluster, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "simulate", str(tmp_path / "three.yaml")]
     command += ["--live", simulated_cluster.url, "--out", str(out)]
@@ -25,7 +28,7 @@ def test_arrivals_are_replayed_live_and_compared_with_their_simulation(simulated
     assert left == {"three-live.json", "three-live.png", "three-live.csv", "three-simulated.csv"}
 
 
-def test_a_cluster_without_the_configs_adapters_gets_no_request(simulated_cluster: Any, tmp_path: Path) -> None:
+def test_a_cluster_without_the_configs_adapters_gets_no_request(simulated_cluster: UpCluster, tmp_path: Path) -> None:
     document = yaml.safe_load((tmp_path / "three.yaml").read_text())
     document["dummy_adapters"]["count"] += 1
     (tmp_path / "more.yaml").write_text(yaml.safe_dump(document))

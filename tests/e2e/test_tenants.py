@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from punica_serve.config.registry_section import sqlite_url
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.registry import Registry
+from up_cluster import UpCluster
 from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -84,7 +84,7 @@ def client_of(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=120.0, trust_env=False)
 
 
-async def test_a_thousand_adapters_of_twenty_tenants(simulated_cluster: Any, tmp_path: Path) -> None:
+async def test_a_thousand_adapters_of_twenty_tenants(simulated_cluster: UpCluster, tmp_path: Path) -> None:
     registry = await Registry.open(sqlite_url(tmp_path / "data" / "registry.db"), deadline_s=60.0)
     keys, counted = await fill(registry), Counter[str]()
     clients = {tenant: client_of(simulated_cluster.url, key) for tenant, key in keys.items()}

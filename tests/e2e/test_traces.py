@@ -1,15 +1,11 @@
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import httpx
 import pytest
 
 from otlp_collector import ReceivedSpan, otlp_collector
+from up_cluster import Start
 from waits import until
-
-RunDemo = Callable[..., AbstractContextManager[Any]]
 
 TRACE_ID, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -25,7 +21,7 @@ def ask(url: str, traceparent: str) -> httpx.Response:
 
 
 @pytest.mark.slow
-async def test_a_trace_holds_all_processes_and_no_more_than_its_client_wants(run_demo: RunDemo) -> None:
+async def test_a_trace_holds_all_processes_and_no_more_than_its_client_wants(run_demo: Start) -> None:
     with otlp_collector() as collector, run_demo(tracing={"otlp_endpoint": collector.url}) as cluster:
         assert (await asyncio.to_thread(ask, cluster.url, f"00-{TRACE_ID}-{CLIENT_SPAN}-01")).is_success
         assert (await asyncio.to_thread(ask, cluster.url, f"00-{'1' * 32}-{CLIENT_SPAN}-00")).is_success
@@ -57,7 +53,7 @@ def check_tree(spans: list[ReceivedSpan]) -> None:
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_down_harms_no_request(run_demo: RunDemo) -> None:
+def test_a_collector_that_is_down_harms_no_request(run_demo: Start) -> None:
     with run_demo(tracing={"otlp_endpoint": "http://127.0.0.1:1"}) as cluster:
         answers = [ask(cluster.url, "") for _ in range(20)]
         assert [answer.json()["text"] for answer in answers] == ["XLII"] * 20

@@ -3,17 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from process_tree import alive
+from up_cluster import Until, UpCluster
 
 pytestmark = pytest.mark.slow
-
-Until = Callable[[Callable[[], bool]], Any]
 
 
 def answers(url: str) -> bool:
@@ -25,7 +22,7 @@ def answers(url: str) -> bool:
     return answer.is_success and bool(answer.json()["text"] == "XLII")
 
 
-async def test_every_frontend_serves_and_every_process_comes_back(wide_cluster: Any, until: Until) -> None:
+async def test_every_frontend_serves_and_every_process_comes_back(wide_cluster: UpCluster, until: Until) -> None:
     assert len(wide_cluster.urls) == 2
     assert all(map(answers, wide_cluster.urls))
 
@@ -37,7 +34,7 @@ async def test_every_frontend_serves_and_every_process_comes_back(wide_cluster: 
     await until(lambda: len(wide_cluster.processes()) == 9)  # scheduler, two runners of two workers, two frontends
 
 
-async def test_ctrl_c_ends_them_all(wide_cluster: Any) -> None:
+async def test_ctrl_c_ends_them_all(wide_cluster: UpCluster) -> None:
     processes = wide_cluster.processes()
     wide_cluster.up.send_signal(signal.SIGINT)
     assert await asyncio.to_thread(wide_cluster.up.wait, 100) == 0

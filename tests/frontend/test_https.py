@@ -151,7 +151,9 @@ async def test_a_client_that_does_not_trust_it_does_not_connect(server: Embedded
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_versions_of_tls(https: httpx.AsyncClient, address: str, trusting: ssl.SSLContext, version: Any) -> None:
+async def test_versions_of_tls(
+    https: httpx.AsyncClient, address: str, trusting: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
     trusting.maximum_version = version
     assert (await https.get("/health")).status_code == 200
 
@@ -197,7 +199,9 @@ async def test_a_stalled_client_is_noticed_as_soon_as_without_tls(
     writer.close()
 
 
-async def test_before_the_registry_is_there(listener: socket.socket, files: HttpsFiles, trusting: Any) -> None:
+async def test_before_the_registry_is_there(
+    listener: socket.socket, files: HttpsFiles, trusting: ssl.SSLContext
+) -> None:
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
     async with (
         _refusing(listener, 10, server_context(files.config)),

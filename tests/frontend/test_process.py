@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from frontend_process import StartFrontend
 from punica_serve.protocol import CancelRequest, Deliveries, Ending, Limits
@@ -27,7 +27,7 @@ async def until_draining(client: httpx.AsyncClient) -> None:
     await until(is_draining, "the frontend drains")
 
 
-async def frame(websocket: Any) -> dict[str, Any]:
+async def frame(websocket: ClientConnection) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(await asyncio.wait_for(websocket.recv(), DEADLINE_S))
     return answer
 

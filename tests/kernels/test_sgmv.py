@@ -17,7 +17,7 @@ TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
 PAGE_RANKS = 8
 #: Fixtures of this folder.
 ScatterAdapters = Callable[..., tuple[list[list[int]], Tensor, Tensor]]
-LoraDelta = Callable[[Any], Tensor]
+LoraDelta = Callable[["Case"], Tensor]
 RelativeError = Callable[[Tensor, Tensor], float]
 MakeCase = Callable[..., "Case"]
 

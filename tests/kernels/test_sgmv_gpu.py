@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ TOLERANCES = {torch.float32: 1e-6, torch.float16: 4e-4}
 GPU_TOLERANCES = {**TOLERANCES, torch.bfloat16: 3e-3}
 #: Fixtures of this folder.
 ScatterAdapters = Callable[..., tuple[list[list[int]], Tensor, Tensor]]
-LoraDelta = Callable[[Any], Tensor]
+LoraDelta = Callable[["Case"], Tensor]
 RelativeError = Callable[[Tensor, Tensor], float]
 MakeCase = Callable[..., "Case"]
 #: Rows of the table past the last segment.

@@ -1,7 +1,5 @@
 """Punica's figure 5, to the letter: a request moves from one GPU to another while both go on."""
 
-from typing import Any
-
 import pytest
 
 from punica_scheduler.core.actions import Start
@@ -9,7 +7,7 @@ from scheduler_in_words import Cluster, NewCluster
 
 
 @pytest.fixture
-def cluster(new_cluster: NewCluster) -> Any:
+def cluster(new_cluster: NewCluster) -> Cluster:
     """GPU 1 runs R1, R2 and R3, and its KvCache is full; GPU 2 runs R4."""
     cluster = new_cluster()
     cluster.gpu_joins("1", pages=6)

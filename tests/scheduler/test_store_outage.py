@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ def fails(cluster: Cluster) -> Callable[[str, str], list[str]]:
 
 
 @pytest.fixture
-def aside(cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]) -> Any:
+def aside(cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]) -> Cluster:
     """The cluster with a request that waits aside: the store failed it on two GPUs."""
     assert cluster.arrives("r1", lora=adapter("x")) == ["B: start r1"]
     assert fails("B", "r1") == ["A: start r1"], "elsewhere first: it may be the host's fault"
@@ -105,7 +104,7 @@ def test_those_who_wait_aside_are_bounded_and_fill_no_queue(new_cluster: NewClus
 
 
 def test_however_many_want_what_the_store_does_not_give_others_find_gpus(
-    filled: Callable[..., Any], adapter: Any
+    filled: NewCluster, adapter: NewAdapter
 ) -> None:
     """A hundred times what all batches hold; each report of the store's silence frees the place at once."""
     cluster = filled("A", "B", batch=4)

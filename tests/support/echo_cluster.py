@@ -163,14 +163,16 @@ class EchoCluster:
         self._check_connected()
         self.num_histories += 1
         times = (Percentiles(0.1, 0.2, 0.3),)
-        return ClusterHistory((1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1.0,), (1,), (10,))})
+        return ClusterHistory(
+            (1,), (2,), (10,), (0,), times, times, {"CPU-1": GpuHistory((1.0,), (1,), (10,), "host/0")}
+        )
 
     async def gpu(self, gpu: str) -> GpuDetails:
         cluster = await self.cluster()
         found = next((seen for seen in cluster.gpus if gpu in (seen.gpu.uuid, seen.gpu.name)), None)
         if found is None:
             raise GpuNotFound(f"no GPU {gpu!r} is in the cluster")
-        return GpuDetails(found, {"qkv": 3}, tuple(self.placed))
+        return GpuDetails(cluster.now_ns, found, {"qkv": 3}, tuple(self.placed))
 
     async def drain_gpu(self, gpu: str, *, drain: bool) -> None:
         if gpu != "CPU-1":

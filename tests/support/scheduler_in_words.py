@@ -10,6 +10,7 @@ from typing import Any
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import (
+    Action,
     Advise,
     CallAnswered,
     Deliver,
@@ -77,7 +78,7 @@ class Cluster:
         #: The newest assignment of each request, and all tokens delivered.
         self.assignments: dict[str, AssignmentId] = {}
         self.delivered: dict[str, list[int]] = {}
-        self.actions: list[Any] = []
+        self.actions: list[Action] = []
 
     def tell(self, event: events.Event) -> list[str]:
         actions = self.scheduler.handle(event, self.now_ns)

@@ -30,6 +30,10 @@ class WideCluster(EchoCluster):
     def uuid(gpu: int) -> str:
         return f"GPU-{gpu:08}"
 
+    @staticmethod
+    def name(gpu: int) -> str:
+        return f"host-{gpu // 8}/{gpu % 8}"
+
     def batch_size(self, gpu: int) -> int:
         return (7 * gpu + self.num_looks) % 33
 
@@ -56,7 +60,7 @@ class WideCluster(EchoCluster):
         gpu = cluster.gpus[0]
         return replace(
             gpu,
-            gpu=replace(gpu.gpu, uuid=self.uuid(index), name=f"host-{index // 8}/{index % 8}"),
+            gpu=replace(gpu.gpu, uuid=self.uuid(index), name=self.name(index)),
             batch_size_mean=float(self.batch_size(index)),
             batch_size_max=self.batch_size(index),
             resident_adapters=adapters,
@@ -79,6 +83,7 @@ class WideCluster(EchoCluster):
                     tuple(float((gpu + at) % 33) for at in counters),
                     tuple((gpu + at) % 33 for at in counters),
                     counters,
+                    self.name(gpu),
                 )
                 for gpu in range(self.num_gpus)
             },

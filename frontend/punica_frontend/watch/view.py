@@ -41,6 +41,8 @@ class ClusterView(ClusterSnapshot, frozen=True):
 
     #: The adapters on any GPU, by digest.
     adapters: dict[str, SeenAdapter] = msgspec.field(default_factory=dict)
+    #: The caller's: adapters of other owners are not its own.
+    tenant: str = ""
 
 
 class GpuView(GpuDetails, frozen=True):
@@ -50,6 +52,8 @@ class GpuView(GpuDetails, frozen=True):
     num_other_requests: int = 0
     #: The adapters on the GPU and of these requests, by digest.
     adapters: dict[str, SeenAdapter] = msgspec.field(default_factory=dict)
+    #: The caller's.
+    tenant: str = ""
 
 
 #: Structs of the views. Between processes they travel as arrays.
@@ -85,7 +89,7 @@ class Viewer:
         if not self.caller.is_admin:
             cluster = replace(cluster, gpus=tuple(_without_others_adapters(gpu, known) for gpu in cluster.gpus))
         resident = {digest for gpu in cluster.gpus for digest in gpu.resident_adapters}
-        return ClusterView(**asdict(cluster), adapters=_named(resident, known))
+        return ClusterView(**asdict(cluster), adapters=_named(resident, known), tenant=self.caller.tenant)
 
     def gpu(self, details: GpuDetails) -> GpuView:
         """Returns the view of one GPU."""
@@ -96,10 +100,12 @@ class Viewer:
             requests = tuple([request for request in requests if request.tenant_id == self.caller.tenant_id])
         digests = {*gpu.resident_adapters, *(request.digest for request in requests if request.digest is not None)}
         return GpuView(
+            details.now_ns,
             gpu,
             details.used_lora_pages,
             requests,
             num_other_requests=len(details.requests) - len(requests),
+            tenant=self.caller.tenant,
             adapters=_named(digests, known),
         )
 

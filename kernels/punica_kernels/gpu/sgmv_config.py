@@ -7,6 +7,7 @@ need larger programs, which cost less to start.
 from dataclasses import dataclass
 from functools import cache
 
+from punica_kernels.integers import ceil_div, next_power_of_two
 from punica_kernels.lora_table import SMALL_TABLE_TILES, LoraTableShape
 
 
@@ -63,11 +64,11 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
     """The shrink of a group of `num_slices` stacked projections with `h_in` inputs."""
     split_k = num_splits(shape, num_slices)
     most = 256 if _holds_prefill(shape) else 512
-    block_k = min(most, max(16, _next_power_of_two(_ceil_div(h_in, split_k))))
+    block_k = min(most, max(16, next_power_of_two(ceil_div(h_in, split_k))))
     is_small = shape.max_tiles <= SMALL_TABLE_TILES
     return ShrinkConfig(
         split_k=split_k,
-        k_per_split=_ceil_div(_ceil_div(h_in, block_k), split_k) * block_k,
+        k_per_split=ceil_div(ceil_div(h_in, block_k), split_k) * block_k,
         block_k=block_k,
         # A few tiles of high ranks leave room for more programs than tiles.
         rank_block_programs=shape.max_tiles * (2 if is_small and shape.max_tile_rank_blocks > 1 else 1),
@@ -79,9 +80,9 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
 def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> ExpandConfig:
     """The expand of a group of `num_slices` projections, the widest of which has `widest_slice` outputs."""
     block_n, tile_n, max_registers = _expand_blocks(shape, num_slices * widest_slice)
-    block_n = min(block_n, max(16, _next_power_of_two(widest_slice)))
+    block_n = min(block_n, max(16, next_power_of_two(widest_slice)))
     tile_n = min(tile_n, block_n)
-    num_blocks = min(_next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
+    num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
     return ExpandConfig(
         split_k=num_splits(shape, num_slices),
         block_n=block_n,
@@ -105,11 +106,3 @@ def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, i
 def _holds_prefill(shape: LoraTableShape) -> bool:
     """Whether the table has more rows than decodes alone can have."""
     return shape.max_tiles < shape.max_rows and shape.max_rows > _DECODE_TILES
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _next_power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -62,8 +62,7 @@ def about(**fields: Any) -> dict[str, Any]:
 
 def named(request: Request) -> dict[str, Any]:
     """The fields of a request for a log line behind the frontend, where adapters have digests and no names."""
-    digest = request.adapter.digest if request.adapter else None
-    return {"request_id": request.request_id, "tenant": request.tenant, "adapter": digest}
+    return {"request_id": request.request_id, "tenant": request.tenant, "adapter": request.digest}
 
 
 @cache

@@ -116,6 +116,7 @@ class GpuHistory(Struct, frozen=True):
     batch_size_mean: tuple[float | None, ...]
     batch_size_max: tuple[int | None, ...]
     used_kv_pages: tuple[int | None, ...]
+    name: str = ""
 
 
 class ClusterHistory(Struct, frozen=True):
@@ -157,6 +158,7 @@ class PlacedRequest(Struct, frozen=True):
 class GpuDetails(Struct, frozen=True):
     """One GPU with the requests that are placed on it, oldest first: at most ``max_batch_size``."""
 
+    now_ns: int
     gpu: GpuSnapshot
     #: Pages of the LoRA pool that adapters of these requests take, in each group.
     used_lora_pages: dict[LoraGroup, int]

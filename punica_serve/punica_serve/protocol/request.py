@@ -70,6 +70,11 @@ class Request(Struct, frozen=True):
     tenant: str | None = None
 
     @property
+    def digest(self) -> str | None:
+        """Digest of the adapter; None runs the base model."""
+        return self.adapter.digest if self.adapter else None
+
+    @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.generated_ids)
 

@@ -21,7 +21,7 @@ Stored, by the cluster:
 
 Read, by a runner:
 
-    host_cache.py     the adapters on a host's disk behind async calls with deadlines
+    disk_cache.py     the adapters on a host's disk behind async calls with deadlines
     cache_folder.py   their folder, shared by the host's processes, with locks from locked_folder.py
     download.py       an adapter of the store -> a folder of this host, checked by its digest
 

@@ -1,4 +1,4 @@
-"""The cache folder that all processes of a host download adapters into: the blocking part of host_cache.py.
+"""The cache folder that all processes of a host download adapters into: the blocking part of disk_cache.py.
 
 DIGEST/            an adapter; its modification time is when it was last used
 incoming/...       an adapter that a process downloads or removes, or did when it died

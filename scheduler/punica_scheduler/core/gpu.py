@@ -271,7 +271,7 @@ class GpuRecord:
         """The same with its requests, oldest first."""
         records = sorted(self.working_set.values(), key=attrgetter("arrival"))
         used = {group: pages for group, pages in self.lora_pages.items() if pages}
-        return GpuDetails(self.snapshot(now_ns), used, tuple([_placed(record) for record in records]))
+        return GpuDetails(now_ns, self.snapshot(now_ns), used, tuple([_placed(record) for record in records]))
 
 
 def _placed(record: RequestRecord) -> PlacedRequest:

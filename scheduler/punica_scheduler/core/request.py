@@ -171,7 +171,7 @@ class RequestRecord:
     @property
     def digest(self) -> str | None:
         """The adapter's digest; None runs the base model."""
-        return self.request.adapter.digest if self.request.adapter else None
+        return self.request.digest
 
     @property
     def num_generated(self) -> int:

@@ -41,12 +41,13 @@ EVENT_LOG_LENGTH = 32
 
 
 class ClusterSample(Struct, frozen=True):
-    """Counters since the start, and gauges of now. The last two have one entry for each GPU."""
+    """Counters since the start, and gauges of now. The last three have one entry for each GPU."""
 
     num_arrived: int
     num_tokens: int
     queue_length: int
     gpu_uuids: tuple[str, ...]
+    gpu_names: tuple[str, ...]
     used_kv_pages: tuple[int, ...]
 
 
@@ -108,6 +109,7 @@ class Scheduler:
             counters["tokens"],
             len(self._state.waiting),
             tuple(self._fleet.gpus),
+            tuple([gpu.info.name for gpu in self._fleet.gpus.values()]),
             tuple([gpu.num_used_kv_pages for gpu in self._fleet.gpus.values()]),
         )
 

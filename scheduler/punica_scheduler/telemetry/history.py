@@ -46,7 +46,8 @@ class History:
         """Appends a row; ``steps`` has an entry for each GPU of the sample."""
         self._encoded = None
         if self._rows and self._rows[-1].sample.gpu_uuids == sample.gpu_uuids:
-            sample = replace(sample, gpu_uuids=self._rows[-1].sample.gpu_uuids)
+            before = self._rows[-1].sample
+            sample = replace(sample, gpu_uuids=before.gpu_uuids, gpu_names=before.gpu_names)
         means = tuple([figures.batch_size_mean for figures in steps])
         maxima = tuple([figures.batch_size_max for figures in steps])
         self._rows.append(_Row(now_ns, sample, means, maxima, recent))
@@ -72,11 +73,16 @@ class History:
 
 def _by_gpu(rows: Sequence[_Row]) -> dict[str, GpuHistory]:
     runs = [list(run) for _, run in groupby(rows, key=lambda row: id(row.sample.gpu_uuids))]
-    names = [run[0].sample.gpu_uuids for run in runs]
-    means = _columns_of(zip(names, ([row.batch_size_means for row in run] for run in runs), strict=True))
-    maxima = _columns_of(zip(names, ([row.batch_size_maxima for row in run] for run in runs), strict=True))
-    pages = _columns_of(zip(names, ([row.sample.used_kv_pages for row in run] for run in runs), strict=True))
-    return {uuid: GpuHistory(tuple(means[uuid]), tuple(maxima[uuid]), tuple(pages[uuid])) for uuid in sorted(means)}
+    samples = [run[0].sample for run in runs]
+    uuids = [sample.gpu_uuids for sample in samples]
+    names = {uuid: name for sample in samples for uuid, name in zip(sample.gpu_uuids, sample.gpu_names, strict=True)}
+    means = _columns_of(zip(uuids, ([row.batch_size_means for row in run] for run in runs), strict=True))
+    maxima = _columns_of(zip(uuids, ([row.batch_size_maxima for row in run] for run in runs), strict=True))
+    pages = _columns_of(zip(uuids, ([row.sample.used_kv_pages for row in run] for run in runs), strict=True))
+    return {
+        uuid: GpuHistory(tuple(means[uuid]), tuple(maxima[uuid]), tuple(pages[uuid]), names[uuid])
+        for uuid in sorted(names)
+    }
 
 
 def _columns_of(

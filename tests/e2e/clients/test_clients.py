@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from keyed_cluster import KeyedCluster
 
 #: Those that our own environment has too, in newer versions than the other clients go with.
 IN_BOTH = ["ask_openai.py", "ask_huggingface_hub.py"]
@@ -14,23 +15,23 @@ IN_BOTH = ["ask_openai.py", "ask_huggingface_hub.py"]
 @pytest.mark.parametrize(
     "script", [*IN_BOTH, "ask_text_generation.py", "ask_lorax.py", "ask_litellm.py", "ask_langchain.py"]
 )
-def test_a_client(keyed_cluster: Any, clients_python: Path, script: str) -> None:
+def test_a_client(keyed_cluster: KeyedCluster, clients_python: Path, script: str) -> None:
     keyed_cluster.run(script, clients_python)
 
 
 @pytest.mark.parametrize("script", IN_BOTH)
-def test_a_client_of_our_own_environment(keyed_cluster: Any, script: str) -> None:
+def test_a_client_of_our_own_environment(keyed_cluster: KeyedCluster, script: str) -> None:
     keyed_cluster.run(script, Path(sys.executable))
 
 
 @pytest.mark.slow
-def test_instructor(keyed_cluster: Any, clients_python: Path) -> None:
+def test_instructor(keyed_cluster: KeyedCluster, clients_python: Path) -> None:
     """The demo model writes no JSON, so what it answers is refused by the schema, after each try over again."""
     assert keyed_cluster.run("ask_instructor.py", clients_python)["num_tries"] == 2
 
 
 @pytest.mark.slow
-def test_guidellm(keyed_cluster: Any, clients_python: Path, tmp_path: Path) -> None:
+def test_guidellm(keyed_cluster: KeyedCluster, clients_python: Path, tmp_path: Path) -> None:
     told = keyed_cluster.run("ask_guidellm.py", clients_python, str(tmp_path))
     for totals in told["requests"].values():
         assert totals == {"successful": 20, "errored": 0, "incomplete": 0, "total": 20}

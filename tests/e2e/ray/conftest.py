@@ -2,24 +2,23 @@
 
 import asyncio
 import os
-import re
 import secrets
 import signal
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
 from process_tree import with_environment
 from punica_faults.cluster import cluster_document
+from punica_faults.references import Reference, make_references
 from punica_serve.config.cluster import parse_config
+from ray_up import RayUp
 from waits import until
 
 #: Marks all processes of a test, wherever Ray moves them in the tree.
@@ -37,55 +36,6 @@ FOUND_SOON = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 4,
 }
-
-
-class RayUp:
-    """`punica-serve up --ray` on a test cluster."""
-
-    def __init__(self, up: Process, log: Path) -> None:
-        self.up = up
-        self._log = log
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def frontends(self) -> dict[str, str]:
-        """By name, the URLs of the streams."""
-        urls = re.findall(r"the (frontend) is on node \w+, at (http://\S+)", self.log())
-        return {name: f"{url.replace('http', 'ws', 1)}/v1/generate/stream" for name, url in urls}
-
-    @property
-    def scheduler_nodes(self) -> list[str]:
-        """Node ids, from the first on."""
-        return re.findall(r"the scheduler is on node (\w+), at", self.log())
-
-    async def gpus(self) -> list[Any]:
-        """As /v1/cluster has them; none while it does not answer."""
-        (url,) = self.frontends.values()
-        async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
-            try:
-                answer = await client.get(f"{url.replace('ws', 'http', 1).removesuffix('/generate/stream')}/cluster")
-                gpus: list[Any] = answer.raise_for_status().json()["gpus"]
-            except httpx.HTTPError:
-                return []
-        return gpus
-
-    async def is_idle(self) -> bool:
-        gpus = await self.gpus()
-        return bool(gpus) and all(gpu["free_kv_pages"] == gpu["gpu"]["num_kv_pages"] for gpu in gpus)
-
-    async def until_ready(self, num_gpus: int) -> None:
-        await until(self._listens, "Ray has placed the frontend", describe=self.log)
-
-        async def have_joined() -> bool:
-            return len(await self.gpus()) == num_gpus
-
-        await until(have_joined, f"{num_gpus} GPUs have joined", describe=self.log)
-
-    def _listens(self) -> bool:
-        assert self.up.returncode is None, self.log()
-        return bool(self.frontends)
 
 
 @pytest.fixture
@@ -148,8 +98,6 @@ def ray_document() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def references() -> Any:
-    from punica_faults.references import make_references
-
+def references() -> list[Reference]:
     made = make_references(parse_config(ray_document(), source="tests/e2e/ray", folder=Path.cwd()))
     return [reference for reference in made if reference.max_tokens <= MAX_TOKENS]

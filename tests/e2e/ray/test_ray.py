@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+from ray.cluster_utils import Cluster
 
 from punica_faults.load import Load
+from punica_faults.references import Reference
+from ray_up import RayUp
 from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -12,12 +15,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_STREAMS = 200
 
 
-def node(nodes: Any, node_id: str) -> Any:
+def node(nodes: Cluster, node_id: str) -> Any:
     return next(each for each in nodes.worker_nodes if each.node_id == node_id)
 
 
 async def test_every_stream_goes_on_when_nodes_die_and_others_join(
-    references: Any, ray_nodes: Any, ray_up: Any
+    references: list[Reference], ray_nodes: Cluster, ray_up: RayUp
 ) -> None:
     """First the node of a runner dies, then that of the scheduler with its own."""
     load = Load(ray_up.frontends, references, num_streams=NUM_STREAMS, seed=1)

@@ -1,9 +1,7 @@
-"""A registry in a file, a store in a folder, and adapters whose bytes do not matter."""
+"""The world of adapters, and the routes over it: see ``adapter_world``."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -12,15 +10,15 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from adapter_world import Bringing, World, bringing, check
 from echo_cluster import EchoCluster
 from punica_frontend.adapters import deletions
 from punica_frontend.adapters import reconciler as reconciler_module
-from punica_frontend.adapters.addresses import Address
 from punica_frontend.adapters.deletions import Deletions
 from punica_frontend.adapters.garbage_collector import AdapterGarbageCollector
 from punica_frontend.adapters.pins import Pins
 from punica_frontend.adapters.reconciler import AdapterReconciler
-from punica_frontend.adapters.registration import Fetch, Registrar
+from punica_frontend.adapters.registration import Registrar
 from punica_frontend.adapters.staging import Staging
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import install_error_handlers
@@ -31,54 +29,16 @@ from punica_frontend.routes.registrations import registrations_router
 from punica_frontend.routes.vllm import vllm_router
 from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
-from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.sources import Sources
 from punica_serve.store.upload import Uploads
-from punica_serve.store.validator import ValidatedAdapter
-
-
-@dataclass
-class World:
-    """All that the life of an adapter goes through, over a cluster in memory."""
-
-    registry: Registry
-    store: AdapterStore
-    staging: Staging
-    registrar: Registrar
-    deletions: Deletions
-    pins: Pins
-    collector: AdapterGarbageCollector
-    cluster: EchoCluster
-    folder: Path
-
-    def stored(self) -> set[str]:
-        return {path.name for path in (self.folder / "store").iterdir()}
-
-
-async def check(folder: Path, _address: Address) -> ValidatedAdapter:
-    """Any two files are an adapter."""
-    config, weights = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
-    digest = hashlib.sha256(config.read_bytes() + weights.read_bytes()).hexdigest()
-    return ValidatedAdapter(
-        AdapterRef(digest, str(folder), 100, {"q_proj": 8}), base_model="numbers", chat_template=None
-    )
-
-
-def bringing(content: str) -> Fetch:
-    """Different contents are different adapters."""
-
-    async def bring(folder: Path) -> None:
-        (folder / "adapter_config.json").write_text("{}")
-        (folder / "adapter_model.safetensors").write_text(content)
-
-    return bring
 
 
 @pytest.fixture(name="bringing")
-def bringing_fixture() -> Callable[[str], Fetch]:
+def bringing_fixture() -> Bringing:
     return bringing
 
 

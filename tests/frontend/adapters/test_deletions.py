@@ -1,11 +1,10 @@
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from adapter_world import Bringing, World
 from punica_frontend.adapters.registration import RegistrationRequest
 from punica_frontend.api.caller import ANYONE
 from punica_serve.config.registry_section import sqlite_url
@@ -16,8 +15,6 @@ from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 
-Bringing = Callable[[str], Any]
-
 
 def config_files(name: str, content: str) -> SharedAdapters:
     """An adapter with the bytes of what is brought."""
@@ -27,14 +24,14 @@ def config_files(name: str, content: str) -> SharedAdapters:
     )
 
 
-async def registered(world: Any, bringing: Bringing, name: str = "roman", content: str = "1") -> AdapterRef:
+async def registered(world: World, bringing: Bringing, name: str = "roman", content: str = "1") -> AdapterRef:
     """On all GPUs."""
     wanted = RegistrationRequest(name, prefetch=True)
     ref: AdapterRef = (await world.registrar.register(ANYONE, wanted, bringing(content))).adapter.ref
     return ref
 
 
-async def test_nothing_is_left(world: Any, bringing: Bringing) -> None:
+async def test_nothing_is_left(world: World, bringing: Bringing) -> None:
     ref = await registered(world, bringing)
     await world.registry.delete("default", "roman", by="test")
     assert {*await world.deletions.step()} == {ref.digest}
@@ -44,7 +41,7 @@ async def test_nothing_is_left(world: Any, bringing: Bringing) -> None:
     assert await world.registry.unused_files() == {}
 
 
-async def test_an_adapter_in_use_stays_until_it_is_free(world: Any, bringing: Bringing) -> None:
+async def test_an_adapter_in_use_stays_until_it_is_free(world: World, bringing: Bringing) -> None:
     ref = await registered(world, bringing)
     await world.registry.delete("default", "roman", by="test")
     world.cluster.in_use = {ref.digest}
@@ -58,7 +55,7 @@ async def test_an_adapter_in_use_stays_until_it_is_free(world: Any, bringing: Br
 
 
 async def test_an_adapter_that_another_frontend_just_deleted_does_not_count_as_served(
-    world: Any, bringing: Bringing, tmp_path: Path
+    world: World, bringing: Bringing, tmp_path: Path
 ) -> None:
     ref = await registered(world, bringing)
     other = Registry(Database(sqlite_url(tmp_path / "registry.db"), deadline_s=60.0), SharedAdapters(), time.time)
@@ -70,7 +67,7 @@ async def test_an_adapter_that_another_frontend_just_deleted_does_not_count_as_s
     assert world.stored() == {ref.digest}
 
 
-async def test_bytes_that_another_adapter_has_too_stay(world: Any, bringing: Bringing) -> None:
+async def test_bytes_that_another_adapter_has_too_stay(world: World, bringing: Bringing) -> None:
     ref = await registered(world, bringing, "roman")
     await registered(world, bringing, "latin")
     await world.registry.delete("default", "roman", by="test")
@@ -80,7 +77,7 @@ async def test_bytes_that_another_adapter_has_too_stay(world: Any, bringing: Bri
 
 @pytest.mark.parametrize("shared", [config_files("roman", "1")])
 async def test_only_the_stores_copy_goes_of_bytes_that_the_config_file_serves(
-    world: Any, bringing: Bringing, shared: SharedAdapters
+    world: World, bringing: Bringing, shared: SharedAdapters
 ) -> None:
     ref = await registered(world, bringing, "mine")
     assert ref.digest == shared.versions["roman"].ref.digest
@@ -93,7 +90,7 @@ async def test_only_the_stores_copy_goes_of_bytes_that_the_config_file_serves(
     assert world.stored() == set() and {*world.cluster.resident} == {ref.digest}
 
 
-async def test_an_older_version_goes_too(world: Any, bringing: Bringing) -> None:
+async def test_an_older_version_goes_too(world: World, bringing: Bringing) -> None:
     await registered(world, bringing, content="1")
     newer = await registered(world, bringing, content="2")
     await world.deletions.step()
@@ -101,7 +98,7 @@ async def test_an_older_version_goes_too(world: Any, bringing: Bringing) -> None
     assert world.stored() == {*world.cluster.resident} == {newer.digest}
 
 
-async def test_a_failed_step_is_repeated(world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_step_is_repeated(world: World, bringing: Bringing, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await registered(world, bringing)
     await world.registry.delete("default", "roman", by="test")
     world.cluster.connected = False
@@ -120,7 +117,7 @@ async def test_a_failed_step_is_repeated(world: Any, bringing: Bringing, monkeyp
 
 
 async def test_a_store_that_is_down_is_tried_once_and_holds_up_no_gpu(
-    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+    world: World, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":
         await registered(world, bringing, name, content=name)

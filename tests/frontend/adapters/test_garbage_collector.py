@@ -1,18 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
+from adapter_world import Bringing, World
 from punica_frontend.adapters import garbage_collector
 from punica_frontend.adapters.registration import RegistrationRequest
 from punica_frontend.api.caller import ANYONE
 from punica_serve.protocol import AdapterResidency
 
-Bringing = Callable[[str], Any]
 STRAY = "a" * 64
 
 
-async def test_an_adapter_that_a_runner_brings_back_is_evicted(world: Any, bringing: Bringing) -> None:
+async def test_an_adapter_that_a_runner_brings_back_is_evicted(world: World, bringing: Bringing) -> None:
     await world.registrar.register(ANYONE, RegistrationRequest("roman", prefetch=True), bringing("1"))
     named = {*world.cluster.resident}
     world.cluster.resident[STRAY] = AdapterResidency(STRAY, disks=("host",))
@@ -21,7 +18,7 @@ async def test_an_adapter_that_a_runner_brings_back_is_evicted(world: Any, bring
 
 
 async def test_files_that_nothing_names_go_after_a_while(
-    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+    world: World, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.registrar.register(ANYONE, RegistrationRequest("roman"), bringing("1"))
     named = world.stored()

@@ -1,13 +1,9 @@
-from collections.abc import Callable
-from typing import Any
-
+from adapter_world import Bringing, World
 from punica_frontend.adapters.registration import RegistrationRequest
 from punica_frontend.api.caller import ANYONE
 
-Bringing = Callable[[str], Any]
 
-
-async def test_pins_are_sent_again_until_they_end(world: Any, bringing: Bringing) -> None:
+async def test_pins_are_sent_again_until_they_end(world: World, bringing: Bringing) -> None:
     adapter = (await world.registrar.register(ANYONE, RegistrationRequest("roman", pinned=True), bringing("1"))).adapter
     world.cluster.pinned.clear()  # the workers have started anew
     await world.pins.send()
@@ -18,7 +14,7 @@ async def test_pins_are_sent_again_until_they_end(world: Any, bringing: Bringing
     assert world.cluster.pinned == set()
 
 
-async def test_the_pin_of_a_deleted_adapter_is_not_sent(world: Any, bringing: Bringing) -> None:
+async def test_the_pin_of_a_deleted_adapter_is_not_sent(world: World, bringing: Bringing) -> None:
     await world.registrar.register(ANYONE, RegistrationRequest("roman", pinned=True), bringing("1"))
     await world.pins.send()
     await world.registry.delete("default", "roman", by="test")

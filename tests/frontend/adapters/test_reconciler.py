@@ -1,9 +1,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 
+from adapter_world import Bringing, World
 from punica_frontend.adapters import reconciler as reconciler_module
 from punica_frontend.adapters.reconciler import AdapterReconciler
 from punica_frontend.adapters.registration import RegistrationRequest
@@ -13,11 +13,9 @@ from punica_serve.protocol import AdapterResidency
 from punica_serve.registry.records import AdapterVersion
 from waits import until
 
-Bringing = Callable[[str], Any]
-
 
 @pytest.fixture
-async def reconciler(world: Any) -> AsyncIterator[AdapterReconciler]:
+async def reconciler(world: World) -> AsyncIterator[AdapterReconciler]:
     reconciler = AdapterReconciler(world.registry, world.deletions, world.pins, world.collector)
     running = asyncio.create_task(reconciler.run())
     yield reconciler
@@ -25,25 +23,27 @@ async def reconciler(world: Any) -> AsyncIterator[AdapterReconciler]:
     await asyncio.wait([running])
 
 
-async def registered(world: Any, bringing: Bringing) -> AdapterVersion:
+async def registered(world: World, bringing: Bringing) -> AdapterVersion:
     adapter: AdapterVersion = (
         await world.registrar.register(ANYONE, RegistrationRequest("roman", prefetch=True), bringing("1"))
     ).adapter
     return adapter
 
 
-async def delete(world: Any) -> None:
+async def delete(world: World) -> None:
     """The reconciler runs from here on."""
     await world.registry.delete("default", "roman", by="test")
 
 
-async def deleted(world: Any, bringing: Bringing) -> AdapterVersion:
+async def deleted(world: World, bringing: Bringing) -> AdapterVersion:
     adapter = await registered(world, bringing)
     await delete(world)
     return adapter
 
 
-async def test_waiting_ends_when_nothing_is_left(world: Any, bringing: Bringing, reconciler: AdapterReconciler) -> None:
+async def test_waiting_ends_when_nothing_is_left(
+    world: World, bringing: Bringing, reconciler: AdapterReconciler
+) -> None:
     adapter = await deleted(world, bringing)
     assert await reconciler.wait_deleted([adapter], 30.0)
     assert world.stored() == set()
@@ -53,7 +53,7 @@ async def test_waiting_for_no_adapter_returns_at_once(reconciler: AdapterReconci
     assert await reconciler.wait_deleted([], 30.0)
 
 
-async def test_waiting_ends(world: Any, bringing: Bringing, reconciler: AdapterReconciler) -> None:
+async def test_waiting_ends(world: World, bringing: Bringing, reconciler: AdapterReconciler) -> None:
     adapter = await registered(world, bringing)
     world.cluster.in_use = {adapter.ref.digest}
     await delete(world)
@@ -81,7 +81,7 @@ def failing_at_first(call: Call) -> Call:
     ("patience_s", "levels"), [(60.0, ["ERROR"] * 3), (0.0, ["ERROR", "ERROR", "WARNING", "ERROR", "INFO"])]
 )
 async def test_it_survives_failures_and_logs_lasting_ones(
-    world: Any,
+    world: World,
     bringing: Bringing,
     reconciler: AdapterReconciler,
     monkeypatch: pytest.MonkeyPatch,
@@ -100,7 +100,7 @@ async def test_it_survives_failures_and_logs_lasting_ones(
     assert told == levels
 
 
-async def test_deletions_left_from_before_the_start_are_completed(world: Any, bringing: Bringing) -> None:
+async def test_deletions_left_from_before_the_start_are_completed(world: World, bringing: Bringing) -> None:
     """A frontend died in the middle of a deletion, the workers have started anew, and a runner was away."""
     await deleted(world, bringing)
     adapter = (await world.registrar.register(ANYONE, RegistrationRequest("greek", pinned=True), bringing("2"))).adapter

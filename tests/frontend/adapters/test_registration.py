@@ -2,13 +2,14 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adapter_world import Bringing, World
 from punica_frontend.adapters.registration import RegistrationRequest
 from punica_frontend.api.caller import ANYONE, Caller
 from punica_serve.errors import (
@@ -24,12 +25,10 @@ from punica_serve.errors import (
 from punica_serve.protocol import TenantQuota
 from waits import DEADLINE_S, until
 
-Bringing = Callable[[str], Any]
-
 USER = Caller("default", "default", "user")
 
 
-async def test_an_adapter_is_kept_and_named(world: Any, bringing: Bringing) -> None:
+async def test_an_adapter_is_kept_and_named(world: World, bringing: Bringing) -> None:
     registered = await world.registrar.register(USER, RegistrationRequest("roman", "s3://bucket/roman"), bringing("1"))
     adapter = registered.adapter
     assert registered.is_new
@@ -42,32 +41,32 @@ async def test_an_adapter_is_kept_and_named(world: Any, bringing: Bringing) -> N
     assert world.cluster.resident == {}
 
 
-async def test_the_same_bytes_are_no_new_version_and_others_are(world: Any, bringing: Bringing) -> None:
+async def test_the_same_bytes_are_no_new_version_and_others_are(world: World, bringing: Bringing) -> None:
     for content, version, is_new in (("1", 1, True), ("1", 1, False), ("2", 2, True), ("1", 3, True)):
         registered = await world.registrar.register(USER, RegistrationRequest("roman"), bringing(content))
         assert (registered.adapter.version, registered.is_new) == (version, is_new)
 
 
-async def test_two_names_may_share_their_bytes(world: Any, bringing: Bringing) -> None:
+async def test_two_names_may_share_their_bytes(world: World, bringing: Bringing) -> None:
     for name in ("a", "b"):
         await world.registrar.register(USER, RegistrationRequest(name), bringing("1"))
     assert len(world.stored()) == 1
 
 
-async def test_a_name_that_must_be_new(world: Any, bringing: Bringing) -> None:
+async def test_a_name_that_must_be_new(world: World, bringing: Bringing) -> None:
     await world.registrar.register(USER, RegistrationRequest("roman", must_be_new=True), bringing("1"))
     with pytest.raises(Conflict, match="already"):
         await world.registrar.register(USER, RegistrationRequest("roman", must_be_new=True), bringing("2"))
 
 
 @pytest.mark.parametrize("name", ["", "/", "a b", "x/", "/x", "a/b/c", "numbers", "-x", "x" * 129])
-async def test_names_that_no_adapter_may_have(world: Any, bringing: Bringing, name: str) -> None:
+async def test_names_that_no_adapter_may_have(world: World, bringing: Bringing, name: str) -> None:
     with pytest.raises(InvalidRequest):
         await world.registrar.register(ANYONE, RegistrationRequest(name), bringing("1"))
     assert not (world.folder / "staging").exists()
 
 
-async def test_only_an_admin_registers_for_others(world: Any, bringing: Bringing) -> None:
+async def test_only_an_admin_registers_for_others(world: World, bringing: Bringing) -> None:
     await world.registry.put_tenant("acme", TenantQuota(), by="test")
     with pytest.raises(Forbidden, match="your key belongs to tenant 'default'"):
         await world.registrar.register(USER, RegistrationRequest("acme/roman"), bringing("1"))
@@ -75,7 +74,7 @@ async def test_only_an_admin_registers_for_others(world: Any, bringing: Bringing
     assert registered.adapter.full_name == "acme/roman"
 
 
-async def test_it_may_be_pinned_and_brought_to_gpus_at_once(world: Any, bringing: Bringing) -> None:
+async def test_it_may_be_pinned_and_brought_to_gpus_at_once(world: World, bringing: Bringing) -> None:
     registered = await world.registrar.register(USER, RegistrationRequest("roman", prefetch=True), bringing("1"))
     assert {*world.cluster.resident} == {registered.adapter.ref.digest}
     registered = await world.registrar.register(USER, RegistrationRequest("greek", pinned=True), bringing("2"))
@@ -85,14 +84,14 @@ async def test_it_may_be_pinned_and_brought_to_gpus_at_once(world: Any, bringing
     assert registered.adapter.pinned and registered.adapter.ref.digest in world.cluster.pinned
 
 
-async def test_without_a_scheduler_it_is_registered_all_the_same(world: Any, bringing: Bringing) -> None:
+async def test_without_a_scheduler_it_is_registered_all_the_same(world: World, bringing: Bringing) -> None:
     world.cluster.connected = False
     await world.registrar.register(USER, RegistrationRequest("roman", prefetch=True), bringing("1"))
     assert world.registry.snapshot.adapter("default", "roman")
 
 
 @pytest.mark.parametrize("error", [AdapterRejected("tensor `x` is missing", param="x"), StoreUnavailable("full")])
-async def test_a_failed_registration_leaves_nothing_behind(world: Any, error: Exception) -> None:
+async def test_a_failed_registration_leaves_nothing_behind(world: World, error: Exception) -> None:
     async def fail(folder: Path) -> None:
         (folder / "adapter_config.json").write_text("half")
         raise error
@@ -106,7 +105,7 @@ async def test_a_failed_registration_leaves_nothing_behind(world: Any, error: Ex
 
 
 async def test_a_full_disk_stops_registrations_and_nothing_else(
-    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+    world: World, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.registrar.register(USER, RegistrationRequest("roman"), bringing("1"))
 
@@ -123,7 +122,7 @@ async def test_a_full_disk_stops_registrations_and_nothing_else(
 
 
 async def test_a_registry_that_is_down_stops_registrations_and_nothing_else(
-    world: Any, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
+    world: World, bringing: Bringing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.registrar.register(USER, RegistrationRequest("roman"), bringing("1"))
 
@@ -144,7 +143,7 @@ async def test_a_registry_that_is_down_stops_registrations_and_nothing_else(
 class Arrivals:
     """Adapters whose bytes come when they are told to."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         self.num_coming = 0
         self.may_come = asyncio.Event()
@@ -170,7 +169,7 @@ class Arrivals:
 
 
 @pytest.fixture
-async def arrivals(world: Any) -> AsyncIterator[Arrivals]:
+async def arrivals(world: World) -> AsyncIterator[Arrivals]:
     for tenant in "abcd":
         await world.registry.put_tenant(tenant, TenantQuota(), by="test")
     arrivals = Arrivals(world)
@@ -178,7 +177,7 @@ async def arrivals(world: Any) -> AsyncIterator[Arrivals]:
     await arrivals.end()
 
 
-async def test_slow_transfers_do_not_delay_others(world: Any, bringing: Bringing, arrivals: Arrivals) -> None:
+async def test_slow_transfers_do_not_delay_others(world: World, bringing: Bringing, arrivals: Arrivals) -> None:
     for tenant in "abc":
         arrivals.start(tenant, 4)
     await until(lambda: arrivals.num_coming == 12)
@@ -187,7 +186,7 @@ async def test_slow_transfers_do_not_delay_others(world: Any, bringing: Bringing
 
 
 async def test_four_of_a_tenant_and_sixteen_in_all_are_on_their_way(
-    world: Any, bringing: Bringing, arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+    world: World, bringing: Bringing, arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(caller: Caller) -> OutOfCapacity:
         with pytest.raises(OutOfCapacity, match="too many adapters are being uploaded or fetched") as caught:
@@ -211,7 +210,7 @@ async def test_four_of_a_tenant_and_sixteen_in_all_are_on_their_way(
 
 
 async def test_an_adapter_that_awaits_its_check_keeps_its_transfer_slot(
-    world: Any, arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+    world: World, arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or one tenant could fill the disk with adapters that wait."""
     check, may_check, num_checks = world.registrar._check, asyncio.Event(), 0
@@ -235,7 +234,7 @@ async def test_an_adapter_that_awaits_its_check_keeps_its_transfer_slot(
     may_check.set()
 
 
-async def test_bytes_whose_files_are_just_being_removed_are_brought_again(world: Any, bringing: Bringing) -> None:
+async def test_bytes_whose_files_are_just_being_removed_are_brought_again(world: World, bringing: Bringing) -> None:
     first = (await world.registrar.register(USER, RegistrationRequest("roman"), bringing("1"))).adapter
     await world.registry.delete("default", "roman", by="test")
     assert await world.registry.claim_files(first.ref.digest, "another frontend")

@@ -2,16 +2,15 @@
 
 import io
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from adapter_world import World
 from punica_serve.errors import ClusterUnavailable, RegistryUnavailable
 from waits import until
 
-Bringing = Callable[[str], Any]
 USER = {"caller": "acme user"}
 OTHER = {"caller": "globex user"}
 
@@ -48,7 +47,7 @@ async def test_an_archive_and_a_form_are_the_same_adapter(api: httpx.AsyncClient
     assert newer.status_code == 201 and newer.json()["version"] == 2
 
 
-async def test_the_answer_tells_what_else_the_name_meant(api: httpx.AsyncClient, world: Any) -> None:
+async def test_the_answer_tells_what_else_the_name_meant(api: httpx.AsyncClient, world: World) -> None:
     assert (await upload(api, "roman", "1")).json()["shadows"] == []
     other = await upload(api, "globex/greek", "2", caller="default admin")
     await world.registry.grant("globex", "greek", "acme", by="test")
@@ -93,7 +92,7 @@ async def test_a_name_that_no_adapter_may_have_is_400_whatever_is_wrong_with_it(
 
 @pytest.mark.parametrize("limit", [{"max_adapters": 1}, {"max_adapter_bytes": 150}])
 async def test_exceeding_the_tenants_limits_is_403_with_its_own_code(
-    api: httpx.AsyncClient, world: Any, limit: dict[str, int]
+    api: httpx.AsyncClient, world: World, limit: dict[str, int]
 ) -> None:
     await world.registry.patch_tenant("acme", limit, by="test")
     await upload(api, "roman", "1")
@@ -127,7 +126,7 @@ async def test_an_invalid_body_is_400(api: httpx.AsyncClient) -> None:
     assert answer.status_code == 413
 
 
-async def test_the_list_has_pages_and_says_where_adapters_are(api: httpx.AsyncClient, world: Any) -> None:
+async def test_the_list_has_pages_and_says_where_adapters_are(api: httpx.AsyncClient, world: World) -> None:
     for name in ("a", "b", "c"):
         await upload(api, name, name)
     world.cluster.resident.clear()
@@ -152,7 +151,7 @@ async def test_an_adapter_and_its_versions(api: httpx.AsyncClient) -> None:
         assert [version["version"] for version in card["versions"]] == [2, 1]
 
 
-async def test_pins(api: httpx.AsyncClient, world: Any) -> None:
+async def test_pins(api: httpx.AsyncClient, world: World) -> None:
     digest = (await upload(api, "roman", "1")).json()["digest"]
     assert (await api.post("/v1/adapters/roman/pin", headers=USER)).json()["pinned"]
     assert world.cluster.pinned == {digest}
@@ -172,7 +171,7 @@ async def test_a_prefetch_to_a_gpu_that_is_not_there(api: httpx.AsyncClient) -> 
     assert (everywhere.status_code, everywhere.json()["gpus"]) == (202, None)
 
 
-async def test_a_deletion_that_is_done_is_200(api: httpx.AsyncClient, world: Any) -> None:
+async def test_a_deletion_that_is_done_is_200(api: httpx.AsyncClient, world: World) -> None:
     await upload(api, "roman", "1")
     answer = await api.delete("/v1/adapters/roman", params={"wait_s": 60}, headers=USER)
     assert (answer.status_code, answer.json()["status"]) == (200, "deleted")
@@ -182,7 +181,7 @@ async def test_a_deletion_that_is_done_is_200(api: httpx.AsyncClient, world: Any
     assert (await api.delete("/v1/adapters/roman", headers=USER)).status_code == 404
 
 
-async def test_a_deletion_that_takes_longer_is_202(api: httpx.AsyncClient, world: Any) -> None:
+async def test_a_deletion_that_takes_longer_is_202(api: httpx.AsyncClient, world: World) -> None:
     digest = (await upload(api, "roman", "1")).json()["digest"]
     await api.post("/v1/adapters/roman/prefetch", json={}, headers=USER)
     world.cluster.in_use = {digest}
@@ -196,7 +195,7 @@ async def test_a_deletion_that_takes_longer_is_202(api: httpx.AsyncClient, world
     await until(lambda: not world.stored())
 
 
-async def test_bytes_that_another_has_too_are_no_reason_to_wait(api: httpx.AsyncClient, world: Any) -> None:
+async def test_bytes_that_another_has_too_are_no_reason_to_wait(api: httpx.AsyncClient, world: World) -> None:
     await upload(api, "roman", "1")
     await upload(api, "latin", "1")
     answer = await api.delete("/v1/adapters/roman", params={"wait_s": 0}, headers=USER)
@@ -221,7 +220,7 @@ async def test_the_deletion_of_unknown_bytes_is_not_found(api: httpx.AsyncClient
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, "digest")
 
 
-async def test_others_see_nothing_and_who_was_granted_changes_nothing(api: httpx.AsyncClient, world: Any) -> None:
+async def test_others_see_nothing_and_who_was_granted_changes_nothing(api: httpx.AsyncClient, world: World) -> None:
     body = {"name": "roman", "uri": "s3://bucket/1"}
     assert (await api.post("/v1/adapters", json=body, headers=USER)).status_code == 201
     calls = [("GET", ""), ("DELETE", ""), ("POST", "/pin"), ("POST", "/unpin"), ("POST", "/prefetch")]
@@ -241,7 +240,7 @@ async def test_others_see_nothing_and_who_was_granted_changes_nothing(api: httpx
 
 
 async def test_a_registry_that_is_down_is_503_and_names_are_still_found(
-    api: httpx.AsyncClient, world: Any, monkeypatch: pytest.MonkeyPatch
+    api: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upload(api, "roman", "1")
 
@@ -257,7 +256,7 @@ async def test_a_registry_that_is_down_is_503_and_names_are_still_found(
 
 
 async def test_without_a_scheduler_a_deletion_waits(
-    api: httpx.AsyncClient, world: Any, monkeypatch: pytest.MonkeyPatch
+    api: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upload(api, "roman", "1")
 

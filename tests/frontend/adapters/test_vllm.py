@@ -1,10 +1,9 @@
 """vLLM's words, as its clients know them."""
 
-from typing import Any
-
 import httpx
 import pytest
 
+from adapter_world import World
 from punica_frontend.adapters.vllm_answers import uri_of
 from punica_serve.errors import Conflict
 from punica_serve.protocol import AdapterRef
@@ -74,7 +73,7 @@ async def test_an_unknown_adapter(api: httpx.AsyncClient) -> None:
     assert error_of(answer) == (400, "InvalidUserInput", message)
 
 
-async def test_a_tenant_at_its_limit_gets_an_error(api: httpx.AsyncClient, world: Any) -> None:
+async def test_a_tenant_at_its_limit_gets_an_error(api: httpx.AsyncClient, world: World) -> None:
     await world.registry.patch_tenant("default", {"max_adapters": 1}, by="test")
     await load(api)
     status, kind, message = error_of(await load(api, name="greek", path="s3://bucket/2"))
@@ -105,7 +104,7 @@ def test_a_path_becomes_a_uri() -> None:
 
 
 async def test_files_that_are_being_removed_are_no_name_that_is_taken(
-    api: httpx.AsyncClient, world: Any, monkeypatch: pytest.MonkeyPatch
+    api: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def removing(_: str) -> None:
         raise Conflict("the files are being removed; try again", retry_after_s=0.01)

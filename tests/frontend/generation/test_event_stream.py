@@ -3,6 +3,8 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from starlette.types import Message
+
 from punica_frontend.generation.answers import Frame
 from punica_frontend.generation.event_stream import EventStream
 from waits import DEADLINE_S
@@ -32,7 +34,7 @@ async def never(*_: Any) -> Any:
     await asyncio.Event().wait()
 
 
-async def send_headers_only(message: Any) -> None:
+async def send_headers_only(message: Message) -> None:
     if message["type"] == "http.response.body":
         await never()
 
@@ -49,10 +51,10 @@ async def test_nothing_is_taken_that_the_client_does_not_take() -> None:
 
 
 async def test_a_client_that_left_ends_the_stream() -> None:
-    async def leave() -> Any:
+    async def leave() -> Message:
         return {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
+    async def send(message: Message) -> None:
         await asyncio.sleep(0)
 
     frames = Frames()

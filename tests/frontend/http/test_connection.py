@@ -1,8 +1,10 @@
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from punica_frontend.http import connection
 from punica_frontend.http.connection import BodyLimit, BodyLimits, run_while_connected
@@ -31,7 +33,7 @@ async def test_work_that_fails_raises() -> None:
 async def test_a_client_that_leaves_cancels_the_work() -> None:
     messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         return next(messages)
 
     assert await run_while_connected(receive, never()) is None
@@ -47,7 +49,7 @@ async def test_a_caller_that_is_cancelled_leaves_nothing_behind() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def read_to_the_end(scope: Any, receive: Any, send: Any) -> None:
+async def read_to_the_end(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that reads a body, and then waits for the client to leave."""
     while (message := await receive())["type"] == "http.request":
         pass
@@ -61,7 +63,7 @@ async def test_a_body_that_trickles_is_refused(
     monkeypatch.setattr(connection, "BODY_SILENCE_S", silence_s)
     pieces = iter([{"type": "http.request", "body": b"x", "more_body": True}])
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         return next(pieces, None) or await never()
 
     app = BodyLimit(read_to_the_end, BodyLimits(10, timeout_s), {})
@@ -74,13 +76,13 @@ async def test_a_body_that_trickles_is_refused(
 async def test_a_body_may_have_to_come_at_some_rate(min_rate: MinRate | None, is_refused: bool) -> None:
     num_pieces = 0
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         nonlocal num_pieces
         await asyncio.sleep(0.01)
         num_pieces += 1
         return {"type": "http.request", "body": b"x" * 10, "more_body": num_pieces < 30}
 
-    async def read(scope: Any, receive: Any, send: Any) -> None:
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["more_body"]:
             pass
 
@@ -97,10 +99,10 @@ async def test_a_body_may_have_to_come_at_some_rate(min_rate: MinRate | None, is
 async def test_the_time_that_is_spent_on_a_body_is_not_its_senders() -> None:
     pieces = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         return pieces.pop(0)
 
-    async def read_slowly(scope: Any, receive: Any, send: Any) -> None:
+    async def read_slowly(scope: Scope, receive: Receive, send: Send) -> None:
         for _ in range(3):
             await receive()
             await asyncio.sleep(0.05)
@@ -112,13 +114,13 @@ async def test_the_time_that_is_spent_on_a_body_is_not_its_senders() -> None:
 
 @pytest.mark.parametrize(("path", "is_refused"), [("/", True), ("/upload", False), ("/upload/", True)])
 async def test_a_route_may_have_limits_of_its_own(path: str, is_refused: bool) -> None:
-    messages = iter([{"type": "http.request", "body": b"x" * 11}, {"type": "http.disconnect"}])
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": b"x" * 11}, {"type": "http.disconnect"}])
     sent = []
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         return next(messages)
 
-    async def send(message: Any) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     app = BodyLimit(read_to_the_end, BodyLimits(10), {"/upload": BodyLimits(11)})
@@ -139,16 +141,16 @@ async def test_a_body_that_is_announced_too_long_is_not_waited_for() -> None:
 
 async def test_a_client_whose_body_has_come_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_SILENCE_S", 0.0)
-    sent: list[Any] = []
+    sent: list[Message | str] = []
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         if not sent:
             sent.append("body")
             return {"type": "http.request", "body": b"x"}
         await asyncio.sleep(0.01)
         return {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     await BodyLimit(read_to_the_end, BodyLimits(10), {})({"type": "http", "headers": [], "path": "/"}, receive, send)

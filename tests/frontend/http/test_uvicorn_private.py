@@ -11,6 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
@@ -64,7 +65,7 @@ class FakeTransport:
         pass
 
 
-async def hold(scope: Any, receive: Any, send: Any) -> None:
+async def hold(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that holds what it gets."""
     await asyncio.Event().wait()
 

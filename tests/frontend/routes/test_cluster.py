@@ -82,7 +82,7 @@ async def test_a_tenant_sees_its_own_requests_alone(registry: Registry) -> None:
     others = replace(PLACED, request_id="theirs", tenant_id="t2", tenant="acme", digest="d2")
     info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {}, "host/0")
     gpu = GpuSnapshot(info, "host", 2, 90, ("d1", "d2"), 7, 11, adapters_used_ns=(1, 2), num_cached_adapters=5)
-    details = GpuDetails(gpu, {"qkv": 3}, (PLACED, others))
+    details = GpuDetails(7, gpu, {"qkv": 3}, (PLACED, others))
 
     def seen_by(*, is_admin: bool) -> GpuView:
         return Viewer(Caller("default", "default", "admin" if is_admin else "user"), registry).gpu(details)

@@ -1,13 +1,13 @@
 """The pages for browsers, as far as no browser is needed to see it."""
 
 import re
-from typing import Any
 
 import httpx
 import pytest
 
 from punica_frontend.api_application import Api
 from punica_frontend.dashboard.pages import Page, api_page, dashboard_page
+from punica_serve.registry.registry import Registry
 
 PAGES = {page.path: page for page in (dashboard_page(), api_page())}
 
@@ -60,7 +60,7 @@ class TestKeys:
         return "keys"
 
     async def test_the_pages_are_there_to_log_in_and_all_else_is_closed(
-        self, app: Api, client: httpx.AsyncClient, registry: Any
+        self, app: Api, client: httpx.AsyncClient, registry: Registry
     ) -> None:
         await registry.make_key("default", "admin", "", None, by="the test")
         paths = PAGES["/dashboard"].paths | PAGES["/docs"].paths
@@ -74,7 +74,7 @@ class TestKeys:
             assert (await client.get(path)).status_code == 401
 
     async def test_the_api_page_asks_for_a_key_and_reads_the_routes_with_its_cookie(
-        self, client: httpx.AsyncClient, registry: Any
+        self, client: httpx.AsyncClient, registry: Registry
     ) -> None:
         """As its script does; a browser does it in dashboard/test_page.py."""
         _, secret = await registry.make_key("default", "user", "", None, by="the test")

@@ -5,6 +5,7 @@ import contextlib
 import json
 from typing import Any
 
+import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
@@ -28,13 +29,13 @@ async def next_frame(socket: ClientConnection) -> Any:
     return json.loads(await asyncio.wait_for(socket.recv(), DEADLINE_S))
 
 
-async def test_the_past_and_then_the_cluster_as_elsewhere(address: str, client: Any) -> None:
+async def test_the_past_and_then_the_cluster_as_elsewhere(address: str, client: httpx.AsyncClient) -> None:
     async with watching(address) as socket:
         past, *frames = [await next_frame(socket) for _ in range(3)]
     times = [{"p50": 0.1, "p90": 0.2, "p99": 0.3}]
     assert past["type"] == "history" and past["history"]["first_token_s"] == times
     assert past["history"]["gpus"] == {
-        "CPU-1": {"batch_size_mean": [1.0], "batch_size_max": [1], "used_kv_pages": [10]}
+        "CPU-1": {"batch_size_mean": [1.0], "batch_size_max": [1], "used_kv_pages": [10], "name": "host/0"}
     }
     told = {"type": "cluster", "cluster": (await client.get("/v1/cluster")).json()}
     assert frames == [told, told]

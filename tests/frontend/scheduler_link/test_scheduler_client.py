@@ -222,7 +222,9 @@ async def test_one_question_about_the_cluster_serves_all_who_ask_it_together(
 async def test_the_past(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:
     asking = asyncio.create_task(client.history())
     await until(lambda: scheduler.received == [GetHistory(0)])
-    history = ClusterHistory((1,), (2,), (3,), (4,), (None,), (None,), {"GPU-1": GpuHistory((4.5,), (5,), (None,))})
+    history = ClusterHistory(
+        (1,), (2,), (3,), (4,), (None,), (None,), {"GPU-1": GpuHistory((4.5,), (5,), (None,), "host/0")}
+    )
     scheduler.send(HistoryReply(0, encode_history(history)))
     assert await asking == history
 

@@ -1,7 +1,6 @@
 """An application that wants keys, two tenants with an adapter each, and keys of them and of an administrator."""
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -9,23 +8,8 @@ from fastapi import FastAPI
 
 from punica_frontend.tenancy.authenticator import AuthMode
 from punica_serve.protocol import AdapterRef, TenantQuota
-from punica_serve.registry.records import ApiKey, Role
 from punica_serve.registry.registry import Registry
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The secrets of keys, by who has them."""
-
-    registry: Registry
-    admin: str
-    #: Has the adapter `latin`.
-    acme: str
-    #: Has the adapter `greek`.
-    bolt: str
-
-    async def make(self, tenant: str, role: Role = "user", expires_s: float | None = None) -> tuple[ApiKey, str]:
-        return await self.registry.make_key(tenant, role, "", expires_s, by="the test")
+from tenant_keys import ClientOf, Keys
 
 
 @pytest.fixture
@@ -45,9 +29,6 @@ async def keys(registry: Registry) -> Keys:
         secrets.append((await registry.make_key(tenant, "user", "", None, by="the test"))[1])
     admin = (await registry.make_key("default", "admin", "", None, by="the test"))[1]
     return Keys(registry, admin, *secrets)
-
-
-ClientOf = Callable[[str | None], httpx.AsyncClient]
 
 
 @pytest.fixture

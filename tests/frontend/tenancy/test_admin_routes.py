@@ -10,16 +10,17 @@ from echo_cluster import EchoCluster
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.tenancy.usage_writer import UsageWriter
 from punica_serve.protocol import AdapterRef, TenantQuota
+from tenant_keys import ClientOf, Keys
 
 
 @pytest.fixture
-def admin(client_of: Any, keys: Any) -> httpx.AsyncClient:
+def admin(client_of: ClientOf, keys: Keys) -> httpx.AsyncClient:
     client: httpx.AsyncClient = client_of(keys.admin)
     return client
 
 
 @pytest.fixture
-def acme(client_of: Any, keys: Any) -> httpx.AsyncClient:
+def acme(client_of: ClientOf, keys: Keys) -> httpx.AsyncClient:
     client: httpx.AsyncClient = client_of(keys.acme)
     return client
 
@@ -42,7 +43,9 @@ ADMIN_ONLY = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ADMIN_ONLY)
-async def test_routes_for_administrators(acme: httpx.AsyncClient, keys: Any, method: str, path: str, body: Any) -> None:
+async def test_routes_for_administrators(
+    acme: httpx.AsyncClient, keys: Keys, method: str, path: str, body: Any
+) -> None:
     before = keys.registry.snapshot.revision
     response = await acme.request(method, path, json=body)
     assert response.status_code == 403
@@ -50,7 +53,7 @@ async def test_routes_for_administrators(acme: httpx.AsyncClient, keys: Any, met
     assert keys.registry.snapshot.revision == before
 
 
-async def test_a_tenant_is_made_changed_and_deleted(admin: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_tenant_is_made_changed_and_deleted(admin: httpx.AsyncClient, keys: Keys) -> None:
     made = (await admin.put("/v1/tenants/carl", json={"max_concurrent": 3, "max_adapters": 5})).json()
     assert (made["name"], made["max_concurrent"], made["max_adapters"], made["tokens_per_min"]) == ("carl", 3, 5, None)
     assert keys.registry.snapshot.tenant("carl").quota == TenantQuota(max_concurrent=3)
@@ -84,7 +87,7 @@ async def test_quotas_that_are_none(admin: httpx.AsyncClient, body: Any) -> None
 
 
 async def test_a_suspended_tenant_is_refused_until_it_is_resumed(
-    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client: httpx.AsyncClient, keys: Any
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client: httpx.AsyncClient, keys: Keys
 ) -> None:
     own = {"origin": "http://frontend"}
     await client.post("/v1/login", json={"key": keys.acme}, headers=own)
@@ -108,7 +111,7 @@ async def test_an_administrators_key_ends_the_suspension_of_its_own_tenant(admin
     assert (await admin.patch("/v1/tenants/default", json={"suspended": False})).status_code == 200
 
 
-async def test_a_key_is_shown_once(admin: httpx.AsyncClient, client_of: Any) -> None:
+async def test_a_key_is_shown_once(admin: httpx.AsyncClient, client_of: ClientOf) -> None:
     made = await admin.post("/v1/keys", json={"tenant": "acme", "name": "batch", "expires_in_s": 60})
     assert made.status_code == 201
     secret, key_id = made.json()["key"], made.json()["key_id"]
@@ -134,7 +137,7 @@ async def test_a_grant_lets_another_tenant_use_an_adapter(admin: httpx.AsyncClie
     assert (await admin.put("/v1/tenants/acme/grants/bolt/nothing")).status_code == 404
 
 
-async def test_a_grant_says_by_which_name_it_is_used_and_what_that_hides(admin: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_grant_says_by_which_name_it_is_used_and_what_that_hides(admin: httpx.AsyncClient, keys: Keys) -> None:
     bolt = keys.registry.snapshot.tenant("bolt").tenant_id
     for name in ("roman", "latin"):  # a shared one and one of acme's own
         ref = AdapterRef(name.encode().hex().ljust(64, "1"), f"/store/{name}", 100, {"q_proj": 8})
@@ -148,7 +151,7 @@ async def test_a_grant_says_by_which_name_it_is_used_and_what_that_hides(admin: 
 
 
 async def test_users_see_their_own_usage_and_administrators_all(
-    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: Any, keys: Any, dependencies: AppDependencies
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: ClientOf, keys: Keys, dependencies: AppDependencies
 ) -> None:
     delivered = 0
     for client, lora_id in ((acme, "latin"), (acme, None), (client_of(keys.bolt), "greek")):
@@ -169,7 +172,7 @@ async def test_users_see_their_own_usage_and_administrators_all(
     assert (await acme.get("/v1/usage", params={"until": 5})).json()["data"] == []
 
 
-async def test_the_audit_log_says_who(admin: httpx.AsyncClient, keys: Any) -> None:
+async def test_the_audit_log_says_who(admin: httpx.AsyncClient, keys: Keys) -> None:
     await admin.put("/v1/tenants/carl", json={})
     newest = (await admin.get("/v1/audit", params={"limit": 1})).json()["data"][0]
     assert (newest["action"], newest["subject"]) == ("tenant.put", "carl")
@@ -179,7 +182,7 @@ async def test_the_audit_log_says_who(admin: httpx.AsyncClient, keys: Any) -> No
 
 
 async def test_users_see_of_the_cluster_only_adapters_that_they_may_use(
-    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: Any, keys: Any, cluster: EchoCluster
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, client_of: ClientOf, keys: Keys, cluster: EchoCluster
 ) -> None:
     latin, greek = (
         keys.registry.snapshot.adapter(keys.registry.snapshot.tenant(tenant).tenant_id, name).ref.digest
@@ -193,7 +196,7 @@ async def test_users_see_of_the_cluster_only_adapters_that_they_may_use(
     assert seen == [["d1", latin, greek, "forgotten"], ["d1", latin], ["d1", greek]]
 
 
-async def test_a_browser_logs_in_and_out(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_browser_logs_in_and_out(client: httpx.AsyncClient, keys: Keys) -> None:
     own = {"origin": "http://frontend"}
     response = await client.post("/v1/login", json={"key": keys.acme}, headers=own)
     assert response.json() == {"tenant": "acme", "role": "user"}
@@ -206,7 +209,7 @@ async def test_a_browser_logs_in_and_out(client: httpx.AsyncClient, keys: Any) -
     assert (await client.get("/v1/models")).status_code == 401
 
 
-async def test_a_login_by_another_site_or_with_no_key(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_login_by_another_site_or_with_no_key(client: httpx.AsyncClient, keys: Keys) -> None:
     elsewhere = await client.post("/v1/login", json={"key": keys.acme}, headers={"origin": "http://evil.example"})
     wrong = await client.post("/v1/login", json={"key": "ps-nonsense"})
     assert [elsewhere.status_code, wrong.status_code] == [403, 401]

@@ -15,6 +15,7 @@ from punica_frontend.http.uvicorn_private import EmbeddedServer
 from punica_frontend.tenancy import sessions
 from punica_frontend.tenancy.sessions import Sessions
 from punica_serve.registry.registry import Registry
+from tenant_keys import ClientOf, Keys
 from waits import DEADLINE_S, until
 
 ORIGIN = {"origin": "http://frontend"}
@@ -27,7 +28,7 @@ def cookie_of(secret: str, now_s: float | None = None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/health/", "/ping"])
-async def test_public_routes(client: httpx.AsyncClient, keys: Any, path: str) -> None:
+async def test_public_routes(client: httpx.AsyncClient, keys: Keys, path: str) -> None:
     assert (await client.get(path)).status_code == 200
 
 
@@ -43,7 +44,7 @@ async def test_public_routes(client: httpx.AsyncClient, keys: Any, path: str) ->
         "http://frontend//health",
     ],
 )
-async def test_all_else_needs_a_key(client: httpx.AsyncClient, keys: Any, path: str) -> None:
+async def test_all_else_needs_a_key(client: httpx.AsyncClient, keys: Keys, path: str) -> None:
     response = await client.get(path)
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     error = response.json()["error"]
@@ -51,12 +52,12 @@ async def test_all_else_needs_a_key(client: httpx.AsyncClient, keys: Any, path: 
     assert "Authorization: Bearer" in error["message"]
 
 
-async def test_head_is_as_public_as_get(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_head_is_as_public_as_get(client: httpx.AsyncClient, keys: Keys) -> None:
     paths = ("/health", "/ready", "/", "/dashboard", "/docs", "/v1/models", "/openapi.json")
     assert [(await client.head(path)).status_code for path in paths] == [200, 200, 307, 200, 200, 401, 401]
 
 
-async def test_a_body_is_not_read_before_the_key(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_body_is_not_read_before_the_key(client: httpx.AsyncClient, keys: Keys) -> None:
     async def never_sent() -> Any:
         raise AssertionError("the body was read")
         yield b""
@@ -76,24 +77,24 @@ async def test_a_body_is_not_read_before_the_key(client: httpx.AsyncClient, keys
         ("Bearer é\x80", "not valid"),
     ],
 )
-async def test_invalid_keys(client: httpx.AsyncClient, keys: Any, header: str, says: str) -> None:
+async def test_invalid_keys(client: httpx.AsyncClient, keys: Keys, header: str, says: str) -> None:
     response = await client.get("/v1/models", headers=[(b"authorization", header.encode("latin-1"))])
     assert response.status_code == 401
     assert says in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_a_key_lets_in(client: httpx.AsyncClient, keys: Any, scheme: str) -> None:
+async def test_a_key_lets_in(client: httpx.AsyncClient, keys: Keys, scheme: str) -> None:
     response = await client.get("/v1/models", headers={"authorization": f"{scheme} {keys.acme}"})
     assert [model["id"] for model in response.json()["data"]] == ["numbers", "roman", "latin"]
 
 
-async def test_a_key_that_is_not_quite_it(client_of: Any, keys: Any) -> None:
+async def test_a_key_that_is_not_quite_it(client_of: ClientOf, keys: Keys) -> None:
     for secret in (keys.acme[:-1], keys.acme + "A", keys.acme.upper(), keys.acme.split("-")[1]):
         assert (await client_of(secret).get("/v1/models")).status_code == 401
 
 
-async def test_a_revoked_key_is_refused(client_of: Any, keys: Any) -> None:
+async def test_a_revoked_key_is_refused(client_of: ClientOf, keys: Keys) -> None:
     key, secret = await keys.make("acme")
     assert (await client_of(secret).get("/v1/models")).status_code == 200
     await keys.registry.revoke_key(key.key_id, by="the test")
@@ -101,7 +102,7 @@ async def test_a_revoked_key_is_refused(client_of: Any, keys: Any) -> None:
     assert (await client_of(None).get("/v1/models", headers=cookie_of(secret))).status_code == 401
 
 
-async def test_a_key_that_expires(client_of: Any, keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_that_expires(client_of: ClientOf, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     _, secret = await keys.make("acme", expires_s=time.time() + 1_000)
     cookie = cookie_of(secret)
     assert (await client_of(secret).get("/v1/models")).status_code == 200
@@ -110,14 +111,14 @@ async def test_a_key_that_expires(client_of: Any, keys: Any, monkeypatch: pytest
     assert (await client_of(secret).get("/v1/models")).status_code == 401
 
 
-async def test_a_cookie_that_expired(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_cookie_that_expired(client: httpx.AsyncClient, keys: Keys) -> None:
     old = cookie_of(keys.acme, now_s=time.time() - sessions.LIFETIME_S)
     response = await client.get("/v1/models", headers=old)
     assert response.status_code == 401
     assert "log in again" in response.json()["error"]["message"]
 
 
-async def test_a_cookie_is_for_pages_of_the_frontend(client: httpx.AsyncClient, keys: Any) -> None:
+async def test_a_cookie_is_for_pages_of_the_frontend(client: httpx.AsyncClient, keys: Keys) -> None:
     cookie, body = cookie_of(keys.acme), {"prompt": "4"}
     own = await client.post("/v1/generate", json=body, headers=cookie | ORIGIN)
     others = await client.post("/v1/generate", json=body, headers=cookie | {"origin": "http://evil.example"})
@@ -126,7 +127,7 @@ async def test_a_cookie_is_for_pages_of_the_frontend(client: httpx.AsyncClient, 
     assert others.json()["error"]["code"] == "permission_denied"
 
 
-async def test_a_key_needs_no_origin_and_goes_before_a_cookie(client_of: Any, keys: Any) -> None:
+async def test_a_key_needs_no_origin_and_goes_before_a_cookie(client_of: ClientOf, keys: Keys) -> None:
     elsewhere = cookie_of(keys.bolt) | {"origin": "http://evil.example"}
     response = await client_of(keys.acme).post(
         "/v1/generate", json={"prompt": "4", "lora_id": "latin"}, headers=elsewhere
@@ -160,14 +161,14 @@ class TestWebsockets:
         return caught.value.response.status_code, json.loads(body)["error"]["code"]
 
     async def test_one_without_a_key_is_never_accepted(
-        self, address: str, keys: Any, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+        self, address: str, keys: Keys, server: EmbeddedServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         assert await self.refusal(address) == (401, "invalid_api_key")
         assert await self.refusal(address, authorization="Bearer nonsense") == (401, "invalid_api_key")
         await until(lambda: not server.server_state.tasks)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
-    async def test_a_browser_comes_in_with_a_cookie_from_a_page_of_the_frontend(self, address: str, keys: Any) -> None:
+    async def test_a_browser_comes_in_with_a_cookie_from_a_page_of_the_frontend(self, address: str, keys: Keys) -> None:
         cookie = cookie_of(keys.acme)
         assert await self.refusal(address, **cookie) == (403, "permission_denied")
         assert await self.refusal(address, **cookie, origin="http://evil.example") == (403, "permission_denied")
@@ -177,7 +178,7 @@ class TestWebsockets:
             assert (await ask(socket, "greek"))["error"]["code"] == "adapter_not_found"
 
     @pytest.mark.parametrize("end", [revoke, suspend])
-    async def test_one_ends_with_its_key(self, address: str, keys: Any, server: EmbeddedServer, end: End) -> None:
+    async def test_one_ends_with_its_key(self, address: str, keys: Keys, server: EmbeddedServer, end: End) -> None:
         key, secret = await keys.make("acme")
         headers = {"authorization": f"Bearer {secret}"}
         async with connect(self.url(address), additional_headers=headers, proxy=None) as socket:
@@ -196,7 +197,7 @@ async def ask(socket: ClientConnection, lora_id: str) -> Any:
 
 
 @pytest.mark.parametrize("end", [revoke, suspend])
-async def test_a_key_that_has_ended_watches_no_longer(address: str, keys: Any, end: End) -> None:
+async def test_a_key_that_has_ended_watches_no_longer(address: str, keys: Keys, end: End) -> None:
     key, secret = await keys.make("acme")
     headers = {"authorization": f"Bearer {secret}"}
     async with connect(f"ws://{address}/v1/cluster/watch?per_s=5", additional_headers=headers, proxy=None) as socket:

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from starlette.requests import HTTPConnection
@@ -14,6 +14,7 @@ from punica_frontend.tenancy.exposure import auth_mode_for
 from punica_frontend.tenancy.sessions import Sessions
 from punica_serve.errors import ConfigError, Forbidden, Unauthorized
 from punica_serve.registry.registry import Registry
+from tenant_keys import Keys
 
 
 def connection(**headers: str) -> HTTPConnection:
@@ -36,7 +37,7 @@ async def test_open_mode_accepts_everyone_except_other_sites_pages(registry: Reg
         await authenticator.authenticate(connection(host="somewhere", origin="http://evil.example"))
 
 
-async def test_open_mode_stays_open(registry: Registry, keys: Any) -> None:
+async def test_open_mode_stays_open(registry: Registry, keys: Keys) -> None:
     authenticator = authenticator_of(registry, "open")
     assert await authenticator.authenticate(connection(host="somewhere")) == ANYONE
     assert authenticator.is_still_valid(ANYONE)
@@ -71,7 +72,7 @@ async def test_an_expired_key_is_none(registry: Registry, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def reachable() -> Any:
+def reachable() -> Iterator[socket.socket]:
     """An address that others can reach."""
     with bind("0.0.0.0", 0) as listener:
         yield listener
@@ -99,7 +100,7 @@ async def test_unless_somebody_insists(
 
 
 async def test_with_keys_every_address_is_fine(
-    registry: Registry, keys: Any, reachable: socket.socket, listener: socket.socket
+    registry: Registry, keys: Keys, reachable: socket.socket, listener: socket.socket
 ) -> None:
     assert auth_mode_for(reachable, registry, insecure_no_auth=False) == "keys"
     assert auth_mode_for(listener, registry, insecure_no_auth=False) == "keys"

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from websockets.asyncio.client import connect
 
 from echo_cluster import EchoCluster
+from tenant_keys import ClientOf, Keys
 
 #: acme's, in the registry of these tests, and what its files are called there. bolt asks.
 THEIRS, DIGEST = "latin", b"latin".hex().ljust(64, "0")
@@ -102,7 +103,7 @@ async def test_every_route_is_in_the_table(app: FastAPI) -> None:
 
 
 @pytest.fixture
-def bolt(client_of: Any, keys: Any) -> httpx.AsyncClient:
+def bolt(client_of: ClientOf, keys: Keys) -> httpx.AsyncClient:
     client: httpx.AsyncClient = client_of(keys.bolt)
     return client
 
@@ -129,7 +130,7 @@ async def test_somebody_elses_adapter_is_no_adapter(bolt: httpx.AsyncClient, rou
 
 @pytest.mark.parametrize("route", sorted(LISTING))
 async def test_lists_do_not_tell_of_others(
-    bolt: httpx.AsyncClient, client_of: Any, keys: Any, cluster: EchoCluster, route: str
+    bolt: httpx.AsyncClient, client_of: ClientOf, keys: Keys, cluster: EchoCluster, route: str
 ) -> None:
     cluster.resident_adapters = (DIGEST, "d1")
     assert (await client_of(keys.acme).post("/v1/generate", json={"prompt": "4", "lora_id": THEIRS})).is_success
@@ -138,7 +139,7 @@ async def test_lists_do_not_tell_of_others(
     assert THEIRS not in response.text and DIGEST not in response.text and "acme" not in response.text
 
 
-async def test_how_many_adapters_a_host_holds_is_for_administrators(client_of: Any, keys: Any) -> None:
+async def test_how_many_adapters_a_host_holds_is_for_administrators(client_of: ClientOf, keys: Keys) -> None:
     told = {}
     for key in (keys.admin, keys.bolt):
         (gpu,) = (await client_of(key).get("/v1/cluster")).json()["gpus"]
@@ -146,7 +147,7 @@ async def test_how_many_adapters_a_host_holds_is_for_administrators(client_of: A
     assert told == {keys.admin: 5, keys.bolt: None}
 
 
-async def test_websockets_do_not_either(address: str, keys: Any) -> None:
+async def test_websockets_do_not_either(address: str, keys: Keys) -> None:
     headers = {"authorization": f"Bearer {keys.bolt}"}
     frames = []
     async with connect(f"ws://{address}/v1/generate/stream", additional_headers=headers, proxy=None) as socket:
@@ -157,7 +158,7 @@ async def test_websockets_do_not_either(address: str, keys: Any) -> None:
     assert frames[0]["error"]["code"] == "adapter_not_found"
 
 
-async def test_watching_the_cluster_does_not_either(address: str, keys: Any, cluster: Any) -> None:
+async def test_watching_the_cluster_does_not_either(address: str, keys: Keys, cluster: EchoCluster) -> None:
     cluster.resident_adapters = (DIGEST, "d1")
     headers = {"authorization": f"Bearer {keys.bolt}"}
     async with connect(f"ws://{address}/v1/cluster/watch?per_s=5", additional_headers=headers, proxy=None) as socket:

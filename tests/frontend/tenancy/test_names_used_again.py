@@ -1,21 +1,20 @@
 """Over HTTP: a tenant is deleted and another made under its name, which sees nothing of the first."""
 
-from typing import Any
-
 import httpx
 import pytest
 
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.tenancy.usage_writer import UsageWriter
+from tenant_keys import ClientOf, Keys
 
 
 @pytest.fixture
-def admin(client_of: Any, keys: Any) -> httpx.AsyncClient:
+def admin(client_of: ClientOf, keys: Keys) -> httpx.AsyncClient:
     client: httpx.AsyncClient = client_of(keys.admin)
     return client
 
 
-async def made_again(admin: httpx.AsyncClient, keys: Any, client_of: Any) -> tuple[str, httpx.AsyncClient]:
+async def made_again(admin: httpx.AsyncClient, keys: Keys, client_of: ClientOf) -> tuple[str, httpx.AsyncClient]:
     """Deletes acme and makes it anew; the first's id, and a client of a user of the second."""
     await admin.delete("/v1/adapters/acme/latin", params={"wait_s": 0})
     gone = (await admin.delete("/v1/tenants/acme")).json()
@@ -25,7 +24,7 @@ async def made_again(admin: httpx.AsyncClient, keys: Any, client_of: Any) -> tup
 
 
 async def test_the_second_sees_no_usage_and_no_adapters_of_the_first(
-    admin: httpx.AsyncClient, client_of: Any, keys: Any, dependencies: AppDependencies
+    admin: httpx.AsyncClient, client_of: ClientOf, keys: Keys, dependencies: AppDependencies
 ) -> None:
     old = client_of(keys.acme)
     await old.post("/v1/generate", json={"prompt": "42", "lora_id": "latin"})
@@ -43,7 +42,7 @@ async def test_the_second_sees_no_usage_and_no_adapters_of_the_first(
 
 
 async def test_administrators_read_the_first_by_its_id(
-    admin: httpx.AsyncClient, client_of: Any, keys: Any, dependencies: AppDependencies
+    admin: httpx.AsyncClient, client_of: ClientOf, keys: Keys, dependencies: AppDependencies
 ) -> None:
     await client_of(keys.acme).post("/v1/generate", json={"prompt": "42", "lora_id": "latin"})
     first_id, _ = await made_again(admin, keys, client_of)
@@ -68,7 +67,7 @@ async def test_an_unknown_tenant_is_an_error(admin: httpx.AsyncClient, path: str
 
 
 async def test_a_session_of_the_first_is_none_of_the_second(
-    admin: httpx.AsyncClient, client: httpx.AsyncClient, client_of: Any, keys: Any
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, client_of: ClientOf, keys: Keys
 ) -> None:
     await client.post("/v1/login", json={"key": keys.acme}, headers={"origin": "http://frontend"})
     assert (await client.get("/v1/models")).status_code == 200
@@ -77,7 +76,7 @@ async def test_a_session_of_the_first_is_none_of_the_second(
 
 
 async def test_the_last_admin_key_is_revoked_only_where_somebody_insists(
-    admin: httpx.AsyncClient, client_of: Any, keys: Any
+    admin: httpx.AsyncClient, client_of: ClientOf, keys: Keys
 ) -> None:
     path = f"/v1/keys/{keys.admin.split('-')[1]}"
     refused = await admin.delete(path)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from echo_cluster import EchoCluster
 from punica_frontend.api.caller import ANYONE
@@ -44,7 +45,7 @@ class Peer:
         if is_reading:
             self.reads.set()
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Message:
         frame = next(self._frames, None)
         if frame is None:
             await self.leaves.wait()
@@ -52,7 +53,7 @@ class Peer:
         self.num_sent += 1
         return {"type": "websocket.receive", "text": frame if isinstance(frame, str) else json.dumps(frame)}
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Message) -> None:
         await self.reads.wait()
         if self.leaves.is_set():
             raise OSError("the client has left")
@@ -289,7 +290,7 @@ async def test_a_frontend_that_drains_refuses_by_frame_and_finishes_what_it_has(
     is_closed = asyncio.Event()
 
     class Patient(Peer):
-        async def receive(self) -> Any:
+        async def receive(self) -> Message:
             if self.num_sent == 1:
                 await is_closed.wait()
             return await super().receive()

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ async def test_rest_names_the_question_that_failed() -> None:
         await ask("roman", 42)
 
 
-def _over_rest(handle: Any) -> Ask:
+def _over_rest(handle: Callable[[httpx.Request], httpx.Response]) -> Ask:
     return rest(httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(handle)))
 
 
@@ -47,7 +48,9 @@ async def _send(connection: ServerConnection, request_id: str, **fields: Any) ->
     await connection.send(json.dumps({"request_id": request_id, "finish_reason": None, "error": None, **fields}))
 
 
-async def _serve(handler: Any, client: Any) -> None:
+async def _serve(
+    handler: Callable[[ServerConnection], Awaitable[None]], client: Callable[[Ask], Awaitable[None]]
+) -> None:
     async with serve(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with asyncio.timeout(DEADLINE_S), websocket(f"http://127.0.0.1:{port}") as ask:

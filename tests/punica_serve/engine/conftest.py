@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from engine_fixtures import MakeAdapter, MakeEngine, MakeHarness
 from loader_harness import LoaderHarness
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -22,9 +23,6 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import SampledToken
 from punica_serve.engine.step_runner import CpuRunner, FinishedStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-
-MakeEngine = Callable[..., Engine]
-MakeAdapter = Callable[..., AdapterRef]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,7 +74,7 @@ def load() -> Callable[[Engine, Iterable[AdapterRef]], None]:
 
 
 @pytest.fixture
-def make_harness(tiny_model: ModelConfig) -> Iterator[Callable[..., LoaderHarness]]:
+def make_harness(tiny_model: ModelConfig) -> Iterator[MakeHarness]:
     """Adapter loaders without engines; audited and closed at the end."""
     made: list[LoaderHarness] = []
 

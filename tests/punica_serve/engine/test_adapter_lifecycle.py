@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from engine_fixtures import MakeAdapter, MakeHarness
 from loader_harness import LoaderHarness
 from punica_serve.engine.adapters import host_loader
+from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.protocol import AdapterRef
-
-MakeAdapter = Callable[..., AdapterRef]
-MakeHarness = Callable[..., LoaderHarness]
 
 
 def _is_warm(harness: LoaderHarness, *refs: AdapterRef) -> Callable[[], bool]:
@@ -25,7 +24,7 @@ def _rests(harness: LoaderHarness) -> Callable[[], bool]:
     return lambda: (
         harness.loader._host.is_idle
         and not harness.loader._prefetched
-        and not any(entry.work for entry in harness.loader._entries.values())
+        and not any(entry.state is AdapterState.COPYING for entry in harness.loader._entries.values())
     )
 
 
@@ -112,7 +111,7 @@ def test_one_prefetched_adapter_is_copied_at_a_time(
     write = LoraPool.write
 
     def spy(pool: LoraPool, *rest: Any) -> None:
-        most.append(sum(entry.work is not None for entry in list(harness.loader._entries.values())))
+        most.append(sum(entry.state is AdapterState.COPYING for entry in list(harness.loader._entries.values())))
         write(pool, *rest)
 
     monkeypatch.setattr(LoraPool, "write", spy)
@@ -186,7 +185,7 @@ def test_one_that_is_being_copied_goes_after_the_copy(
 ) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.acquire(ref)
-    harness.until(lambda: harness.loader._entries[ref.digest].work is not None)
+    harness.until(lambda: harness.loader._entries[ref.digest].state is AdapterState.COPYING)
     harness.loader.release(ref.digest)
     harness.loader.evict(ref.digest)
     assert ref.digest in harness.loader._entries, "a thread may be writing its pages"

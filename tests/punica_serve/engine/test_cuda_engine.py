@@ -8,15 +8,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_fixtures import MakeAdapter, MakeEngine
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-
-MakeEngine = Callable[..., Engine]
-MakeAdapter = Callable[..., AdapterRef]
 
 # Triton compiles its kernels the first time.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_fixtures import MakeAdapter, MakeEngine
+from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
@@ -49,13 +52,13 @@ def _steps(engine: Engine) -> Iterable[StepOutput]:
             engine.wait(0.1)
 
 
-def test_a_request_gets_max_tokens_and_its_pages_come_back(make_engine: Any) -> None:
+def test_a_request_gets_max_tokens_and_its_pages_come_back(make_engine: MakeEngine) -> None:
     engine = make_engine()
     assert len(_run(engine, _request("a"))["a"]) == 8
     assert engine.num_free_kv_pages == engine.num_kv_pages
 
 
-def test_mixed_requests_get_what_each_gets_alone(make_engine: Any, make_adapter: Any) -> None:
+def test_mixed_requests_get_what_each_gets_alone(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     adapters = [None, *(make_adapter(rank=rank, seed=rank) for rank in (4, 8, 20))]
     requests = [
         _request(f"r{number}", range(3, 5 + 3 * number), adapters[number % 4], number, max_tokens=12)
@@ -67,7 +70,7 @@ def test_mixed_requests_get_what_each_gets_alone(make_engine: Any, make_adapter:
     assert len({tuple(tokens) for tokens in together.values()}) > 4, "adapters and prompts make a difference"
 
 
-def test_chunked_prefill_changes_nothing(make_engine: Any, make_adapter: Any) -> None:
+def test_chunked_prefill_changes_nothing(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     request = _request("a", range(1, 60), make_adapter())
     whole = _run(make_engine(prefill_budget_tokens=512), request)
     assert _run(make_engine(prefill_budget_tokens=7), request) == whole
@@ -76,7 +79,7 @@ def test_chunked_prefill_changes_nothing(make_engine: Any, make_adapter: Any) ->
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_a_moved_request_goes_on_as_if_it_had_stayed(
-    make_engine: Any, make_adapter: Any, temperature: float, cut: int
+    make_engine: MakeEngine, make_adapter: MakeAdapter, temperature: float, cut: int
 ) -> None:
     request = _request("a", adapter=make_adapter(), max_tokens=12, temperature=temperature, seed=99)
     stayed = _run(make_engine(), request)["a"]
@@ -88,7 +91,7 @@ def test_a_moved_request_goes_on_as_if_it_had_stayed(
     assert [token.token_id for token in rest] == stayed[cut:]
 
 
-def test_too_little_memory_delays_but_changes_nothing(make_engine: Any, make_adapter: Any) -> None:
+def test_too_little_memory_delays_but_changes_nothing(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     requests = [_request(f"r{n}", range(1, 8), make_adapter(seed=n), n, max_tokens=20) for n in range(5)]
     plenty = _run(make_engine(), *requests)
     engine = make_engine(num_kv_pages=16)
@@ -104,7 +107,7 @@ def test_too_little_memory_delays_but_changes_nothing(make_engine: Any, make_ada
     assert streams == plenty
 
 
-def test_a_request_that_may_move_runs_until_the_kvcache_is_full_and_then_waits(make_engine: Any) -> None:
+def test_a_request_that_may_move_runs_until_the_kvcache_is_full_and_then_waits(make_engine: MakeEngine) -> None:
     engine = make_engine(num_kv_pages=4)
     capacity = 4 * 4
     request = _request("a", max_tokens=capacity)
@@ -123,7 +126,7 @@ def test_a_request_that_may_move_runs_until_the_kvcache_is_full_and_then_waits(m
         engine.add(_request("b", range(1, capacity + 1), max_tokens=1), may_move=True)
 
 
-def test_cancel_gives_pages_back_at_once_and_others_go_on(make_engine: Any, make_adapter: Any) -> None:
+def test_cancel_gives_pages_back_at_once_and_others_go_on(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     engine = make_engine()
     for name in ("a", "b"):
         engine.add(_request(name, adapter=make_adapter(), max_tokens=50))
@@ -136,7 +139,9 @@ def test_cancel_gives_pages_back_at_once_and_others_go_on(make_engine: Any, make
     assert engine.num_free_kv_pages == engine.num_kv_pages
 
 
-def test_steps_mix_one_prefill_with_decodes_of_several_adapters(make_engine: Any, make_adapter: Any) -> None:
+def test_steps_mix_one_prefill_with_decodes_of_several_adapters(
+    make_engine: MakeEngine, make_adapter: MakeAdapter
+) -> None:
     engine = make_engine()
     for number in range(5):
         engine.add(_request(f"r{number}", adapter=make_adapter(seed=number), arrival_ns=number, max_tokens=20))
@@ -146,7 +151,7 @@ def test_steps_mix_one_prefill_with_decodes_of_several_adapters(make_engine: Any
     assert all(output.num_prefill_tokens in (0, 3) for output in outputs)
 
 
-def test_finish_reasons(make_engine: Any) -> None:
+def test_finish_reasons(make_engine: MakeEngine) -> None:
     free_run = _run(make_engine(), _request("a", max_tokens=30))["a"]
     stop = free_run[10]
     engine = make_engine()
@@ -157,20 +162,20 @@ def test_finish_reasons(make_engine: Any) -> None:
     assert tokens == free_run[: free_run.index(stop) + 1]
 
 
-def test_min_tokens_forbids_ends_before(make_engine: Any) -> None:
+def test_min_tokens_forbids_ends_before(make_engine: MakeEngine) -> None:
     first = _run(make_engine(), _request("a"))["a"][0]
     tokens = _run(make_engine(), _request("a", max_tokens=9, stop_token_ids=(first,), min_tokens=5))["a"]
     assert first not in tokens[:5]
 
 
-def test_the_end_of_the_context_ends_a_request(make_engine: Any) -> None:
+def test_the_end_of_the_context_ends_a_request(make_engine: MakeEngine) -> None:
     engine = make_engine(max_context=16)
     with pytest.raises(InvalidRequest, match="there is room for 13"):
         engine.add(_request("a", max_tokens=14))
     assert len(_run(engine, _request("a", max_tokens=13))["a"]) == 13
 
 
-def test_bad_requests_are_refused_by_field(make_engine: Any, make_adapter: Any) -> None:
+def test_bad_requests_are_refused_by_field(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     engine = make_engine(num_lora_pages=1)
     for request, param in (
         (_request("a", ()), "prompt"),
@@ -192,7 +197,9 @@ def test_bad_requests_are_refused_by_field(make_engine: Any, make_adapter: Any) 
     engine.cancel("twice")
 
 
-def test_a_changed_adapter_fails_its_requests_alone_and_for_good(make_engine: Any, make_adapter: Any) -> None:
+def test_a_changed_adapter_fails_its_requests_alone_and_for_good(
+    make_engine: MakeEngine, make_adapter: MakeAdapter
+) -> None:
     engine, changed = make_engine(), make_adapter(seed=3)
     config = Path(changed.uri) / "adapter_config.json"
     config.write_text(config.read_text() + " ")
@@ -204,7 +211,7 @@ def test_a_changed_adapter_fails_its_requests_alone_and_for_good(make_engine: An
     assert {token.request_id for output in outputs for token in output.tokens} == {"good"}
 
 
-def test_more_adapters_than_the_pool_holds_take_turns(make_engine: Any, make_adapter: Any) -> None:
+def test_more_adapters_than_the_pool_holds_take_turns(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     engine = make_engine(num_lora_pages=2)
     adapters = [make_adapter(seed=number) for number in range(5)]
     streams = _run(engine, *(_request(f"r{n}", adapter=ref, arrival_ns=n) for n, ref in enumerate(adapters)))
@@ -215,13 +222,13 @@ def test_more_adapters_than_the_pool_holds_take_turns(make_engine: Any, make_ada
 
 
 def test_nobody_waits_for_a_strangers_load(
-    make_engine: Any, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs on one adapter: the others load, start and finish meanwhile."""
     slow, quick = make_adapter(seed=1), make_adapter(seed=2)
     disk = threading.Event()
 
-    def load_slowly(ref: AdapterRef, model: Any, buffer: ReadBuffer) -> Any:
+    def load_slowly(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
         if ref.digest == slow.digest:
             assert disk.wait(DEADLINE_S)
         return load_adapter(ref, model, buffer)
@@ -240,11 +247,11 @@ def test_nobody_waits_for_a_strangers_load(
 
 
 def test_a_request_can_run_unless_it_awaits_its_adapter(
-    make_engine: Any, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+    make_engine: MakeEngine, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = threading.Event()
 
-    def load_late(ref: AdapterRef, model: Any, buffer: ReadBuffer) -> Any:
+    def load_late(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
         assert arrived.wait(DEADLINE_S)
         return load_adapter(ref, model, buffer)
 
@@ -263,12 +270,12 @@ def test_a_request_can_run_unless_it_awaits_its_adapter(
     assert engine.has_runnable
 
 
-def test_a_request_without_a_seed_is_given_one(make_engine: Any) -> None:
+def test_a_request_without_a_seed_is_given_one(make_engine: MakeEngine) -> None:
     streams = [tuple(_run(make_engine(), _request("a", temperature=1.0, seed=None))["a"]) for _ in range(3)]
     assert len(set(streams)) > 1
 
 
-def test_logprobs_are_those_of_the_model(make_engine: Any) -> None:
+def test_logprobs_are_those_of_the_model(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add(_request("a", logprobs=3))
     engine.add(_request("b"))
@@ -283,7 +290,7 @@ def test_logprobs_are_those_of_the_model(make_engine: Any) -> None:
             assert len(token.logprobs.top_ids) == 3
 
 
-def test_a_strangers_nan_stays_with_the_stranger(make_engine: Any, make_adapter: Any) -> None:
+def test_a_strangers_nan_stays_with_the_stranger(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     """Weights may be finite and yet so large that all goes NaN: that request fails, its pages harm nobody."""
     poison = make_adapter(seed=5, scale=1e30)
     good = [_request(f"g{n}", range(1, 4 + 5 * n), arrival_ns=n, max_tokens=20) for n in range(4)]
@@ -305,7 +312,7 @@ def test_a_strangers_nan_stays_with_the_stranger(make_engine: Any, make_adapter:
     assert _run(engine, *good) == alone, "nor does what it left in the pages"
 
 
-def test_a_large_adapter_does_not_starve_behind_small_ones(make_engine: Any, make_adapter: Any) -> None:
+def test_a_large_adapter_does_not_starve_behind_small_ones(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     engine = make_engine(num_lora_pages=2, max_batch_size=4)
     small = [make_adapter(rank=4, seed=seed) for seed in range(6)]
     large = make_adapter(rank=16, seed=9)
@@ -325,7 +332,7 @@ def test_a_large_adapter_does_not_starve_behind_small_ones(make_engine: Any, mak
     engine.cancel("large")
 
 
-def test_what_a_step_or_a_cancel_frees_ends_a_wait(make_engine: Any, make_adapter: Any) -> None:
+def test_what_a_step_or_a_cancel_frees_ends_a_wait(make_engine: MakeEngine, make_adapter: MakeAdapter) -> None:
     engine = make_engine(num_lora_pages=1)
     engine.add(_request("a", adapter=make_adapter(seed=1), max_tokens=200))
     while not engine.step().batch_size:
@@ -339,7 +346,7 @@ def test_what_a_step_or_a_cancel_frees_ends_a_wait(make_engine: Any, make_adapte
     assert len(_run(engine)["b"]) == 8
 
 
-def test_more_memory_than_there_is_names_the_setting(make_engine: Any) -> None:
+def test_more_memory_than_there_is_names_the_setting(make_engine: MakeEngine) -> None:
     for setting in ("num_kv_pages", "num_lora_pages"):
         message = (
             rf"`engine\.{setting}` of 2000000000 does not fit cpu: it takes .* GiB, this machine has .* GiB; lower it$"
@@ -348,7 +355,7 @@ def test_more_memory_than_there_is_names_the_setting(make_engine: Any) -> None:
             make_engine(**{setting: 2 * 10**9})
 
 
-def test_wait_ends_when_woken(make_engine: Any) -> None:
+def test_wait_ends_when_woken(make_engine: MakeEngine) -> None:
     engine = make_engine()
     assert engine.step() == StepOutput()
     threading.Timer(0.05, engine.wake).start()
@@ -357,7 +364,7 @@ def test_wait_ends_when_woken(make_engine: Any) -> None:
     assert time.monotonic() - started < DEADLINE_S / 2
 
 
-def test_what_can_never_work_is_said_at_the_start(make_engine: Any, tmp_path: Path) -> None:
+def test_what_can_never_work_is_said_at_the_start(make_engine: MakeEngine, tmp_path: Path) -> None:
     with pytest.raises(ModelRejected, match="does not exist"):
         make_engine(model=tmp_path / "nothing")
     with pytest.raises(ConfigError, match="the model's limit is 256"):
@@ -366,7 +373,7 @@ def test_what_can_never_work_is_said_at_the_start(make_engine: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.2), ("float16", 0.03)])
 def test_half_precision_is_float32_but_for_rounding(
-    make_engine: Any, make_adapter: Any, dtype: str, tolerance: float
+    make_engine: MakeEngine, make_adapter: MakeAdapter, dtype: str, tolerance: float
 ) -> None:
     """The first token's scores; later ones may follow another token."""
     request = _request("a", adapter=make_adapter(), max_tokens=1, logprobs=97)

@@ -65,7 +65,7 @@ def requests(make_adapter: Callable[..., AdapterRef]) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(requests: list[Request], tiny_llama: Any) -> Answers:
+def undisturbed(requests: list[Request], tiny_llama: Path) -> Answers:
     """Each request alone, on a CPU."""
     answers: Answers = {}
     for request in requests:

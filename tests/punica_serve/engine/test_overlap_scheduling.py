@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_fixtures import MakeAdapter, MakeEngine
 from punica_serve.engine import device_runner
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.engine import Engine
@@ -22,9 +23,6 @@ from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import CpuRunner
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from waits import DEADLINE_S
-
-MakeEngine = Callable[..., Engine]
-MakeAdapter = Callable[..., AdapterRef]
 
 
 def _request(

@@ -1,13 +1,12 @@
 """Frames arrive whole and in order however the stream is split, by the fast path or by the parser."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.asyncio.server import serve
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import Frame, Opcode
 
 from punica_serve.links.frame_stream import AcceptedSocket, DialledSocket, FrameSocket
@@ -17,11 +16,12 @@ PAYLOADS = [bytes([size % 251]) * size for size in (0, 1, 125, 126, 127, 65_535,
 
 
 @asynccontextmanager
-async def connected() -> Any:
+async def connected() -> AsyncIterator[tuple[DialledSocket, AcceptedSocket]]:
     """Both ends of a link."""
     accepted: asyncio.Future[AcceptedSocket] = asyncio.get_running_loop().create_future()
 
-    async def handle(connection: Any) -> None:
+    async def handle(connection: ServerConnection) -> None:
+        assert isinstance(connection, AcceptedSocket)
         accepted.set_result(connection)
         await connection.wait_closed()
 
@@ -30,6 +30,7 @@ async def connected() -> Any:
         async with connect(
             f"ws://127.0.0.1:{port}", create_connection=DialledSocket, compression=None, proxy=None
         ) as client:
+            assert isinstance(client, DialledSocket)
             yield client, await accepted
 
 

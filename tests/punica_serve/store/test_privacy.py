@@ -12,8 +12,8 @@ from file_modes import others_may
 from file_server import FileServer
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_store import AdapterStore
+from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.file_sink import FileSink
-from punica_serve.store.host_cache import DiskCache
 from punica_serve.store.sinks import ArchiveSink
 
 pytestmark = pytest.mark.usefixtures("any_umask")

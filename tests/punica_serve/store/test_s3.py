@@ -15,7 +15,7 @@ from punica_serve.config.store_section import SourcesConfig, StoreConfig
 from punica_serve.errors import AdapterRejected, Forbidden, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_store import AdapterStore
-from punica_serve.store.host_cache import DiskCache
+from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.sources import Sources
 from s3_server import BUCKET, S3Server, serve_s3
 

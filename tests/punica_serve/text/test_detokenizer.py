@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +21,7 @@ def in_context(tokenizer: Tokenizer, prompt: Sequence[int], generated: Sequence[
 
 
 @pytest.mark.parametrize("family", ["byte_level", "sentencepiece"])
-def test_an_emoji_over_several_tokens_comes_out_whole(family: str, request: Any) -> None:
+def test_an_emoji_over_several_tokens_comes_out_whole(family: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(family)
     ids = tokenizer.encode("hi 🦙🦙.")
     assert len(ids) > 6
@@ -75,7 +74,7 @@ def test_an_endless_run_of_undecodable_bytes_flows_in_bounded_windows(byte_level
 
 
 @pytest.mark.parametrize("family", ["byte_level", "sentencepiece", "characters"])
-def test_any_text_comes_out_as_it_decodes_in_one_go(family: str, request: Any) -> None:
+def test_any_text_comes_out_as_it_decodes_in_one_go(family: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(family)
 
     @relaxed

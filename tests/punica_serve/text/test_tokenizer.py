@@ -34,7 +34,9 @@ def test_a_folder_needs_no_more_than_tokenizer_json(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", ["sentencepiece", "byte_level"])
 @pytest.mark.parametrize("text", ["hi é🦙", "", "hi é🦙 " * 2000])
-def test_one_text_is_encoded_and_decoded_as_the_library_does(family: str, text: str, request: Any) -> None:
+def test_one_text_is_encoded_and_decoded_as_the_library_does(
+    family: str, text: str, request: pytest.FixtureRequest
+) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(family)
     for special in (True, False):
         ids = tokenizer.encode(text, add_special_tokens=special)

@@ -1,11 +1,9 @@
 """Where adapters are, and how they are prefetched and evicted."""
 
-from typing import Any
-
 import pytest
 
 from punica_scheduler.core import events
-from punica_scheduler.core.actions import CallAnswered, Forget, Warm
+from punica_scheduler.core.actions import Action, CallAnswered, Forget, Warm
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import AdapterRef, AdapterResidency, AdaptersCached, ForgetAdapter, WarmAdapter
 from scheduler_in_words import Cluster, NewAdapter, NewCluster
@@ -16,18 +14,17 @@ def tells(cluster: Cluster, gpu_uuid: str | None, *, came: str = "", left: str =
     cluster.tell(events.AdaptersCached(runner, change))
 
 
-def warms(cluster: Cluster, adapter: AdapterRef, *gpu_uuids: str, pin: bool | None = None) -> list[Any]:
+def warms(cluster: Cluster, adapter: AdapterRef, *gpu_uuids: str, pin: bool | None = None) -> list[Action]:
     cluster.tell(events.WarmingRequested("f", WarmAdapter(3, adapter, gpu_uuids, pin)))
-    actions: list[Any] = cluster.actions
-    return actions
+    return cluster.actions
 
 
-def evicts(cluster: Cluster, digest: str) -> list[Any]:
+def evicts(cluster: Cluster, digest: str) -> list[tuple[str, str]]:
     cluster.tell(events.ForgettingRequested("f", ForgetAdapter(4, digest)))
     return evicted(cluster)
 
 
-def evicted(cluster: Cluster) -> list[Any]:
+def evicted(cluster: Cluster) -> list[tuple[str, str]]:
     """Which runners were told to evict what by the newest event."""
     return [(action.runner_id, action.digest) for action in cluster.actions if isinstance(action, Forget)]
 
@@ -75,6 +72,7 @@ def test_an_adapter_can_t_be_warmed_where_nothing_is(new_cluster: NewCluster, ad
     for uuid in gpus:
         cluster.gpu_joins(uuid)
     (answer,) = warms(cluster, adapter("x"), "C")
+    assert isinstance(answer, CallAnswered) and answer.error is not None
     assert answer.error.code == ("gpu_not_found" if gpus else "cluster_unavailable")
 
 

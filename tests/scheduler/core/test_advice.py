@@ -1,7 +1,5 @@
 """More GPUs are asked for after 5 s without a lightly loaded one, and idle runners released after 60 s."""
 
-from typing import Any
-
 import pytest
 
 from punica_scheduler.core.advice import ScaleRule
@@ -12,7 +10,7 @@ NONE = ScaleAdvice()
 
 
 @pytest.fixture
-def two_hosts(new_cluster: NewCluster) -> Any:
+def two_hosts(new_cluster: NewCluster) -> Cluster:
     """A and B on hosts of their own, with two places each."""
     cluster = new_cluster(scale=ScaleRule())
     for uuid in ("A", "B"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from punica_scheduler.core.consolidation import ConsolidationRule
-from scheduler_in_words import NewCluster
+from scheduler_in_words import Cluster, NewCluster
 
 RULE = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_s=1000, idle_s=10)
 
@@ -15,7 +15,7 @@ RULE = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_
 def spread(new_cluster: NewCluster) -> NewCluster:
     """Called with a rule: A, lightly loaded, runs a1, and B runs b1 to b4."""
 
-    def spread_out(rule: ConsolidationRule = RULE, **a1: Any) -> Any:
+    def spread_out(rule: ConsolidationRule = RULE, **a1: Any) -> Cluster:
         cluster = new_cluster(consolidation=rule)
         cluster.gpu_joins("A", pages=64)
         cluster.arrives("a1", **({"max_tokens": 60} | a1))

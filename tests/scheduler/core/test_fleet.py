@@ -1,6 +1,7 @@
 """Drains of GPUs and of runners."""
 
 from punica_scheduler.core import events
+from punica_scheduler.core.actions import CallAnswered
 from scheduler_in_words import Cluster, NewCluster
 
 
@@ -52,8 +53,9 @@ def test_nobody_moves_past_an_older_one_that_waits(filled: NewCluster) -> None:
 
 def test_a_gpu_that_nobody_knows_is_answered_with_those_there_are(cluster: Cluster) -> None:
     assert cluster.is_drained("C") == ["f: answer 7 gpu_not_found"]
-    assert "there are A, B" in cluster.actions[0].error.message
-    assert cluster.actions[0].error.param == "gpu"
+    (answer,) = cluster.actions
+    assert isinstance(answer, CallAnswered) and answer.error is not None
+    assert "there are A, B" in answer.error.message and answer.error.param == "gpu"
 
 
 def test_a_worker_that_starts_again_is_still_drained(filled: NewCluster) -> None:

@@ -1,10 +1,9 @@
 """Placing must not cost more the more GPUs there are: counted in GPUs that are asked whether they have room."""
 
-from typing import Any
-
 import pytest
 
 from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.request import RequestRecord
 from scheduler_in_words import NewCluster
 
 
@@ -14,7 +13,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     has_room_for = GpuRecord.has_room_for
 
-    def noted(gpu: GpuRecord, record: Any) -> bool:
+    def noted(gpu: GpuRecord, record: RequestRecord) -> bool:
         asked.append(gpu.uuid)
         return has_room_for(gpu, record)
 

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from punica_scheduler.core import events
@@ -10,7 +8,7 @@ from scheduler_in_words import Cluster, NewAdapter, NewCluster
 def with_suspects(filled: NewCluster, adapter: NewAdapter) -> NewCluster:
     """Called with names: no GPU is left, since B and then A died while these were running on them."""
 
-    def suspect(*names: str, prompt: int = 3) -> Any:
+    def suspect(*names: str, prompt: int = 3) -> Cluster:
         cluster = filled("A", "B", pages=32)
         for name in names:
             cluster.arrives(name, prompt=prompt, max_tokens=40, lora=adapter("toxic"))

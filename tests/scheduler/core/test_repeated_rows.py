@@ -7,10 +7,11 @@ from msgspec.structs import replace
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Deliver
+from punica_serve.protocol import Ending
 from scheduler_in_words import Cluster
 
 
-def ending(cluster: Cluster) -> Any:
+def ending(cluster: Cluster) -> Ending:
     """Of the newest event's only request that ended."""
     deliveries = [action.deliveries for action in cluster.actions if isinstance(action, Deliver)]
     (end,) = [end for delivery in deliveries for end in delivery.endings]

@@ -8,14 +8,14 @@ from punica_scheduler.core import events
 from punica_scheduler.core.advice import ScaleRule
 from punica_scheduler.core.consolidation import ConsolidationRule
 from punica_serve.protocol import ScaleAdvice
-from scheduler_in_words import NewCluster
+from scheduler_in_words import Cluster, NewCluster
 
 
 @pytest.fixture
 def without_large(new_cluster: NewCluster) -> NewCluster:
     """Called with settings: r1 ran on the only GPU that is large enough, which is lost."""
 
-    def lose(**settings: Any) -> Any:
+    def lose(**settings: Any) -> Cluster:
         cluster = new_cluster(**settings)
         cluster.gpu_joins("large", pages=16)
         cluster.gpu_joins("small", pages=4)

@@ -36,8 +36,3 @@ const clockFormat = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-di
 export function clock(unixSeconds) {
   return clockFormat.format(unixSeconds * 1e3);
 }
-
-/** Enough of a UUID to tell GPUs apart by eye. @param {string} uuid */
-export function shortName(uuid) {
-  return uuid.length > 14 ? `${uuid.slice(0, 4)}…${uuid.slice(-6)}` : uuid;
-}

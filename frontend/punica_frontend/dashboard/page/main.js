@@ -1,12 +1,15 @@
 /** The page: what comes over the link goes into the timeline and the marks, and from there to the screen, once a frame. */
 
+import { Batches } from "./batches.js";
 import { TimeChart } from "./chart.js";
 import { byId, setText } from "./dom.js";
+import { GpuPanel } from "./gpu_panel.js";
 import { Gpus } from "./gpus.js";
-import { Legend } from "./legend.js";
 import { Login } from "./login.js";
-import { listMarks, Marks, textNear } from "./marks.js";
+import { listMarks, Marks } from "./marks.js";
+import { Names } from "./names.js";
 import { panels } from "./panels.js";
+import { Sizes } from "./sizes.js";
 import { onSchemeChange } from "./theme.js";
 import { Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
@@ -14,19 +17,20 @@ import { Trial } from "./try.js";
 import { View } from "./view.js";
 import { Watch } from "./watch.js";
 
-/** Lists and cards are read, not watched: they change once a second at most. */
+/** Lists, cards and texts are read, not watched: they change once a second at most. */
 const SLOW_MS = 1000;
 /** Of a line: a longer stretch of time shows every second row, or every third. */
 const MAX_POINTS = 300;
 
-const timeline = new Timeline();
+const names = new Names();
+const sizes = new Sizes();
+const timeline = new Timeline(names);
 const marks = new Marks();
 const view = new View(() => redraw());
 const tiles = new Tiles(byId("tiles", HTMLElement));
-const legend = new Legend(byId("legend", HTMLElement));
-const gpus = new Gpus(byId("gpus", HTMLElement));
+const gpuPanel = new GpuPanel(names);
+const gpus = new Gpus(byId("gpus", HTMLElement), names, (uuid) => gpuPanel.open(uuid));
 const trial = new Trial();
-const marksHere = byId("marks-here", HTMLElement);
 const eventList = byId("events", HTMLElement);
 const state = byId("state", HTMLElement);
 
@@ -35,18 +39,20 @@ let cluster = null;
 let isDrawing = false;
 let slowAtMs = 0;
 
-const pages = () => new Map(cluster?.gpus.map((/** @type {any} */ gpu) => [gpu.gpu.uuid, gpu.gpu.num_kv_pages]) ?? []);
-const charts = Object.entries(panels(timeline, pages)).map(([name, panel]) => {
+const { batch, ...lines } = panels(timeline, sizes);
+const charts = Object.entries(lines).map(([name, panel]) => {
   const root = document.querySelector(`[data-chart="${name}"]`);
-  return new TimeChart(/** @type {HTMLElement} */ (root), panel, view, () => marks.all, name === "batch" ? hover : undefined);
+  const onHover = (/** @type {number | null} */ at) => batches?.showTime(at);
+  return new TimeChart(/** @type {HTMLElement} */ (root), panel, view, () => marks.all, (rows, index, isPointed) =>
+    onHover(isPointed ? rows[index].at : null));
 });
-
-/** @param {import("./timeline.js").Row[]} rows @param {number} index */
-function hover(rows, index) {
-  legend.show(timeline.uuids, rows[index]);
-  const [from, to] = view.window();
-  setText(marksHere, textNear(marks.all, rows[index].at, Math.max((to - from) / 150, 0.6)));
-}
+const batches = new Batches({
+  timeline, view, names, marks,
+  panel: batch,
+  capacity: (uuid) => sizes.batch(uuid),
+  onTime: (at) => charts[0].pointAt(at),
+  onOpen: (uuid) => gpuPanel.open(uuid),
+});
 
 const watch = new Watch(take, (linkState) => {
   setText(state, view.isPaused && linkState === "live" ? "paused" : linkState);
@@ -60,6 +66,7 @@ function take(frame) {
   if (frame.type === "history") timeline.addHistory(frame.history);
   if (frame.type === "cluster") {
     cluster = frame.cluster;
+    sizes.take(cluster);
     timeline.addCluster(cluster);
     marks.take(cluster);
   }
@@ -83,17 +90,20 @@ function draw(nowMs) {
   view.follow(newest.at);
   const [from, to] = view.window();
   const step = Math.ceil((to - from) / MAX_POINTS);
-  const rows = timeline.rows.filter(
-    (row) => row.at >= from - step && row.at <= to + step && (row.at % step === 0 || row === newest),
-  );
-  for (const chart of charts) chart.draw(rows);
+  const rows = timeline.rows.filter((row) => row.at >= from - step && row.at <= to + step);
+  const isSlow = nowMs >= slowAtMs;
+  if (isSlow) batches.arrange(rows);
+  batches.draw(rows);
+  const points = step > 1 ? rows.filter((row) => row.at % step === 0 || row === newest) : rows;
+  for (const chart of charts) chart.draw(points);
   byId("unzoom", HTMLButtonElement).hidden = view.zoom === null;
+  if (isSlow) for (const chart of charts) chart.describe();
   if (view.isPaused) return;
   tiles.show(cluster, newest);
-  if (nowMs < slowAtMs) return;
+  if (!isSlow) return;
   slowAtMs = nowMs + SLOW_MS * 0.9;
   gpus.show(cluster);
-  listMarks(eventList, marks.all);
+  listMarks(eventList, marks.all, names);
 }
 
 function begin() {
@@ -114,6 +124,8 @@ byId("pause", HTMLButtonElement).addEventListener("click", (event) => {
 });
 onSchemeChange(() => {
   for (const chart of charts) chart.restyle();
+  batches.restyle();
+  slowAtMs = 0;
   redraw();
 });
 begin();

@@ -2,6 +2,7 @@
 
 import { duration, number, percent } from "./format.js";
 import { color, gpuColor } from "./theme.js";
+import { durationTicks, numberTicks, percentTicks } from "./ticks.js";
 
 /**
  * @typedef {import("./chart.js").Panel} Panel
@@ -10,33 +11,36 @@ import { color, gpuColor } from "./theme.js";
 
 /**
  * @param {import("./timeline.js").Timeline} timeline
- * @param {() => Map<string, number>} pages Of each GPU's KvCache.
+ * @param {import("./sizes.js").Sizes} sizes
  * @returns {Record<string, Panel>}
  */
-export function panels(timeline, pages) {
+export function panels(timeline, sizes) {
   return {
-    requests: { ...single("Requests per second", "requestsPerS", "series-1", true), hasNoTimes: true },
-    tokens: { ...single("Tokens per second", "tokensPerS", "series-2", true), hasNoTimes: true },
+    requests: { ...single("Requests per second", "requestsPerS", "series-1"), hasNoTimes: true },
+    tokens: { ...single("Tokens per second", "tokensPerS", "series-2"), hasNoTimes: true },
     batch: {
-      title: "Batch size, by GPU",
+      title: "Batch sizes, stacked",
       format: number,
-      series: () => timeline.uuids.map((uuid, index, { length }) => ({ label: uuid, color: gpuColor(index, length) })),
+      ticks: numberTicks,
+      series: () => timeline.uuids.map((uuid, index, { length }) => ({ label: timeline.names.of(uuid), color: gpuColor(index, length) })),
       columns: (rows) => batchSizes(rows, timeline.uuids),
       isStacked: true,
       hasMarks: true,
+      limit: (row) => row.uuids.reduce((sum, uuid) => sum + sizes.batch(uuid), 0),
       top: 4,
     },
-    queue: { ...single("Requests that wait", "queue", "series-3", false), top: 4 },
+    queue: { ...single("Requests that wait", "queue", "series-3"), top: 4 },
     firstToken: percentiles("Time to first token", "firstToken"),
     interToken: percentiles("Time between tokens", "interToken"),
     kvCache: {
       title: "KvCache in use",
       format: percent,
+      ticks: percentTicks,
       series: () => [
         { label: "all", color: color("series-1"), isFilled: true },
         { label: "fullest GPU", color: color("series-3") },
       ],
-      columns: (rows) => kvCacheUse(rows, pages()),
+      columns: (rows) => kvCacheUse(rows, sizes),
       top: 0.1,
     },
   };
@@ -46,16 +50,16 @@ export function panels(timeline, pages) {
  * @param {string} title
  * @param {"requestsPerS" | "tokensPerS" | "queue"} key
  * @param {string} colorName
- * @param {boolean} hasMarks
  * @returns {Panel}
  */
-function single(title, key, colorName, hasMarks) {
+function single(title, key, colorName) {
   return {
     title,
     format: number,
+    ticks: numberTicks,
     series: () => [{ label: "", color: color(colorName), isFilled: true }],
     columns: (rows) => [rows.map((row) => row[key])],
-    hasMarks,
+    hasMarks: true,
   };
 }
 
@@ -65,6 +69,7 @@ function percentiles(title, key) {
   return {
     title,
     format: duration,
+    ticks: durationTicks,
     series: () => names.map((name, index) => ({ label: name, color: color(`percentile-${index + 1}`) })),
     columns: (rows) => names.map((name) => rows.map((row) => row[key]?.[name] ?? null)),
     top: 0.001,
@@ -91,8 +96,8 @@ function batchSizes(rows, uuids) {
   return columns;
 }
 
-/** @param {Row[]} rows @param {Map<string, number>} pages */
-function kvCacheUse(rows, pages) {
+/** @param {Row[]} rows @param {import("./sizes.js").Sizes} sizes */
+function kvCacheUse(rows, sizes) {
   /** @type {(number | null)[]} */
   const all = [];
   /** @type {(number | null)[]} */
@@ -100,7 +105,7 @@ function kvCacheUse(rows, pages) {
   for (const row of rows) {
     let [used, total, most] = [0, 0, 0];
     row.uuids.forEach((uuid, index) => {
-      const num = pages.get(uuid) ?? 0;
+      const num = sizes.pages(uuid);
       if (!num) return;
       used += row.usedPages[index];
       total += num;

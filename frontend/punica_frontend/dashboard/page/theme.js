@@ -7,6 +7,10 @@ export function color(name) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
+export function isDark() {
+  return dark.matches;
+}
+
 /** @param {() => void} act */
 export function onSchemeChange(act) {
   dark.addEventListener("change", act);

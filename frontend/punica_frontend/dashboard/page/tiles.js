@@ -8,7 +8,7 @@ function figures(cluster, row) {
   const sum = (/** @type {(gpu: any) => number} */ of) => cluster.gpus.reduce((/** @type {number} */ all, /** @type {any} */ gpu) => all + of(gpu), 0);
   const pages = sum((gpu) => gpu.gpu.num_kv_pages);
   const free = sum((gpu) => gpu.free_kv_pages);
-  const busy = sum((gpu) => (gpu.batch_size ? 1 : 0));
+  const busy = sum((gpu) => (gpu.batch_size_max ? 1 : 0));
   const { first_token_s: first, inter_token_s: inter } = cluster.recent;
   return {
     GPUs: [String(cluster.gpus.length), `${busy} busy`],

@@ -10,7 +10,8 @@
  * @property {Percentiles | null} firstToken
  * @property {Percentiles | null} interToken
  * @property {string[]} uuids Of the GPUs, in order; the same array as in the row before if they are the same.
- * @property {number[]} batch Their batch sizes.
+ * @property {number[]} batch Their batch sizes, means over the steps of the second.
+ * @property {number[]} most The largest batch of these steps.
  * @property {number[]} usedPages
  */
 
@@ -45,9 +46,14 @@ class Rates {
 export class Timeline {
   /** @type {Row[]} */
   rows = [];
-  /** All GPUs of the rows, sorted. @type {string[]} */
+  /** All GPUs of the rows, by name. @type {string[]} */
   uuids = [];
   #rates = new Rates();
+
+  /** @param {import("./names.js").Names} names */
+  constructor(names) {
+    this.names = names;
+  }
 
   /** The past as the scheduler knows it; what it does not know is kept as it was seen. @param {any} history */
   addHistory(history) {
@@ -56,14 +62,16 @@ export class Timeline {
     this.rows = this.rows.filter((row) => row.at < first);
     this.#rates = new Rates();
     const gpus = Object.entries(history.gpus);
+    for (const [uuid, { name }] of gpus) this.names.learn(uuid, name);
     history.at_ns.forEach((/** @type {number} */ atNs, /** @type {number} */ index) => {
-      const there = gpus.filter(([, columns]) => columns.batch_size[index] !== null);
+      const there = gpus.filter(([, columns]) => columns.batch_size_mean[index] !== null);
       this.#add(atNs / 1e9, history.arrived[index], history.tokens[index], {
         queue: history.queue_length[index],
         firstToken: history.first_token_s[index],
         interToken: history.inter_token_s[index],
         uuids: there.map(([uuid]) => uuid),
-        batch: there.map(([, columns]) => columns.batch_size[index]),
+        batch: there.map(([, columns]) => columns.batch_size_mean[index]),
+        most: there.map(([, columns]) => columns.batch_size_max[index]),
         usedPages: there.map(([, columns]) => columns.used_kv_pages[index]),
       });
     });
@@ -71,12 +79,14 @@ export class Timeline {
 
   /** @param {any} cluster */
   addCluster(cluster) {
+    for (const { gpu } of cluster.gpus) this.names.learn(gpu.uuid, gpu.name);
     this.#add(cluster.now_ns / 1e9, cluster.counters.arrived, cluster.counters.tokens, {
       queue: cluster.queue_length,
       firstToken: cluster.recent.first_token_s,
       interToken: cluster.recent.inter_token_s,
       uuids: cluster.gpus.map((/** @type {any} */ gpu) => gpu.gpu.uuid),
-      batch: cluster.gpus.map((/** @type {any} */ gpu) => gpu.batch_size),
+      batch: cluster.gpus.map((/** @type {any} */ gpu) => gpu.batch_size_mean),
+      most: cluster.gpus.map((/** @type {any} */ gpu) => gpu.batch_size_max),
       usedPages: cluster.gpus.map((/** @type {any} */ gpu) => gpu.gpu.num_kv_pages - gpu.free_kv_pages),
     });
   }
@@ -102,12 +112,12 @@ export class Timeline {
       if (row.uuids !== previous) row.uuids.forEach((uuid) => uuids.add(uuid));
       previous = row.uuids;
     }
-    this.uuids = [...uuids].sort();
+    this.uuids = [...uuids].sort((one, other) => this.names.compare(one, other));
   }
 }
 
 /** @param {number} at @returns {Row} */
 function emptyRow(at) {
   const nothing = { requestsPerS: null, tokensPerS: null, queue: null, firstToken: null, interToken: null };
-  return { at, ...nothing, uuids: [], batch: [], usedPages: [] };
+  return { at, ...nothing, uuids: [], batch: [], most: [], usedPages: [] };
 }

@@ -29,9 +29,13 @@ export class Trial {
     const answer = await fetch("/v1/adapters?limit=1000").catch(() => null);
     if (!answer?.ok) return;
     const { data: adapters } = await answer.json();
-    const options = adapters.map((/** @type {{ name: string }} */ { name }) => {
+    const count = new Map();
+    for (const { name } of adapters) count.set(name, (count.get(name) ?? 0) + 1);
+    const options = adapters.map((/** @type {{ name: string, full_name: string, owner: string }} */ adapter) => {
       const option = /** @type {HTMLOptionElement} */ (make("option"));
-      option.value = name;
+      // Two owners may use one name.
+      option.value = count.get(adapter.name) > 1 ? adapter.full_name : adapter.name;
+      option.label = `${option.value} (${adapter.owner})`;
       return option;
     });
     byId("adapters", HTMLDataListElement).replaceChildren(...options);

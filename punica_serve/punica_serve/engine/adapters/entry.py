@@ -1,8 +1,18 @@
-"""The loader's record of an adapter."""
+"""The loader's record of an adapter, and its states.
+
+loading ──▶ staged ──▶ copying ──▶ resident
+  │ │         │          │            │
+  │ └─────────┼──────────┴──▶ failed  │
+  └───────────┴───────────────────────┴──▶ evicted
+
+The record begins when a request needs the adapter, or when a prefetched one goes on to the device, and ends when the
+adapter leaves the device. ``HostLoad`` has the states of its way to host memory. The host cache owns the pins, which
+outlast both.
+"""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
 import torch
 
@@ -14,13 +24,32 @@ from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 
 
-class Stage(Enum):
-    """The stages of loading, in order. An unused adapter may be evicted in any but COPYING."""
+class AdapterState(Enum):
+    #: On its way to host memory.
+    LOADING = "loading"
+    #: Packed in host memory, and waits for pages.
+    STAGED = "staged"
+    #: It has pages, which a thread fills.
+    COPYING = "copying"
+    #: Steps may use it.
+    RESIDENT = "resident"
+    #: No request used it, and others needed its pages or it was unwanted.
+    EVICTED = "evicted"
+    #: It could not be read or copied.
+    FAILED = "failed"
 
-    LOADING = auto()  # to host memory
-    STAGED = auto()  # packed in host memory, waiting for pages
-    COPYING = auto()  # has pages, which a thread fills
-    RESIDENT = auto()
+
+TRANSITIONS: dict[AdapterState, frozenset[AdapterState]] = {
+    AdapterState.LOADING: frozenset({AdapterState.STAGED, AdapterState.EVICTED, AdapterState.FAILED}),
+    AdapterState.STAGED: frozenset({AdapterState.COPYING, AdapterState.EVICTED}),
+    AdapterState.COPYING: frozenset({AdapterState.RESIDENT, AdapterState.FAILED}),
+    AdapterState.RESIDENT: frozenset({AdapterState.EVICTED}),
+    AdapterState.EVICTED: frozenset(),
+    AdapterState.FAILED: frozenset(),
+}
+
+#: In these states it holds a copy in host memory.
+_HOLDING_COPY = (AdapterState.STAGED, AdapterState.COPYING)
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +57,12 @@ class AdapterEntry:
     """An adapter that is loading, or loaded."""
 
     ref: AdapterRef
+    state: AdapterState = AdapterState.LOADING
     #: Requests that use the adapter.
     refcount: int = 0
-    stage: Stage = Stage.LOADING
     #: Held while STAGED and COPYING.
     copy: HostCopy | None = None
+    #: From COPYING on.
     pages: AdapterPages = field(default_factory=dict)
     #: The copy to the pages, while COPYING.
     work: Future[None] | None = None
@@ -41,14 +71,75 @@ class AdapterEntry:
     #: It is evicted, from host memory too, when its last user ends.
     is_unwanted: bool = False
 
+    @property
+    def is_evictable(self) -> bool:
+        """No request uses it, and no thread writes its pages."""
+        return not self.refcount and AdapterState.EVICTED in TRANSITIONS[self.state]
+
+    @property
+    def has_copied(self) -> bool:
+        """The thread that fills the pages has ended."""
+        return self.work is not None and self.work.done()
+
+    # -------------------------------------------------------------- changes, which no other class makes
+
+    def acquire(self) -> None:
+        self.refcount += 1
+
+    def release(self) -> None:
+        self.refcount -= 1
+
+    def set_fence(self, fence: torch.cuda.Event | None) -> None:
+        """No step after the fence reads the pages, unless the adapter is acquired again."""
+        self.fence = fence
+
+    def mark_unwanted(self) -> None:
+        self.is_unwanted = True
+
+    def want(self) -> None:
+        """It is wanted again."""
+        self.is_unwanted = False
+
+    def stage(self, copy: HostCopy) -> None:
+        """It has arrived in host memory; takes over a reference to the copy."""
+        self._become(AdapterState.STAGED)
+        self.copy = copy
+
+    def begin_copy(self, pages: AdapterPages, work: Future[None]) -> None:
+        self._become(AdapterState.COPYING)
+        self.pages, self.work = pages, work
+
+    def end_copy(self) -> HostCopy | None:
+        """Its pages are filled. Returns the copy that it held, for release."""
+        self._become(AdapterState.RESIDENT)
+        return self._leave_host()
+
+    def end(self, state: AdapterState) -> HostCopy | None:
+        """It was evicted, or has failed. Returns the copy that it held, for release."""
+        self._become(state)
+        return self._leave_host()
+
+    def _leave_host(self) -> HostCopy | None:
+        copy, self.copy, self.work = self.copy, None, None
+        return copy
+
+    def _become(self, state: AdapterState) -> None:
+        """Moves to another state. Raises InvariantBroken for what ``TRANSITIONS`` does not allow; changes nothing."""
+        require(
+            state in TRANSITIONS[self.state],
+            f"adapter {self.ref.digest} is {self.state.value} and can't become {state.value}",
+        )
+        self.state = state
+
     def check_invariants(self) -> None:
         digest = self.ref.digest
+        require(TRANSITIONS[self.state], f"adapter {digest} is {self.state.value}, and yet here")
         require(self.refcount >= 0, f"adapter {digest} released more often than acquired")
-        is_copied_from = self.stage in (Stage.STAGED, Stage.COPYING)
-        require(is_copied_from == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
-        is_copying = self.stage is Stage.COPYING
-        require(is_copying == (self.work is not None), f"adapter {digest}: its stage does not match its copy")
-        require(self.refcount or not self.is_unwanted or self.work, f"adapter {digest} should have been evicted")
+        holds_copy = self.state in _HOLDING_COPY
+        require(holds_copy == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
+        is_copying = self.state is AdapterState.COPYING
+        require(is_copying == (self.work is not None), f"adapter {digest}: its state does not match its copy")
+        require(not (self.is_unwanted and self.is_evictable), f"adapter {digest} should have been evicted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.host_load import HostLoad, LoadState, PrefetchQueue
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.errors import StoreUnavailable
 from punica_serve.protocol import AdapterRef
@@ -29,8 +28,6 @@ _MAX_PREFETCHED_FETCHES = 8
 _MAX_QUEUED = 4096
 #: Adapters remembered as prefetched and not used since; the oldest beyond it may be read again in vain.
 _MAX_REMEMBERED = 4096
-#: Fetches of one adapter: its folder may be evicted from the disk before it is read, but hardly so often.
-_MAX_FETCHES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +40,6 @@ class LoadResult:
     for_device: bool
 
 
-@dataclass(slots=True)
-class _Work:
-    ref: AdapterRef
-    for_device: bool = False
-    #: A request waits for it.
-    is_needed: bool = False
-    #: It is evicted as soon as it is loaded.
-    is_unwanted: bool = False
-    #: The files of a remote adapter on this host.
-    folder: Path | None = None
-    num_fetches: int = 0
-    #: The queue whose slot it takes, if it is a prefetch.
-    queue: "_PrefetchQueue | None" = None
-    future: "Future[Path] | Future[HostCopy] | None" = None
-
-    @property
-    def needs_fetch(self) -> bool:
-        return self.folder is None and "://" in self.ref.uri
-
-
-class _PrefetchQueue:
-    """Prefetches, first come, first served, a limited number at a time."""
-
-    def __init__(self, max_running: int) -> None:
-        self._max_running = max_running
-        self.num_running = 0
-        self.waiting: dict[str, _Work] = {}
-
-    @property
-    def has_room(self) -> bool:
-        return self.num_running < self._max_running
-
-
 class HostLoader:
     """All methods run on one thread; ``poll`` collects what other threads have finished."""
 
@@ -86,9 +50,9 @@ class HostLoader:
         self._reader = reader
         self._fetch = fetch
         self._on_progress = on_progress
-        self._running: dict[str, _Work] = {}
-        self._reads = _PrefetchQueue(int(_PREFETCH_SHARE * reader.num_threads))
-        self._fetches = _PrefetchQueue(_MAX_PREFETCHED_FETCHES)
+        self._running: dict[str, HostLoad] = {}  # those FETCHING and READING
+        self._reads = PrefetchQueue(int(_PREFETCH_SHARE * reader.num_threads))
+        self._fetches = PrefetchQueue(_MAX_PREFETCHED_FETCHES)
         self._prefetched: dict[str, None] = {}
 
     @property
@@ -100,10 +64,10 @@ class HostLoader:
         self._prefetched.pop(ref.digest, None)
         copy = self._host_cache.get(ref.digest)
         if copy is None:
-            work = self._running.get(ref.digest) or self._remove(ref.digest) or _Work(ref)
-            work.is_needed, work.is_unwanted = True, False
-            if work.future is None:
-                self._start(work)
+            load = self._running.get(ref.digest) or self._remove(ref.digest) or HostLoad(ref)
+            load.need()
+            if load.state is LoadState.QUEUED:
+                self._start(load)
         return copy
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
@@ -111,39 +75,39 @@ class HostLoader:
 
         Ignored while enough others are loading. Errors are reported when the adapter is used.
         """
-        work = _Work(ref)
-        if ref.digest in self._prefetched or not self._queue_of(work).has_room:
+        load = HostLoad(ref)
+        if ref.digest in self._prefetched or not self._queue_of(load).has_room:
             return
         self._prefetched[ref.digest] = None
         if len(self._prefetched) > _MAX_REMEMBERED:
             del self._prefetched[next(iter(self._prefetched))]
         if not self._has(ref.digest):
-            self._append(work)
+            self._append(load)
 
     def enqueue(self, ref: AdapterRef, *, for_device: bool) -> bool:
         """Queues a prefetch. False, without effect, if the queue is full."""
-        if (work := self._work(ref.digest)) is not None:
-            work.is_unwanted = False
-            work.for_device |= for_device
+        if (load := self._load(ref.digest)) is not None:
+            load.want(for_device=for_device)
             return True
         if len(self._reads.waiting) + len(self._fetches.waiting) >= _MAX_QUEUED:
             return False
-        self._append(_Work(ref, for_device=for_device))
+        self._append(HostLoad(ref, for_device=for_device))
         return True
 
     def evict(self, digest: str) -> None:
         """Frees the adapter's host memory, if it is loading as soon as that has ended."""
         self._prefetched.pop(digest, None)
-        self._remove(digest)
-        if (work := self._running.get(digest)) is not None:
-            work.is_unwanted = True
+        if (load := self._remove(digest)) is not None:
+            load.end(LoadState.DROPPED)
+        elif (load := self._running.get(digest)) is not None:
+            load.mark_unwanted()
         self._host_cache.evict(digest)
 
     def poll(self) -> list[LoadResult]:
         """The loads that have ended since the last call. Starts queued prefetches in free slots."""
         results = []
-        for work in [work for work in self._running.values() if work.future is not None and work.future.done()]:
-            loaded = self._finish(work)
+        for load in [load for load in self._running.values() if load.is_step_done]:
+            loaded = self._finish(load)
             if loaded is not None:
                 results.append(loaded)
         self._start_queued()
@@ -154,65 +118,71 @@ class HostLoader:
         self._reader.close()
 
     def _has(self, digest: str) -> bool:
-        return digest in self._host_cache or self._work(digest) is not None
+        return digest in self._host_cache or self._load(digest) is not None
 
-    def _work(self, digest: str) -> _Work | None:
-        return self._running.get(digest) or self._reads.waiting.get(digest) or self._fetches.waiting.get(digest) or None
+    def _load(self, digest: str) -> HostLoad | None:
+        return self._running.get(digest) or self._reads.waiting.get(digest) or self._fetches.waiting.get(digest)
 
-    def _queue_of(self, work: _Work) -> _PrefetchQueue:
-        return self._fetches if work.needs_fetch else self._reads
+    def _queue_of(self, load: HostLoad) -> PrefetchQueue:
+        return self._fetches if load.needs_fetch else self._reads
 
-    def _append(self, work: _Work) -> None:
-        self._queue_of(work).waiting[work.ref.digest] = work
+    def _append(self, load: HostLoad) -> None:
+        self._queue_of(load).append(load)
         self._start_queued()
 
-    def _remove(self, digest: str) -> _Work | None:
-        return self._reads.waiting.pop(digest, None) or self._fetches.waiting.pop(digest, None)
+    def _remove(self, digest: str) -> HostLoad | None:
+        return self._reads.remove(digest) or self._fetches.remove(digest)
 
     def _start_queued(self) -> None:
         for queue in (self._fetches, self._reads):
             while queue.waiting and queue.has_room:
-                work = queue.waiting.pop(next(iter(queue.waiting)))
-                work.queue = queue
-                queue.num_running += 1
-                self._start(work)
+                self._start(queue.take_next())
 
-    def _start(self, work: _Work) -> None:
-        self._running[work.ref.digest] = work
-        if work.needs_fetch:
-            work.num_fetches += 1
-            work.future = self._fetch(work.ref)
+    def _start(self, load: HostLoad) -> None:
+        self._running[load.ref.digest] = load
+        future: Future[Path] | Future[HostCopy]
+        if load.needs_fetch:
+            future = self._fetch(load.ref)
+            load.begin_fetch(future)
         else:
-            local = work.ref if work.folder is None else replace(work.ref, uri=str(work.folder))
-            work.future = self._reader.start(local)
-        work.future.add_done_callback(lambda _: self._on_progress())
+            future = self._reader.start(load.local_ref)
+            load.begin_read(future)
+        future.add_done_callback(lambda _: self._on_progress())
 
-    def _finish(self, work: _Work) -> LoadResult | None:
-        """Takes the result of finished work. None: there is more to do, or the adapter was evicted."""
-        assert work.future is not None
-        error = work.future.exception()
-        result = error or work.future.result()
-        work.future = None
-        del self._running[work.ref.digest]
-        if work.queue is not None:
-            work.queue.num_running -= 1
-            work.queue = None
-        if isinstance(result, HostCopy) and work.is_unwanted:
-            self._host_cache.release(result)
-            self._host_cache.evict(work.ref.digest)
-        if work.is_unwanted:
-            return None
-        if isinstance(result, Path):
-            work.folder = result
-        elif isinstance(result, FileNotFoundError) and work.folder is not None and work.num_fetches < _MAX_FETCHES:
-            work.folder = None  # evicted from the disk meanwhile
+    def _finish(self, load: HostLoad) -> LoadResult | None:
+        """Takes the result of a step that has ended. None: there is more to do, or the adapter is unwanted."""
+        assert load.future is not None
+        error = load.future.exception()
+        result = error or load.future.result()
+        del self._running[load.ref.digest]
+        for queue in (self._fetches, self._reads):
+            queue.free_slot(load.ref.digest)
+        if load.is_unwanted:
+            self._drop(load, result)
+        elif isinstance(result, Path):
+            load.set_folder(result)
+            self._go_on(load)
+        elif isinstance(result, FileNotFoundError) and load.may_fetch_again:
+            load.set_folder(None)  # evicted from the disk meanwhile
+            self._go_on(load)
         else:
-            return LoadResult(work.ref, result, work.for_device)
-        if work.is_needed:
-            self._start(work)
-        else:
-            self._append(work)
+            load.end(LoadState.LOADED if isinstance(result, HostCopy) else LoadState.FAILED)
+            return LoadResult(load.ref, result, load.for_device)
         return None
+
+    def _drop(self, load: HostLoad, result: Path | HostCopy | BaseException) -> None:
+        load.end(LoadState.DROPPED)
+        if isinstance(result, HostCopy):
+            self._host_cache.release(result)
+            self._host_cache.evict(load.ref.digest)
+
+    def _go_on(self, load: HostLoad) -> None:
+        """Starts the load's next step: at once if a request waits for it."""
+        if load.is_needed:
+            self._start(load)
+        else:
+            load.requeue()
+            self._append(load)
 
 
 def no_fetch(ref: AdapterRef) -> Future[Path]:

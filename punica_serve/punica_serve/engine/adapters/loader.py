@@ -12,8 +12,8 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Stage
-from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, AdapterState
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -56,7 +56,7 @@ class AdapterLoader:
     @property
     def resident(self) -> tuple[str, ...]:
         """Digests of the adapters on the device, sorted: it changes with loads and evictions, not with uses."""
-        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.stage is Stage.RESIDENT))
+        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.state is AdapterState.RESIDENT))
 
     def pages(self, digest: str) -> AdapterPages:
         """Pages of an adapter that is ready."""
@@ -65,11 +65,11 @@ class AdapterLoader:
     @property
     def is_copying(self) -> bool:
         """Whether an adapter that a request waits for is being copied to the device."""
-        return any(entry.stage is Stage.COPYING and entry.refcount for entry in self._entries.values())
+        return any(entry.state is AdapterState.COPYING and entry.refcount for entry in self._entries.values())
 
     def is_ready(self, digest: str) -> bool:
         entry = self._entries.get(digest)
-        return entry is not None and entry.stage is Stage.RESIDENT
+        return entry is not None and entry.state is AdapterState.RESIDENT
 
     def has_room_for(self, ref: AdapterRef) -> bool:
         """Whether the pool can hold this adapter beside all that are in use."""
@@ -84,21 +84,22 @@ class AdapterLoader:
         """Adds a reference, which keeps the adapter until ``release``, and loads it if need be."""
         entry = self._entries.pop(ref.digest, None)
         if entry is None:
-            entry = AdapterEntry(ref, copy=self._host.get(ref))
-            entry.stage = Stage.STAGED if entry.copy else Stage.LOADING
-        entry.refcount += 1
+            entry = AdapterEntry(ref)
+            if (copy := self._host.get(ref)) is not None:
+                entry.stage(copy)
+        entry.acquire()
         self._entries[ref.digest] = entry
-        if entry.stage is Stage.STAGED:
+        if entry.state is AdapterState.STAGED:
             self._place(entry)
 
     def release(self, digest: str) -> None:
         """Drops a reference. Ignored for an adapter that failed meanwhile."""
         entry = self._entries.pop(digest, None)
         if entry is not None:
-            entry.refcount -= 1
+            entry.release()
             self._entries[digest] = entry  # used until now: evicted last
             if entry.refcount == 0:
-                entry.fence = self._fence()
+                entry.set_fence(self._fence())
                 self._evict_if_unwanted(entry)
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
@@ -118,7 +119,7 @@ class AdapterLoader:
         if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
             log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
         if (entry := self._entries.get(digest)) is not None:
-            entry.is_unwanted = False
+            entry.want()
         if digest in self._host_cache:
             self._prefetched[digest] = ref
         elif not self._host.enqueue(ref, for_device=True):
@@ -132,7 +133,7 @@ class AdapterLoader:
         if entry is None:
             self._host.evict(digest)
         else:
-            entry.is_unwanted = True
+            entry.mark_unwanted()
             self._evict_if_unwanted(entry)
 
     def poll(self) -> list[AdapterFailure]:
@@ -140,10 +141,10 @@ class AdapterLoader:
         failures = []
         for loaded in self._host.poll():
             failures += self._take(loaded)
-        for entry in [e for e in self._entries.values() if e.work is not None and e.work.done()]:
+        for entry in [entry for entry in self._entries.values() if entry.has_copied]:
             failures += self._finish_copy(entry)
         # Only now: adapters that have just arrived and are not used any more may be evicted for those that wait.
-        for entry in [entry for entry in self._entries.values() if entry.stage is Stage.STAGED]:
+        for entry in [entry for entry in self._entries.values() if entry.state is AdapterState.STAGED]:
             self._place(entry)
         self._load_prefetched()
         return failures
@@ -167,15 +168,14 @@ class AdapterLoader:
         """Hands an adapter that has arrived in host memory, or its error, to the requests that wait for it."""
         ref, result = loaded.ref, loaded.result
         entry = self._entries.get(ref.digest)
-        is_awaited = entry is not None and entry.stage is Stage.LOADING
+        is_awaited = entry is not None and entry.state is AdapterState.LOADING
         if isinstance(result, BaseException):
-            if is_awaited:
-                del self._entries[ref.digest]
-                return [_failure(ref, result)]
+            if entry is not None and is_awaited:
+                return [self._fail(entry, result)]
             if loaded.for_device:
                 log.warning("adapter %s can't be prefetched: %s", ref.digest, result)
         elif entry is not None and is_awaited:
-            entry.copy, entry.stage = result, Stage.STAGED
+            entry.stage(result)
         else:
             self._host_cache.release(result)
             if loaded.for_device:
@@ -183,33 +183,38 @@ class AdapterLoader:
         return []
 
     def _finish_copy(self, entry: AdapterEntry) -> list[AdapterFailure]:
-        work, entry.work = entry.work, None
-        assert work is not None
+        assert entry.work is not None
         if entry is self._prefetching:
             self._prefetching = None
-        self._release_copy(entry)
-        if (error := work.exception()) is not None:
-            self._free(entry)
-            return [_failure(entry.ref, error)]
-        entry.stage = Stage.RESIDENT
+        if (error := entry.work.exception()) is not None:
+            return [self._fail(entry, error)]
+        self._release_copy(entry.end_copy())
         self._evict_if_unwanted(entry)
         return []
 
-    def _release_copy(self, entry: AdapterEntry) -> None:
-        """Releases the adapter's copy in host memory."""
-        if entry.copy is not None:
-            self._host_cache.release(entry.copy)
-            entry.copy = None
+    def _release_copy(self, copy: HostCopy | None) -> None:
+        """Releases a copy in host memory that an adapter has held."""
+        if copy is not None:
+            self._host_cache.release(copy)
+
+    def _fail(self, entry: AdapterEntry, error: BaseException) -> AdapterFailure:
+        """Drops an adapter. Logs the error once for all requests that wait; their own message names no folder."""
+        self._end(entry, AdapterState.FAILED)
+        log.warning("adapter %s can't be loaded: %s", entry.ref.digest, error)
+        return AdapterFailure.of(entry.ref, error)
 
     def _free(self, entry: AdapterEntry) -> None:
-        """Frees the adapter's pages."""
-        self._release_copy(entry)
+        self._end(entry, AdapterState.EVICTED)
+
+    def _end(self, entry: AdapterEntry, state: AdapterState) -> None:
+        """Frees what the adapter holds on host and device, and drops its record."""
+        self._release_copy(entry.end(state))
         self._writer.free(entry.pages, entry.fence)
         del self._entries[entry.ref.digest]
 
     def _evict_if_unwanted(self, entry: AdapterEntry) -> None:
         """Evicts an unwanted adapter that is neither used nor being copied."""
-        if entry.is_unwanted and not entry.refcount and entry.work is None:
+        if entry.is_unwanted and entry.is_evictable:
             self._free(entry)
             self._host.evict(entry.ref.digest)
 
@@ -225,8 +230,8 @@ class AdapterLoader:
     def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
         """Copies a staged adapter to free pages."""
         assert entry.copy is not None
-        entry.stage = Stage.COPYING
-        entry.pages, entry.work = self._writer.fill(needed, entry.copy.packed)
+        pages, work = self._writer.fill(needed, entry.copy.packed)
+        entry.begin_copy(pages, work)
 
     def _load_prefetched(self) -> None:
         """One at a time: a request's copy waits for no more than one of them."""
@@ -238,12 +243,13 @@ class AdapterLoader:
             if not is_possible or not self._make_room(needed, keep_pinned=True):
                 continue
             if (copy := self._host_cache.get(digest)) is not None:
-                entry = self._entries[digest] = self._prefetching = AdapterEntry(ref, copy=copy)
+                entry = self._entries[digest] = self._prefetching = AdapterEntry(ref)
+                entry.stage(copy)
                 self._copy(entry, needed)
 
     def _make_room(self, needed: dict[LoraGroup, int], *, keep_pinned: bool) -> bool:
         """Evicts unused adapters, pinned ones last, but none if even all of them were not enough."""
-        unused = [e for e in self._entries.values() if e.stage is Stage.RESIDENT and e.refcount == 0]
+        unused = [e for e in self._entries.values() if e.state is AdapterState.RESIDENT and e.refcount == 0]
         if keep_pinned:
             unused = [e for e in unused if not self._host_cache.is_pinned(e.ref.digest)]
         else:
@@ -257,9 +263,3 @@ class AdapterLoader:
                 break
             self._free(entry)
         return True
-
-
-def _failure(ref: AdapterRef, error: BaseException) -> AdapterFailure:
-    """Logs the error once for all requests that wait for the adapter. Their own message names no folder."""
-    log.warning("adapter %s can't be loaded: %s", ref.digest, error)
-    return AdapterFailure.of(ref, error)

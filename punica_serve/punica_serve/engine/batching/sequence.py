@@ -41,7 +41,7 @@ class Sequence:
     @property
     def digest(self) -> str | None:
         """Digest of the adapter; None runs the base model."""
-        return self.request.adapter.digest if self.request.adapter else None
+        return self.request.digest
 
     @property
     def sampling(self) -> SamplingParams:

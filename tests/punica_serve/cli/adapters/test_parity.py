@@ -84,7 +84,7 @@ def test_the_command_prints_a_table(cli: Cli, tmp_path: Path) -> None:
 def test_the_command_fails_beyond_the_tolerance(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     altered = with_alpha(tmp_path, "hex", 2)
 
-    def compare_with_altered(answers: list[EngineAnswer], model_folder: Path, _: Path) -> Any:
+    def compare_with_altered(answers: list[EngineAnswer], model_folder: Path, _: Path) -> list[Parity]:
         return compare(answers, model_folder, altered)
 
     monkeypatch.setattr(parity, "compare", compare_with_altered)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_fixtures import MakeAdapter
 from loader_harness import gate_reads, poll_until
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
@@ -20,7 +21,6 @@ from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 
 CPU = torch.device("cpu")
-MakeAdapter = Callable[..., AdapterRef]
 
 
 class _Harness:

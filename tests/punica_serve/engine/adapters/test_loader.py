@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine_fixtures import MakeAdapter, MakeHarness
 from loader_harness import LoaderHarness, gate_reads
 from pinned import can_be_pinned, is_read_in_place
 from punica_serve.adapters.adapter import Adapter
@@ -19,9 +20,6 @@ from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.protocol import AdapterRef
-
-MakeAdapter = Callable[..., AdapterRef]
-MakeHarness = Callable[..., LoaderHarness]
 
 
 def test_an_adapter_arrives_and_its_pages_hold_its_weights(

@@ -16,7 +16,7 @@ from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.host_cache import DiskCache
+from punica_serve.store.disk_cache import DiskCache
 from waits import DEADLINE_S
 
 MakeAdapter = Callable[[int], AdapterRef]
@@ -74,7 +74,7 @@ from pathlib import Path
 from random import Random
 import msgspec
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.host_cache import DiskCache
+from punica_serve.store.disk_cache import DiskCache
 
 async def main(folder, ref):
     cache = DiskCache(Path(folder), 1 << 30)

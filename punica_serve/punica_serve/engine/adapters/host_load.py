@@ -1,0 +1,161 @@
+"""The host loader's record of one load to host memory, and its states.
+
+   ┌───────────────────────┐
+   ▼                       ▼
+queued ◀──▶ fetching ◀──▶ reading ──▶ loaded
+
+Files that are on this host are not fetched. Files that were evicted from its disk before they were read are fetched
+again. Before each step, a prefetch is queued, and a load that a request waits for is not. Each step may fail, and all
+but ended loads are dropped when the adapter is evicted.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.errors.invariants import require
+from punica_serve.protocol import AdapterRef
+
+#: Fetches of one adapter: its folder may be evicted from the disk before it is read, but hardly so often.
+_MAX_FETCHES = 3
+
+
+class LoadState(Enum):
+    #: It waits for a slot, or for its loader to start it.
+    QUEUED = "queued"
+    #: Its files are fetched to this host's disk.
+    FETCHING = "fetching"
+    #: A thread reads its files into host memory.
+    READING = "reading"
+    LOADED = "loaded"
+    FAILED = "failed"
+    #: The adapter was evicted meanwhile.
+    DROPPED = "dropped"
+
+
+TRANSITIONS: dict[LoadState, frozenset[LoadState]] = {
+    LoadState.QUEUED: frozenset({LoadState.FETCHING, LoadState.READING, LoadState.DROPPED}),
+    LoadState.FETCHING: frozenset({LoadState.READING, LoadState.QUEUED, LoadState.FAILED, LoadState.DROPPED}),
+    LoadState.READING: frozenset(
+        {LoadState.FETCHING, LoadState.QUEUED, LoadState.LOADED, LoadState.FAILED, LoadState.DROPPED}
+    ),
+    LoadState.LOADED: frozenset(),
+    LoadState.FAILED: frozenset(),
+    LoadState.DROPPED: frozenset(),
+}
+
+#: In these states another thread or process works on it.
+_RUNNING = (LoadState.FETCHING, LoadState.READING)
+
+
+@dataclass(slots=True, eq=False)
+class HostLoad:
+    """An adapter on its way to host memory."""
+
+    ref: AdapterRef
+    #: It goes on to the device.
+    for_device: bool = False
+    state: LoadState = LoadState.QUEUED
+    #: A request waits for it.
+    is_needed: bool = False
+    #: It is dropped as soon as the step under way has ended.
+    is_unwanted: bool = False
+    #: The files of a remote adapter on this host.
+    folder: Path | None = None
+    num_fetches: int = 0
+    #: The step under way, while FETCHING or READING.
+    future: Future[Path] | Future[HostCopy] | None = None
+
+    @property
+    def needs_fetch(self) -> bool:
+        return self.folder is None and "://" in self.ref.uri
+
+    @property
+    def local_ref(self) -> AdapterRef:
+        """The adapter with the folder on this host."""
+        return self.ref if self.folder is None else replace(self.ref, uri=str(self.folder))
+
+    @property
+    def is_step_done(self) -> bool:
+        return self.future is not None and self.future.done()
+
+    @property
+    def may_fetch_again(self) -> bool:
+        return self.folder is not None and self.num_fetches < _MAX_FETCHES
+
+    # -------------------------------------------------------------- changes, which no other class makes
+
+    def need(self) -> None:
+        """A request waits for it."""
+        self.is_needed, self.is_unwanted = True, False
+
+    def want(self, *, for_device: bool) -> None:
+        """It is prefetched once more."""
+        self.is_unwanted = False
+        self.for_device |= for_device
+
+    def mark_unwanted(self) -> None:
+        self.is_unwanted = True
+
+    def begin_fetch(self, future: Future[Path]) -> None:
+        self._become(LoadState.FETCHING)
+        self.num_fetches += 1
+        self.future = future
+
+    def begin_read(self, future: Future[HostCopy]) -> None:
+        self._become(LoadState.READING)
+        self.future = future
+
+    def set_folder(self, folder: Path | None) -> None:
+        """Its files are in this folder, or were evicted from the disk."""
+        self.folder = folder
+
+    def requeue(self) -> None:
+        """Its next step waits for a slot."""
+        self._become(LoadState.QUEUED)
+        self.future = None
+
+    def end(self, state: LoadState) -> None:
+        self._become(state)
+        self.future = None
+
+    def _become(self, state: LoadState) -> None:
+        """Moves to another state. Raises InvariantBroken for what ``TRANSITIONS`` does not allow; changes nothing."""
+        require(
+            state in TRANSITIONS[self.state],
+            f"the load of adapter {self.ref.digest} is {self.state.value} and can't become {state.value}",
+        )
+        self.state = state
+
+
+class PrefetchQueue:
+    """Prefetches, first come, first served, a limited number at a time."""
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
+        self._running: set[str] = set()
+        self.waiting: dict[str, HostLoad] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._running) < self._max_running
+
+    def append(self, load: HostLoad) -> None:
+        self.waiting[load.ref.digest] = load
+
+    def remove(self, digest: str) -> HostLoad | None:
+        return self.waiting.pop(digest, None)
+
+    def take_next(self) -> HostLoad:
+        """The first of those that wait, which takes a slot until ``free_slot``."""
+        load = self.waiting.pop(next(iter(self.waiting)))
+        self._running.add(load.ref.digest)
+        return load
+
+    def free_slot(self, digest: str) -> None:
+        """Ignored for a load that has no slot here."""
+        self._running.discard(digest)
