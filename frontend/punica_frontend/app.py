@@ -5,6 +5,7 @@ import time
 from fastapi import APIRouter
 
 from punica_frontend.api.errors import install_error_handlers
+from punica_frontend.api_application import Api
 from punica_frontend.dashboard.pages import api_page, dashboard_page
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.fields.policy import FieldPolicy
@@ -20,7 +21,6 @@ from punica_frontend.openai.models import models_router
 from punica_frontend.openai.request_planner import RequestPlanner
 from punica_frontend.openai.routes import openai_router
 from punica_frontend.openai.tokenize import tokenize_router
-from punica_frontend.openapi_page import Api
 from punica_frontend.routes.adapters import adapters_router
 from punica_frontend.routes.cluster import cluster_router
 from punica_frontend.routes.deletions import deletions_router

@@ -4,12 +4,8 @@ Routes describe their own answers with ``api.response_docs``. This module adds w
 keys, body limits and connection limits.
 """
 
-import copy
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
-
-from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from punica_frontend.adapters.cards import (
     AdapterCard,
@@ -24,8 +20,6 @@ from punica_frontend.adapters.vllm_answers import VllmErrorBody
 from punica_frontend.api.response_docs import REF, refusals, struct_schemas
 from punica_frontend.api.schemas import ErrorBody
 from punica_frontend.generation.answers import DrainAnswer, Frame, GenerateAnswer, Health, Ready, VersionAnswer
-from punica_frontend.generation.request_ids import RequestIds
-from punica_frontend.http.cors import Cors
 from punica_frontend.openai.chat_answers import ChatChunk, ChatCompletion
 from punica_frontend.openai.completion_answers import Completion
 from punica_frontend.openai.model_cards import ModelCard, ModelList
@@ -80,53 +74,8 @@ _SECURITY_SCHEMES = {
 }
 
 
-class Api(FastAPI):
-    """A FastAPI application with a complete OpenAPI page."""
-
-    def __init__(
-        self,
-        *,
-        title: str,
-        version: str,
-        description: str,
-        needs_key: Callable[[], bool],
-        public_paths: Collection[str],
-        cors_origins: Collection[str],
-    ) -> None:
-        """``needs_key`` says whether callers need an API key now, except on ``public_paths``.
-
-        Pages of ``cors_origins`` may read answers.
-        """
-        # FastAPI's own pages load scripts from other hosts, so we serve /docs ourselves. Its slash redirects trust the
-        # Host header and lose bodies, so ``WithoutTrailingSlash`` handles such paths.
-        super().__init__(
-            title=title,
-            version=version,
-            description=description,
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
-        )
-        self._needs_key = needs_key
-        self._public_paths = public_paths
-        self._cors_origins = cors_origins
-        self._pages: dict[bool, dict[str, Any]] = {}
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Wraps Starlette's error handler too, so that even a 500 has a request id."""
-        stack = super().build_middleware_stack()
-        return RequestIds(Cors(stack, self._cors_origins) if self._cors_origins else stack)
-
-    def openapi(self) -> dict[str, Any]:
-        needs_key = self._needs_key()
-        if needs_key not in self._pages:
-            public_paths = self._public_paths if needs_key else None
-            self._pages[needs_key] = _completed(copy.deepcopy(super().openapi()), public_paths)
-        return self._pages[needs_key]
-
-
-def _completed(page: dict[str, Any], public_paths: Collection[str] | None) -> dict[str, Any]:
-    """Adds structs, security and common errors to a page. ``public_paths`` is None if no path needs a key."""
+def completed_page(page: dict[str, Any], public_paths: Collection[str] | None) -> dict[str, Any]:
+    """Adds structs, security and common errors to FastAPI's page. ``public_paths`` is None if no path needs a key."""
     components = page.setdefault("components", {})
     schemas = struct_schemas(STRUCTS) | components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shapes; our errors have another

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
-from punica_runner.link import Link
 from punica_runner.step_loop import StepLoop
+from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.process.memory_tuning import freeze_gc
@@ -20,7 +20,7 @@ IDLE_WAIT_S = 1.0
 
 
 def run(
-    config: EngineConfig, device: str, runner_id: str, index: int, link: Link, otlp_endpoint: str | None
+    config: EngineConfig, device: str, runner_id: str, index: int, link: SupervisorLink, otlp_endpoint: str | None
 ) -> NoReturn:
     """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected."""
     engine = _make_engine(config, device, link)
@@ -39,7 +39,7 @@ def run(
             engine.wait(IDLE_WAIT_S)
 
 
-def _make_engine(config: EngineConfig, device: str, link: Link) -> "Engine":
+def _make_engine(config: EngineConfig, device: str, link: SupervisorLink) -> "Engine":
     """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
     try:
         # Imported here, because it takes seconds: signals and the pipe's end are handled by now.

@@ -5,7 +5,7 @@ import time
 from typing import NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
-from punica_runner.link import Link
+from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
@@ -20,7 +20,9 @@ IDLE_WAIT_S = 1.0
 _MAX_LAG_S = 0.1
 
 
-def run(engine: EngineConfig, simulation: SimulationConfig, runner_id: str, index: int, link: Link) -> NoReturn:
+def run(
+    engine: EngineConfig, simulation: SimulationConfig, runner_id: str, index: int, link: SupervisorLink
+) -> NoReturn:
     """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
     info = simulated_gpu_info(engine, host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
     worker = SimulatedWorker(

@@ -108,7 +108,7 @@ class StepLoop:
             case Warm():
                 self._engine.prefetch(command.adapter, pin=command.pin)
             case Forget():
-                self._engine.forget(command.digest)
+                self._engine.evict(command.digest)
             case Reset():
                 self._reset(command.epoch)
             case _:
@@ -172,13 +172,13 @@ class StepLoop:
         tokens = output.tokens
         if self._spans:
             self._spans.got_tokens(token.request_id for token in tokens)
-        counters = tuple(self._assignments[token.request_id].counter for token in tokens)
+        assignments = tuple(self._assignments[token.request_id].counter for token in tokens)
         starved = tuple(self._assignments[request_id].counter for request_id in output.preempted)
         finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
         has_logprobs = any(token.logprobs is not None for token in tokens)
         return replace(
             self._report(),
-            counters=counters,
+            assignments=assignments,
             positions=tuple(token.position for token in tokens),
             token_ids=tuple(token.token_id for token in tokens),
             logprobs=tuple(token.logprobs for token in tokens) if has_logprobs else (),

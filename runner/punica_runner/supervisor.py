@@ -1,7 +1,7 @@
 """The host's main process: keeps one worker alive for each device, and connects them to the scheduler.
 
-It passes messages on without reading them. After any death or lost link both ends start from nothing: a restarted
-worker joins as an empty GPU, and a new link finds all workers reset. So nothing has to be reconciled.
+It decides nothing about requests. After any death or lost link both ends start from nothing: a restarted worker joins
+as an empty GPU, and a new link finds all workers reset. So nothing has to be reconciled.
 """
 
 import asyncio

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from punica_runner import engine_steps, simulated_steps
-from punica_runner.link import Link
 from punica_runner.pipes import WorkerPipe
+from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
@@ -36,7 +36,7 @@ def main() -> None:
     configure_logging(f"worker {options.index}", options.log_level, options.log_format)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
-    link = Link(pipe)
+    link = SupervisorLink(pipe)
     threading.Thread(target=_read, args=(link,), name="pipe-reader", daemon=True).start()
     try:
         _run(options, link)
@@ -78,7 +78,7 @@ def _terminate(*_: object) -> NoReturn:
     os._exit(0)
 
 
-def _read(link: Link) -> None:
+def _read(link: SupervisorLink) -> None:
     """The reader thread."""
     try:
         link.read()
@@ -91,7 +91,7 @@ def _read(link: Link) -> None:
     os._exit(1)
 
 
-def _run(options: argparse.Namespace, link: Link) -> NoReturn:
+def _run(options: argparse.Namespace, link: SupervisorLink) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
         simulated_steps.run(options.engine_config, options.simulation, options.runner_id, options.index, link)
     engine_steps.run(

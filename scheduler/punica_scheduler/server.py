@@ -122,7 +122,7 @@ class Server:
         sink: SpanSink | None = None,
     ) -> None:
         self._token = token
-        self._event_log_path = event_log_folder / f"scheduler-story-{incarnation}.txt"
+        self._event_log_path = event_log_folder / f"scheduler-events-{incarnation}.txt"
         self._on_advice = on_advice
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.
@@ -274,7 +274,7 @@ class Server:
             case WarmAdapter():
                 self.apply(events.WarmingRequested(frontend_id, message))
             case ForgetAdapter(digest=digest):
-                log.info("adapter %s is to be forgotten", digest)
+                log.info("adapter %s is to be evicted", digest)
                 self.apply(events.ForgettingRequested(frontend_id, message))
             case GetResidency(call_id, digests):
                 _send(channel, self._residency(call_id, digests))

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import Response
 
-from punica_frontend.openapi_page import Api
+from punica_frontend.api_application import Api
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def report(
         step=1,
         applied_seq=1,
         incarnation=1 << 60,
-        counters=counters,
+        assignments=counters,
         positions=positions,
         token_ids=token_ids,
         logprobs=logprobs,
@@ -77,7 +77,7 @@ def test_a_token_id_that_does_not_fit_32_bits_is_a_protocol_error(token_id: int)
 
 @pytest.mark.parametrize("columns", [((2,), (0, 9), (7, 8)), ((2, 3), (0, 9), (7,)), ((2, 3), (0, 9), (7, 8), (None,))])
 def test_columns_of_different_lengths_are_a_protocol_error(columns: Any) -> None:
-    names = ("counters", "positions", "token_ids", "logprobs")
+    names = ("assignments", "positions", "token_ids", "logprobs")
     fields = {**msgspec.structs.asdict(report((), (), ())), **dict(zip(names, columns, strict=False))}
     with pytest.raises(ProtocolError, match="not of one length"):
         Decoder(protocol.RunnerToScheduler)(msgspec.msgpack.encode(["StepReport", *fields.values()]))

@@ -113,7 +113,7 @@ def report(uuid: str, epoch: int, seq: int, counters: tuple[int, ...]) -> StepRe
         step=1,
         applied_seq=seq,
         incarnation=1,
-        counters=counters,
+        assignments=counters,
         positions=(0,) * len(counters),
         token_ids=(os.getpid(),) * len(counters),
         free_kv_pages=100,

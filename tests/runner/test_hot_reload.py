@@ -90,7 +90,7 @@ class _Worker:
                 self.cached |= set(report.came)
                 self.cached -= set(report.left)
             if isinstance(report, StepReport):
-                for counter in report.counters:
+                for counter in report.assignments:
                     self.num_tokens[counter] += 1
                 for counter, _ in report.finished:
                     del self.num_tokens[counter]

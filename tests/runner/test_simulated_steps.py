@@ -44,7 +44,7 @@ async def test_a_simulated_worker_runs_requests_in_a_process_of_its_own() -> Non
         while len(finished) < 2:
             report = await worker.receive()
             assert isinstance(report, StepReport)
-            for counter, position, token_id in zip(report.counters, report.positions, report.token_ids, strict=True):
+            for counter, position, token_id in zip(report.assignments, report.positions, report.token_ids, strict=True):
                 assert position == len(tokens[counter])
                 tokens[counter].append(token_id)
             finished |= dict(report.finished)
@@ -64,14 +64,14 @@ async def test_after_a_reset_reports_name_the_new_incarnation() -> None:
         run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker,
     ):
         worker.send(start(1, seed=7, max_tokens=1000))
-        while not (report := await worker.receive()).counters:  # type: ignore[union-attr]
+        while not (report := await worker.receive()).assignments:  # type: ignore[union-attr]
             pass
         worker.reset()
         worker.send(start(1, seed=7, max_tokens=1000, incarnation=2))
-        while not (report := await worker.receive()).counters:  # type: ignore[union-attr]
+        while not (report := await worker.receive()).assignments:  # type: ignore[union-attr]
             pass
     assert isinstance(report, StepReport)
-    assert (report.epoch, report.incarnation, report.counters, report.positions) == (1, 2, (1,), (0,))
+    assert (report.epoch, report.incarnation, report.assignments, report.positions) == (1, 2, (1,), (0,))
 
 
 async def test_a_simulated_gpu_must_be_given_a_size() -> None:

@@ -54,8 +54,8 @@ class ScriptedEngine:
     def prefetch(self, ref: AdapterRef, *, pin: bool | None) -> None:
         self.calls.append((f"warm {pin}", ref.digest))
 
-    def forget(self, digest: str) -> None:
-        self.calls.append(("forget", digest))
+    def evict(self, digest: str) -> None:
+        self.calls.append(("evict", digest))
 
     def check_invariants(self) -> None:
         self.calls.append(("check", ""))
@@ -120,7 +120,7 @@ def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngin
             step=1,
             applied_seq=2,
             incarnation=7,
-            counters=(2, 1),
+            assignments=(2, 1),
             positions=(0, 4),
             token_ids=(11, 12),
             free_kv_pages=9,
@@ -144,7 +144,7 @@ def test_a_start_is_acknowledged_before_it_runs(loop: StepLoop, engine: Scripted
     engine.outputs = [ran(("a", 0, 5))]
     (acknowledged,) = loop.apply([start(1)])
     assert isinstance(acknowledged, StepReport)
-    assert (acknowledged.applied_seq, acknowledged.counters) == (1, ())
+    assert (acknowledged.applied_seq, acknowledged.assignments) == (1, ())
     assert len(engine.outputs) == 1
 
 
@@ -167,7 +167,7 @@ def test_a_finished_assignment_is_reported_after_its_tokens_and_then_dropped(
 ) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     report = last_report(loop, start(1))
-    assert report.counters == (1,) and report.finished == ((1, "stop"),)
+    assert report.assignments == (1,) and report.finished == ((1, "stop"),)
     last_report(loop, stop(2, 1))
     assert ("cancel", "a") not in engine.calls, "the late stop reached nobody"
 
@@ -177,7 +177,7 @@ def test_a_request_that_starts_again_belongs_to_its_newest_assignment(loop: Step
     last_report(loop, start(1, "a"))
     report = last_report(loop, start(2, "a"), stop(3, 1))
     assert engine.calls == [("add", "a"), ("cancel", "a"), ("add", "a")]
-    assert report.counters == (2,)
+    assert report.assignments == (2,)
 
 
 def test_the_resident_adapters_are_reported_when_they_change(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -209,7 +209,7 @@ def test_failed_loads_are_reported_by_cause_before_the_step(loop: StepLoop, engi
     turn(loop, start(1, "a"), start(2, "b"), start(3, "c"))
     (failed, step), _ = turn(loop)
     assert failed == AssignmentsFailed("gpu", 0, 3, (assignment(1), assignment(2)), True, WireError.of(BAD))
-    assert isinstance(step, StepReport) and step.counters == (3,)
+    assert isinstance(step, StepReport) and step.assignments == (3,)
 
 
 def test_a_failed_load_tells_the_pages_that_came_back(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -224,7 +224,7 @@ def test_preempted_assignments_are_reported_and_stay(loop: StepLoop, engine: Scr
     engine.outputs = [StepOutput(), StepOutput(preempted=("a",)), ran(("a", 0, 5))]
     turn(loop, start(1, "a"))
     assert last_report(loop).starved == (1,)
-    assert last_report(loop).counters == (1,)
+    assert last_report(loop).assignments == (1,)
 
 
 def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -260,13 +260,13 @@ def test_after_a_reset_reports_name_the_new_incarnation(loop: StepLoop, engine: 
     assert last_report(loop, start(1)).incarnation == 7
     again = StartRequest("gpu", 1, AssignmentId(8, 1), Request("a", 0, (1,), SamplingParams()))
     report = last_report(loop, Reset(1), again)
-    assert (report.epoch, report.incarnation, report.counters) == (1, 8, (1,))
+    assert (report.epoch, report.incarnation, report.assignments) == (1, 8, (1,))
 
 
-def test_warm_and_forget_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_prefetches_and_evictions_reach_the_engine(loop: StepLoop, engine: ScriptedEngine) -> None:
     ref = AdapterRef("d1", "s3://bucket/d1", 100, {"q_proj": 8})
     turn(loop, Warm("gpu", ref), Warm("gpu", ref, pin=True), Forget("d1"))
-    assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("forget", "d1")]
+    assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("evict", "d1")]
     assert last_report(loop, stop(5, 1)).applied_seq == 5
 
 
@@ -279,7 +279,7 @@ def test_changes_of_host_memory_are_reported_once(loop: StepLoop, engine: Script
     cache(engine, "d2")
     assert turn(loop) == ([AdaptersCached("gpu", ("d1", "d2"), ())], False)
     assert turn(loop) == ([], False)
-    engine.host_cache.forget("d1")
+    engine.host_cache.evict("d1")
     assert turn(loop) == ([AdaptersCached("gpu", (), ("d1",))], False)
 
 
@@ -287,7 +287,7 @@ def test_after_a_reset_all_of_host_memory_is_reported_again(loop: StepLoop, engi
     for digest in ("d1", "d2", "d3"):
         cache(engine, digest)
     turn(loop)
-    engine.host_cache.forget("d2")
+    engine.host_cache.evict("d2")
     reports, _ = turn(loop, Reset(1))
     # The scheduler may hear only now, after the GPU has joined again, that d2 had been added.
     assert reports[1:] == [AdaptersCached("gpu", ("d1", "d3"), ("d2",))]

@@ -26,7 +26,7 @@ def streams(model: Path, num_kv_pages: int) -> tuple[dict[int, list[int]], list[
         for report in told:
             assert isinstance(report, StepReport)
             reports.append(report)
-            for counter, position, token_id in zip(report.counters, report.positions, report.token_ids, strict=True):
+            for counter, position, token_id in zip(report.assignments, report.positions, report.token_ids, strict=True):
                 assert position == len(tokens[counter])
                 tokens[counter].append(token_id)
     engine.close()
@@ -38,6 +38,6 @@ def test_the_newest_is_left_out_of_a_step_that_lacks_a_page_and_the_worker_says_
     tokens, reports = streams(tiny_llama, num_kv_pages=10)
     starved = [report for report in reports if report.starved]
     assert starved and starved[0].starved == (3,), "the newest goes first"
-    assert all(not set(report.starved) & set(report.counters) for report in starved)
+    assert all(not set(report.starved) & set(report.assignments) for report in starved)
     assert tokens == plenty, "and it goes on where it was once there is room"
     assert reports[-1].free_kv_pages == 10

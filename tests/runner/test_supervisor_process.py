@@ -67,4 +67,4 @@ async def test_a_supervisor_that_was_stopped_starts_over_with_its_worker_reset(
         await until(lambda: scheduler.all(StepReport))
     assert len(scheduler.hellos) == 2 and isinstance(scheduler.heard[0], GpuJoined)
     first = scheduler.all(StepReport)[0]
-    assert first.epoch > 1 and first.applied_seq == 0 and not first.counters
+    assert first.epoch > 1 and first.applied_seq == 0 and not first.assignments

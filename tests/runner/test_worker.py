@@ -67,7 +67,7 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(make_llama: C
                 refusal = report.error.message
                 assert report.assignments == (AssignmentId(1, 4),) and report.permanent
                 continue
-            for counter, position, token_id in zip(report.counters, report.positions, report.token_ids, strict=True):
+            for counter, position, token_id in zip(report.assignments, report.positions, report.token_ids, strict=True):
                 assert position == len(tokens[counter])
                 tokens[counter].append(token_id)
             finished |= dict(report.finished)

@@ -44,7 +44,7 @@ async def test_a_ready_worker_reports_what_its_commands_do(fake_worker: FakeWork
         assert worker.gpu.uuid == "CPU-x"
         worker.send(start(1))
         report = await next_report(worker)
-        assert (report.gpu_uuid, report.applied_seq, report.counters) == ("CPU-x", 1, (1,))
+        assert (report.gpu_uuid, report.applied_seq, report.assignments) == ("CPU-x", 1, (1,))
 
 
 async def test_the_end_of_the_context_stops_the_process(fake_worker: FakeWorker) -> None:

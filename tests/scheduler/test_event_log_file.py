@@ -7,7 +7,7 @@ from punica_scheduler.event_log_file import write_event_log
 
 
 def test_a_story_is_written_entry_by_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "folder" / "story.txt"
+    path = tmp_path / "folder" / "events.txt"
     write_event_log(["a\nb", 7], path)
     assert path.read_text() == "'a\\nb'\n7\n"
     assert str(path) in caplog.text
@@ -15,11 +15,11 @@ def test_a_story_is_written_entry_by_entry(tmp_path: Path, caplog: pytest.LogCap
 
 @pytest.mark.usefixtures("any_umask")
 def test_a_story_holds_prompts_and_is_nobody_elses_to_read(tmp_path: Path) -> None:
-    write_event_log([7], tmp_path / "new/folder/story.txt")
+    write_event_log([7], tmp_path / "new/folder/events.txt")
     assert not others_may(tmp_path / "new")
 
 
 def test_a_folder_that_can_t_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    write_event_log([], tmp_path / "file" / "story.txt")
+    write_event_log([], tmp_path / "file" / "events.txt")
     assert "can't be written" in caplog.text

@@ -307,7 +307,7 @@ async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_story(
     monkeypatch.setattr(Scheduler, "handle", handle)
     with pytest.raises(RuntimeError, match="the state are wrong"):
         await asyncio.wait_for(server.serve(config().model_copy(update={"data_folder": tmp_path}), TOKEN), DEADLINE_S)
-    assert len(list(tmp_path.glob("scheduler-story-*.txt"))) == 1  # noqa: ASYNC240
+    assert len(list(tmp_path.glob("scheduler-events-*.txt"))) == 1  # noqa: ASYNC240
 
 
 async def test_a_frontend_drains_a_gpu_and_takes_it_back(peers: Peers) -> None:
@@ -354,7 +354,7 @@ async def test_a_runner_that_leaves_on_purpose_is_no_warning(
     assert left.levelno == (logging.INFO if on_purpose else logging.WARNING)
 
 
-async def test_adapters_are_warmed_found_and_forgotten(peers: Peers) -> None:
+async def test_adapters_are_warmed_found_and_evicted(peers: Peers) -> None:
     frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
     await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
     adapter = AdapterRef("x", "/adapters/x", 1, {"q_proj": 8})

@@ -75,7 +75,7 @@ class EchoCluster:
         self.placed: list[PlacedRequest] = []
         #: How often it was asked for its past.
         self.num_histories = 0
-        #: Digests of adapters that stay resident though they are to be forgotten.
+        #: Digests of adapters that stay resident though they are to be evicted.
         self.in_use: set[str] = set()
         self._answering: dict[int, asyncio.Task[None]] = {}
 

@@ -77,7 +77,7 @@ class Worker:
             step=self.num_steps,
             applied_seq=self.applied_seq,
             incarnation=self.incarnation,
-            counters=tuple(positions),
+            assignments=tuple(positions),
             positions=tuple(positions.values()),
             token_ids=tuple(token_ids),
             finished=tuple(finished.items()),

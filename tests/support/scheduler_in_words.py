@@ -246,7 +246,7 @@ class Cluster:
             step=self.num_steps,
             applied_seq=applied_seq,
             incarnation=incarnation,
-            counters=tuple(counter for counter, _ in rows),
+            assignments=tuple(counter for counter, _ in rows),
             positions=tuple(position for _, position in rows),
             token_ids=tuple(100 + position for _, position in rows),
             logprobs=logprobs,

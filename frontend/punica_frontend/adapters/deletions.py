@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_serve.errors import StoreUnavailable
-from punica_serve.registry.records import Forgotten
+from punica_serve.registry.records import UnusedFiles
 from punica_serve.registry.registry import Registry
 from punica_serve.store.adapter_store import AdapterStore
 
@@ -30,31 +30,31 @@ class Deletions:
         self._client = client
         self._by = by
 
-    async def step(self) -> Mapping[str, Forgotten]:
+    async def step(self) -> Mapping[str, UnusedFiles]:
         """Returns the deletions that are still incomplete, by digest.
 
         Raises ClusterUnavailable and RegistryUnavailable.
 
         If an adapter of the config file has the same bytes, only the store's copy is deleted, once no request reads it.
         """
-        forgotten = dict(await self._registry.forgotten())
-        if not forgotten:
+        unused = dict(await self._registry.unused_files())
+        if not unused:
             return {}
-        # Read after ``forgotten``, so that an adapter that was just deleted does not count as served by the config
+        # Read after ``unused``, so that an adapter that was just deleted does not count as served by the config
         # file.
         served = (await self._registry.refresh()).digests()
         needed = set()
-        for where in await self._client.residency(tuple(forgotten)):
+        for where in await self._client.residency(tuple(unused)):
             if where.digest not in served:
                 needed.add(where.digest)
                 await self._client.evict(where.digest)
             elif where.num_live:
                 needed.add(where.digest)
         now_s = time.time()
-        unneeded = [digest for digest in forgotten.keys() - needed if now_s - forgotten[digest].since_s > GRACE_S]
+        unneeded = [digest for digest in unused.keys() - needed if now_s - unused[digest].since_s > GRACE_S]
         for digest in await self._remove_files_of(unneeded):
-            del forgotten[digest]
-        return forgotten
+            del unused[digest]
+        return unused
 
     async def _remove_files_of(self, digests: list[str]) -> list[str]:
         """Returns the digests whose files were removed. Stops at the first failure: each may take the store's timeout.
@@ -76,5 +76,5 @@ class Deletions:
         if not await self._registry.claim_files(digest, self._by):
             return False
         await self._store.delete(digest)
-        await self._registry.mark_forgotten(digest, self._by)
+        await self._registry.record_files_removed(digest, self._by)
         return True

@@ -45,7 +45,7 @@ class AdapterGarbageCollector:
         """Removes files orphaned for GRACE_S from the store, and leftovers of dead frontends on this host."""
         await self._staging.clean()
         stored = await self._store.digests()
-        named = (await self._registry.refresh()).stored_digests() | (await self._registry.forgotten()).keys()
+        named = (await self._registry.refresh()).stored_digests() | (await self._registry.unused_files()).keys()
         now_s = time.monotonic()
         self._orphaned_s = {digest: self._orphaned_s.get(digest, now_s) for digest in stored - named}
         for digest, since_s in self._orphaned_s.items():

@@ -119,4 +119,5 @@ def _copy(plan: RequestPlan, offset: int) -> RequestPlan:
     assert request.sampling.seed is not None
     sampling = msgspec.structs.replace(request.sampling, seed=(request.sampling.seed + offset) % _NUM_SEEDS)
     request_id = cluster_request_id()
-    return replace(plan, request=msgspec.structs.replace(request, request_id=request_id, sampling=sampling))
+    request = msgspec.structs.replace(request, request_id=request_id, sampling=sampling)
+    return replace(plan, request=request, answer_id=request_id)

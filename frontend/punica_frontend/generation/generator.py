@@ -62,6 +62,7 @@ class _RequestSummary:
     """The facts that are logged and traced at a request's end."""
 
     request: Request
+    answer_id: str
     adapter: str
     metrics: RequestMetrics
     span: Span | None
@@ -193,7 +194,7 @@ class Generator:
             self.metrics.ended_in_cluster(ending)
 
         request, span = self._spans.begin(plan.request, adapter) if self._spans else (plan.request, None)
-        summary = _RequestSummary(request, adapter, metrics, span)
+        summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span)
         try:
             live = await self._client.start(request, self.quota(plan.caller), on_ready, backlog, account)
         except BaseException as error:
@@ -233,7 +234,7 @@ class Generator:
 
     def _report_end(self, summary: "_RequestSummary") -> None:
         if self._logs_requests:
-            log_end(summary.request, summary.adapter, summary.metrics, time.monotonic())
+            log_end(summary.request, summary.answer_id, summary.adapter, summary.metrics, time.monotonic())
         if self._spans and summary.span:
             self._spans.end(summary.span, summary.metrics)
 

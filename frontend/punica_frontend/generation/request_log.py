@@ -15,11 +15,12 @@ def log_added(request: Request, adapter: str) -> None:
         log.debug("request added", extra=fields)
 
 
-def log_end(request: Request, adapter: str, metrics: RequestMetrics, now_s: float) -> None:
-    """Logs a request's outcome, tokens and latencies."""
+def log_end(request: Request, answer_id: str, adapter: str, metrics: RequestMetrics, now_s: float) -> None:
+    """Logs a request's outcome, tokens and latencies, and the client's own id if it gave one."""
     if log.isEnabledFor(logging.INFO):
         fields = about(
             request_id=request.request_id,
+            answer_id=answer_id if answer_id != request.request_id else None,
             tenant=request.tenant,
             adapter=adapter,
             outcome=metrics.outcome,

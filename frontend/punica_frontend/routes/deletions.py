@@ -63,8 +63,8 @@ def deletions_router(registry: Registry, client: SchedulerClient, reconciler: Ad
         caller = caller_of(request)
         if users := _users_of(registry, caller, digest):
             raise AdapterNotFound(f"these bytes are not deleted: {', '.join(users)} has them", param="digest")
-        forgotten = (await registry.forgotten()).get(digest)
-        if forgotten is not None and (caller.is_admin or caller.tenant_id in forgotten.tenant_ids):
+        unused = (await registry.unused_files()).get(digest)
+        if unused is not None and (caller.is_admin or caller.tenant_id in unused.tenant_ids):
             return await _answer_of(client, digest, is_gone=False)
         owners = await registry.past_owners(digest)
         if not (owners if caller.is_admin else caller.tenant_id in owners):

@@ -15,7 +15,7 @@ from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 
 _EXAMPLE = {
-    "request_id": "gen-7e1f0cd3b2a94f5e8a6d1c0b9f8e7d6c",
+    "request_id": "7e1f0cd3b2a94f5e8a6d1c0b9f8e7d6c-9b2f0c55d1e3a874",
     "lora_id": "roman",
     "text": "XLII",
     "token_ids": [60, 48, 45, 45, 2],

@@ -1,6 +1,7 @@
 """The two formats of a websocket's answers: the native one, and OpenAI's chunks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -119,7 +120,7 @@ class OpenAiShape:
             self._choices = await self._planner.completion(body, caller)
         self._ignored_fields = self._choices.ignored_fields
         self._chunks = self._chunks_of(self._frame, self._choices)
-        return self._choices.plans
+        return [replace(plan, answer_id=self._frame.request_id) for plan in self._choices.plans]
 
     def frames(self, index: int, frame: Frame, *, num_tokens: int, is_last: bool) -> Sequence[ServerFrame]:
         assert self._choices is not None and self._chunks is not None

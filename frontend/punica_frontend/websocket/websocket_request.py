@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 class WebSocketRequest:
     """Waits in the socket's write queue, at most once, while it has a frame to send."""
 
-    def __init__(self, request_id: str, shape: Shape, enqueue: Callable[["WebSocketRequest"], None]) -> None:
-        """``enqueue`` appends it to the write queue."""
-        self.request_id = request_id
+    def __init__(self, answer_id: str, shape: Shape, enqueue: Callable[["WebSocketRequest"], None]) -> None:
+        """``answer_id`` is the client's id. ``enqueue`` appends it to the write queue."""
+        self.answer_id = answer_id
         #: The task that starts its streams. Until it ends, not all of them have begun.
         self.starting: asyncio.Task[None] | None = None
         #: Whether its last frame has been taken.
@@ -108,6 +108,6 @@ class WebSocketRequest:
 
     def _end(self, reason: FinishReason, error: Exception | None = None) -> ServerFrame:
         if error and not isinstance(error, PunicaError):
-            log.error("request %r of a websocket failed", self.request_id, exc_info=error)
+            log.error("request %r of a websocket failed", self.answer_id, exc_info=error)
         num_prompt_tokens = self._streams[0].num_prompt_tokens if self._streams else 0
         return self._shape.end(reason, error, num_prompt_tokens=num_prompt_tokens, num_tokens=self._num_tokens)

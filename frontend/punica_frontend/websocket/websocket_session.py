@@ -72,7 +72,7 @@ class WebSocketSession:
         self._generator = generator
         self._shapes = shapes
         self._max_frame_bytes = max_frame_bytes
-        #: Running requests by the client's ids, until their last frames are taken.
+        #: Running requests by answer_id, until their last frames are taken.
         self._live: dict[str, WebSocketRequest] = {}
         self._backlog = Backlog()
         self._queue: deque[WebSocketRequest | ServerFrame] = deque()
@@ -106,8 +106,8 @@ class WebSocketSession:
 
     async def _send_next(self, request: WebSocketRequest) -> None:
         frames = request.next_frames()
-        if request.is_over and self._live.get(request.request_id) is request:
-            del self._live[request.request_id]
+        if request.is_over and self._live.get(request.answer_id) is request:
+            del self._live[request.answer_id]
         try:
             for frame in frames:
                 await self._send_frame(frame)

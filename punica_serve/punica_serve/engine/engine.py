@@ -142,9 +142,9 @@ class Engine:
         self._loader.prefetch(ref, pin=pin)
         self._work.set()
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Frees an adapter's memory once no request uses it. A later request simply reloads it."""
-        self._loader.forget(digest)
+        self._loader.evict(digest)
 
     def step(self) -> StepOutput:
         """Launches one invocation over all requests that can run, and returns the results of the newest that ended."""

@@ -21,6 +21,8 @@ from punica_serve.protocol import Request
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
+#: Characters that end a field's value: a client's words could pass for a field of ours.
+_AMBIGUOUS = re.compile(r'[\s"=]')
 #: Characters that end a line or move a terminal's cursor: a client's words could pass for a line of ours.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -84,7 +86,7 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s {process} %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        fields = (f"{name}={value}" for name, value in _fields(record).items())
+        fields = (f"{name}={_quoted(value)}" for name, value in _fields(record).items())
         return _CONTROL.sub(_escaped, " ".join([super().formatMessage(record), *fields]))
 
 
@@ -107,6 +109,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def _quoted(value: object) -> object:
+    """A value that could pass for several fields is quoted: clients choose some."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and _AMBIGUOUS.search(value) else value
 
 
 def _escaped(control: re.Match[str]) -> str:

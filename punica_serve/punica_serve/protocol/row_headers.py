@@ -14,7 +14,7 @@ class RowHeaderEncoder:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._counters: tuple[int, ...] = ()
+        self._assignments: tuple[int, ...] = ()
         #: Positions of the next report, if it repeats the rows.
         self._positions: tuple[int, ...] = ()
         self._num_repeats = 0
@@ -23,19 +23,19 @@ class RowHeaderEncoder:
         """The report to send for one with full row headers: without them if it repeats the rows sent last."""
         if not report.token_ids:
             return report
-        rows = (report.epoch, report.counters, report.positions)
-        is_repeat = rows == (self._epoch, self._counters, self._positions)
-        self._epoch, self._counters = report.epoch, report.counters
+        rows = (report.epoch, report.assignments, report.positions)
+        is_repeat = rows == (self._epoch, self._assignments, self._positions)
+        self._epoch, self._assignments = report.epoch, report.assignments
         self._positions = tuple([position + 1 for position in report.positions])
         self._num_repeats = self._num_repeats + 1 if is_repeat else 0
-        return replace(report, counters=(), positions=(), num_repeats=self._num_repeats) if is_repeat else report
+        return replace(report, assignments=(), positions=(), num_repeats=self._num_repeats) if is_repeat else report
 
 
 def with_row_headers(report: StepReport, newest_full: StepReport | None) -> StepReport | None:
     """The report with full row headers, from the newest report that had them. None if the two don't match."""
     if not report.num_repeats:
         return report
-    if newest_full is None or len(newest_full.counters) != len(report.token_ids):
+    if newest_full is None or len(newest_full.assignments) != len(report.token_ids):
         return None
     positions = tuple([position + report.num_repeats for position in newest_full.positions])
-    return replace(report, counters=newest_full.counters, positions=positions, num_repeats=0)
+    return replace(report, assignments=newest_full.assignments, positions=positions, num_repeats=0)

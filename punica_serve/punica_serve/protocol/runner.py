@@ -58,7 +58,8 @@ class StepReport(Message, frozen=True, kw_only=True):
     applied_seq: int
     #: The incarnation of all assignments in this report; 0 from a worker that has never had one.
     incarnation: int = 0
-    counters: tuple[int, ...] = ()
+    #: Counters of the assignments, one for each row.
+    assignments: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     token_ids: tuple[TokenId, ...] = ()
     #: Empty if no row has any.
@@ -76,14 +77,14 @@ class StepReport(Message, frozen=True, kw_only=True):
     duration_s: float
     #: Digests of the adapters in the LoRA pool; None if unchanged since the last report.
     resident: tuple[str, ...] | None = None
-    #: 0: the report has full row headers, ``counters`` and ``positions``. n: this is the n-th report with tokens after
-    #: the one that had them, with the same rows, each n positions further.
+    #: 0: the report has full row headers, ``assignments`` and ``positions``. n: this is the n-th report with tokens
+    #: after the one that had them, with the same rows, each n positions further.
     num_repeats: int = 0
 
     def __post_init__(self) -> None:
         if not self.num_repeats:
-            check_columns(self.counters, self.positions, self.token_ids, self.logprobs)
-        elif self.counters or self.positions or (self.logprobs and len(self.logprobs) != len(self.token_ids)):
+            check_columns(self.assignments, self.positions, self.token_ids, self.logprobs)
+        elif self.assignments or self.positions or (self.logprobs and len(self.logprobs) != len(self.token_ids)):
             raise ValueError("the columns of a report without row headers are not of one length")
 
 
@@ -172,7 +173,7 @@ class AdapterFetched(Message, frozen=True):
     """The answer to a FetchAdapter: exactly one of ``folder`` and ``error`` is set."""
 
     digest: str
-    #: The folder on this host's disk. It stays until the worker ends, or until a Forget.
+    #: The folder on this host's disk. It may be evicted at any time; the worker then fetches it again.
     folder: str | None = None
     error: WireError | None = None
     #: A retry would fail too, here or on another host.

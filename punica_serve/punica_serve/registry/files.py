@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.errors import Conflict
 from punica_serve.registry.change import Change, upsert
-from punica_serve.registry.records import Forgotten
+from punica_serve.registry.records import UnusedFiles
 from punica_serve.registry.tables import adapters, files, keeps
 
 #: Time limit of a registration, from storing the files to registering.
@@ -69,20 +69,20 @@ async def claim_files(change: Change, digest: str, by: str) -> bool:
     return True
 
 
-async def forget_files(change: Change, digest: str, by: str) -> None:
+async def record_removed(change: Change, digest: str, by: str) -> None:
     """Records that the files were removed. Does nothing if another process has claimed them since."""
     await change.connection.execute(delete(files).where(files.c.digest == digest, files.c.claimed_by == by))
 
 
-async def unused_files(connection: AsyncConnection, now_s: float) -> dict[str, Forgotten]:
+async def unused_files(connection: AsyncConnection, now_s: float) -> dict[str, UnusedFiles]:
     """The digests that no adapter or registration uses, and whose files may still exist."""
     digest = files.c.digest
     unused = select(digest, files.c.used_s, adapters.c.tenant_id).outerjoin(adapters, adapters.c.digest == digest)
-    found: dict[str, Forgotten] = {}
+    found: dict[str, UnusedFiles] = {}
     for row in await connection.execute(unused.where(~_served(digest), ~_kept(digest, now_s))):
         owners = frozenset() if row.tenant_id is None else frozenset({row.tenant_id})
         before = found.get(row.digest)
-        found[row.digest] = Forgotten(row.used_s, owners | before.tenant_ids if before else owners)
+        found[row.digest] = UnusedFiles(row.used_s, owners | before.tenant_ids if before else owners)
     return found
 
 

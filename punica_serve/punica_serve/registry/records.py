@@ -80,7 +80,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class UnusedFiles:
     """Files that no adapter uses any more, and that may still be in the store and in caches."""
 
     since_s: float

@@ -19,7 +19,7 @@ from punica_serve.registry.follower import Follower
 from punica_serve.registry.migrate import migrate
 from punica_serve.registry.names import full_name, is_tenant_id
 from punica_serve.registry.reading import versions_of
-from punica_serve.registry.records import AdapterVersion, ApiKey, AuditEntry, Forgotten, Grant, Role, Tenant, Usage
+from punica_serve.registry.records import AdapterVersion, ApiKey, AuditEntry, Grant, Role, Tenant, UnusedFiles, Usage
 from punica_serve.registry.snapshot import RegistrySnapshot, SharedAdapters
 from punica_serve.registry.tenant_changes import Terms
 
@@ -192,7 +192,7 @@ class Registry:
                 async with self._change(_NOBODY, is_seen=False) as change:
                     await files.release_files(change, keep_id)
 
-    async def forgotten(self) -> Mapping[str, Forgotten]:
+    async def unused_files(self) -> Mapping[str, UnusedFiles]:
         """The digests that no adapter uses any more, and that may still have files somewhere.
 
         An adapter of the config file may have one of them, since it needs no files in the store.
@@ -214,10 +214,10 @@ class Registry:
         async with self._change(by, is_seen=False) as change:
             return await files.claim_files(change, digest, by)
 
-    async def mark_forgotten(self, digest: str, by: str) -> None:
+    async def record_files_removed(self, digest: str, by: str) -> None:
         """Records that the files claimed by ``by`` are gone."""
         async with self._change(by, is_seen=False) as change:
-            await files.forget_files(change, digest, by)
+            await files.record_removed(change, digest, by)
 
     # -- tenants and keys, by name
 

@@ -186,7 +186,7 @@ class SimulatedWorker:
             step=self._num_steps,
             applied_seq=self._applied_seq,
             incarnation=self._incarnation,
-            counters=step.keys,
+            assignments=step.keys,
             positions=step.positions,
             token_ids=step.token_ids,
             finished=step.finished,

@@ -100,17 +100,17 @@ class Adapters:
         self._unwanted.discard(digest)
         return [gpus[uuid] for uuid in sorted(uuids or gpus)]
 
-    def forget(self, digest: str) -> None:
-        """Marks it for eviction; ``take_forgettable`` returns it once nobody uses it."""
+    def evict(self, digest: str) -> None:
+        """Marks it for eviction; ``take_evictable`` returns it once nobody uses it."""
         self._unwanted.add(digest)
 
-    def take_forgettable(self) -> list[str]:
+    def take_evictable(self) -> list[str]:
         """Adapters marked for eviction that nobody uses; each once."""
         if not self._unwanted:
             return []
-        forgettable = sorted(self._unwanted - self.num_live.keys())
-        self._unwanted.difference_update(forgettable)
-        return forgettable
+        evictable = sorted(self._unwanted - self.num_live.keys())
+        self._unwanted.difference_update(evictable)
+        return evictable
 
     def check_invariants(self, digests: Iterable[str | None]) -> None:
         """Against the adapters of all live requests. AssertionError is a bug of ours."""

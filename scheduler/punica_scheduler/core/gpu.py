@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from punica_scheduler.core.batch import Batch
 from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.core.page_account import PageAccount
+from punica_scheduler.core.repeated_rows import RepeatedRows
 from punica_scheduler.core.request import LoraPages, RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import (
@@ -43,7 +43,7 @@ class GpuRecord:
     #: The newest report with full row headers; see ``protocol.row_headers``.
     newest_full_report: StepReport | None = None
     #: The requests of the newest report with tokens, while they are all here.
-    batch: Batch | None = None
+    repeated_rows: RepeatedRows | None = None
     #: Pages that the working set needs STEPS_AHEAD steps from now.
     num_pages_ahead: int = 0
     #: Tokens for which a new request would find pages: free by accounting, and not needed by the working set.
@@ -163,7 +163,7 @@ class GpuRecord:
 
     def remove(self, assignment: AssignmentId, now_ns: int) -> None:
         """Takes a request out of the working set."""
-        self.end_batch()
+        self.end_repeated_rows()
         record = self.working_set.pop(assignment.counter)
         self.num_pages_ahead -= self.pages_ahead_of(record)
         self.num_users[record.digest] -= 1
@@ -177,27 +177,27 @@ class GpuRecord:
             self.idle_since_ns = now_ns
         self._update_room()
 
-    def begin_batch(self, report: StepReport, num_repeats: int) -> Batch | None:
-        """The batch that a report with names begins; ``num_repeats`` is what it came with.
+    def begin_repeated_rows(self, report: StepReport, num_repeats: int) -> RepeatedRows | None:
+        """The rows of a report with row headers, which later ones may repeat. ``num_repeats`` is what it came with.
 
-        None, unless its rows are different requests at their next positions.
+        None, unless they are different requests at their next positions.
         """
-        self.end_batch()
-        counters = report.counters
+        self.end_repeated_rows()
+        counters = report.assignments
         records = [record for record in map(self.working_set.get, counters) if record is not None]
         positions = tuple([len(record.generated_ids) for record in records])
         if len(records) == len(set(counters)) and positions == report.positions:
-            batch = Batch(positions, records, num_repeats, self.info.page_size)
-            if batch.max_steps > 0:
-                batch.begin()
-                self.batch = batch
-        return self.batch
+            rows = RepeatedRows(positions, records, num_repeats, self.info.page_size)
+            if rows.max_steps > 0:
+                rows.begin()
+                self.repeated_rows = rows
+        return self.repeated_rows
 
-    def end_batch(self) -> None:
+    def end_repeated_rows(self) -> None:
         """The next report will be of other requests."""
-        if self.batch is not None:
-            self.batch.end()
-            self.batch = None
+        if self.repeated_rows is not None:
+            self.repeated_rows.end()
+            self.repeated_rows = None
 
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:
         """Tokens of a report were accepted."""
@@ -231,15 +231,14 @@ class GpuRecord:
         """Audits the sums. AssertionError is a bug of ours."""
         self.kv_pages.check_invariants()
         records = list(self.working_set.values())
-        in_batch = [record for record in records if record.batch is not None]
-        if self.batch is not None:
-            require(all(record.batch is self.batch for record in in_batch), f"two batches on {self.uuid}")
+        rows = self.repeated_rows
+        repeated = [record for record in records if record.repeated_rows is not None]
+        if rows is not None:
+            require(all(record.repeated_rows is rows for record in repeated), f"rows of another GPU on {self.uuid}")
             assert self.newest_full_report is not None, self.uuid
-            require(
-                self.batch.records == [self.working_set[counter] for counter in self.newest_full_report.counters],
-                self.uuid,
-            )
-        require(len(in_batch) == (len(self.batch.records) if self.batch else 0), f"the batch of {self.uuid}")
+            named = [self.working_set[counter] for counter in self.newest_full_report.assignments]
+            require(rows.records == named, self.uuid)
+        require(len(repeated) == (len(rows.records) if rows else 0), f"the repeated rows of {self.uuid}")
         require(self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}")
         num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_ahead)
         require(self.room == num_free_pages * self.info.page_size, f"room of {self.uuid}")

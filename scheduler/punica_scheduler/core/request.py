@@ -21,7 +21,7 @@ from punica_serve.errors.invariants import require
 from punica_serve.protocol import AssignmentId, LoraGroup, Request
 
 if TYPE_CHECKING:
-    from punica_scheduler.core.batch import Batch
+    from punica_scheduler.core.repeated_rows import RepeatedRows
 
 #: For arrays of token ids, which take a ninth of a list's memory.
 TOKEN_TYPE = "I"
@@ -105,7 +105,7 @@ class RequestRecord:
     handle: int
     #: As it arrived.
     request: Request
-    #: All tokens generated, including those it arrived with. Tokens that its ``batch`` holds are added later.
+    #: All tokens generated, including those it arrived with. Those that its ``repeated_rows`` hold are added later.
     generated_ids: "array[int]"
     #: Pages of the LoRA pool that its adapter takes, in each group.
     lora_pages: LoraPages
@@ -113,8 +113,8 @@ class RequestRecord:
     #: Since when it is here, and since when it waits, by the scheduler's clock.
     admitted_ns: int = 0
     queued_ns: int = 0
-    #: Its GPU's batch, while each of the GPU's steps gives it a token.
-    batch: "Batch | None" = None
+    #: Those of its GPU, while each of the GPU's steps gives it a token.
+    repeated_rows: "RepeatedRows | None" = None
     assignment: AssignmentId | None = None
     gpu_uuid: str | None = None
     #: Where it was placed last, also while it waits.
@@ -137,7 +137,7 @@ class RequestRecord:
     was_consolidated: bool = False
     #: Weighted tokens that its tenant was charged for it; see ``vtc_queue``.
     num_charged: int = 0
-    #: GPU time: its share of each step's rows. The share that its ``batch`` counts is added later.
+    #: GPU time: its share of each step's rows. The share that its ``repeated_rows`` count is added later.
     gpu_s: float = 0.0
     #: Time in the queue, up to its newest assignment.
     queue_s: float = 0.0
@@ -176,7 +176,7 @@ class RequestRecord:
     @property
     def num_generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.generated_ids) + (self.batch.num_steps if self.batch else 0)
+        return len(self.generated_ids) + (self.repeated_rows.num_steps if self.repeated_rows else 0)
 
     @property
     def num_tokens(self) -> int:
@@ -217,18 +217,18 @@ class RequestRecord:
     def end_assignment(self) -> None:
         self.assignment = self.gpu_uuid = None
 
-    def join_batch(self, batch: "Batch") -> None:
-        """From now on the batch counts the request's tokens and GPU time."""
-        self.batch = batch
+    def join_repeated_rows(self, rows: "RepeatedRows") -> None:
+        """From now on the rows count the request's tokens and GPU time."""
+        self.repeated_rows = rows
 
-    def leave_batch(self, token_ids: "array[int]", gpu_s: float) -> None:
-        """Takes over the tokens and the GPU time that the batch counted."""
+    def leave_repeated_rows(self, token_ids: "array[int]", gpu_s: float) -> None:
+        """Takes over the tokens and the GPU time that the rows counted."""
         self.generated_ids += token_ids
         self.gpu_s += gpu_s
-        self.batch = None
+        self.repeated_rows = None
 
     def accept_token(self, token_id: int, gpu_s: float) -> None:
-        """Appends a token outside a batch."""
+        """Appends a token outside repeated rows."""
         self.generated_ids.append(token_id)
         self.gpu_s += gpu_s
 

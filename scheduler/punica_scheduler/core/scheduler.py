@@ -79,7 +79,7 @@ class Scheduler:
         self._apply(event, outcome)
         if self._is_settled:
             self._placer.place_what_waits(outcome)
-            self._forget_adapters(outcome)
+            self._evict_adapters(outcome)
         if outcome.has_drained:
             outcome.actions += map(RunnerDrained, self._fleet.take_drained_runners())
         actions = outcome.take_actions()
@@ -164,7 +164,7 @@ class Scheduler:
             case events.WarmingRequested(frontend_id, call):
                 self._warming_requested(frontend_id, call, outcome)
             case events.ForgettingRequested(frontend_id, call):
-                self._state.adapters.forget(call.digest)
+                self._state.adapters.evict(call.digest)
                 outcome.actions.append(CallAnswered(frontend_id, call.call_id))
             case events.Tick():
                 self._tick(outcome)
@@ -306,8 +306,8 @@ class Scheduler:
         outcome.actions += [Warm(gpu.uuid, call.adapter, call.pin) for gpu in gpus]
         outcome.actions.append(CallAnswered(frontend_id, call.call_id))
 
-    def _forget_adapters(self, outcome: Outcome) -> None:
-        for digest in self._state.adapters.take_forgettable():
+    def _evict_adapters(self, outcome: Outcome) -> None:
+        for digest in self._state.adapters.take_evictable():
             outcome.actions += [Forget(runner_id, digest) for runner_id in sorted(self._runners)]
 
     def _move_from_draining(self, outcome: Outcome) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from punica_scheduler.core.batch import Share, shares_of
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.outcome import Outcome
+from punica_scheduler.core.repeated_rows import Share, shares_of
 from punica_scheduler.core.request import RequestRecord
 from punica_serve.protocol import Deliveries, StepReport, with_row_headers
 
@@ -18,24 +18,24 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
     if not report.token_ids:
         return {}
     num_begun = 0
-    batch = gpu.batch
-    if batch is None or not batch.is_continued_by(report):
+    rows = gpu.repeated_rows
+    if rows is None or not rows.is_continued_by(report):
         full = with_row_headers(report, gpu.newest_full_report)
         if full is None:
             return dict.fromkeys(gpu.working_set, "tokens without row headers")
         if not report.num_repeats:
             gpu.newest_full_report = report
-        batch = gpu.begin_batch(full, report.num_repeats)
-        if batch is None:
+        rows = gpu.begin_repeated_rows(full, report.num_repeats)
+        if rows is None:
             return _take_row_by_row(full, gpu, outcome)
-        num_begun = len(batch.newcomers)
-        for record in batch.newcomers:
+        num_begun = len(rows.newcomers)
+        for record in rows.newcomers:
             _note_begin(record, outcome)
-    offset = batch.num_steps
-    gpu.num_pages_ahead += batch.take(report)
+    offset = rows.num_steps
+    gpu.num_pages_ahead += rows.take(report)
     num_rows = len(report.token_ids)
     _note_gap(num_rows, num_rows - num_begun, gpu, outcome)
-    _deliver(report, batch.shares, offset, outcome)
+    _deliver(report, rows.shares, offset, outcome)
     return {}
 
 
@@ -45,8 +45,8 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
     taken: list[int] = []
     records: list[RequestRecord] = []
     num_begun = 0
-    row_s = report.duration_s / len(report.counters)
-    rows = zip(report.counters, report.positions, report.token_ids, strict=True)
+    row_s = report.duration_s / len(report.assignments)
+    rows = zip(report.assignments, report.positions, report.token_ids, strict=True)
     for row, (counter, position, token_id) in enumerate(rows):
         record = gpu.working_set.get(counter)
         if record is None:
@@ -69,7 +69,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
 
 
 def _note_begin(record: RequestRecord, outcome: Outcome) -> None:
-    """A request outside a batch is about to get its first token of this assignment."""
+    """A request is about to get its first token of this assignment."""
     if not record.num_generated_at_start:
         outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)
 

@@ -38,7 +38,7 @@ async def test_nothing_is_left(world: World, bringing: Bringing) -> None:
     assert world.cluster.resident == {} and world.stored() == {ref.digest}
     assert await world.deletions.step() == {}
     assert world.stored() == set()
-    assert await world.registry.forgotten() == {}
+    assert await world.registry.unused_files() == {}
 
 
 async def test_an_adapter_in_use_stays_until_it_is_free(world: World, bringing: Bringing) -> None:

@@ -242,6 +242,6 @@ async def test_bytes_whose_files_are_just_being_removed_are_brought_again(world:
     await asyncio.sleep(0.05)
     assert not registering.done()
     await world.store.delete(first.ref.digest)
-    await world.registry.mark_forgotten(first.ref.digest, "another frontend")
+    await world.registry.record_files_removed(first.ref.digest, "another frontend")
     assert (await registering).adapter.version == 2
     assert world.stored() == {first.ref.digest}

@@ -45,6 +45,7 @@ async def test_copies_differ_in_their_seeds_and_ids(generator: Generator) -> Non
     assert plans[0] is plan
     assert [each.request.sampling.seed for each in plans] == [(1 << 64) - 2, (1 << 64) - 1, 0]
     assert len({each.request.request_id for each in plans}) == 3
+    assert [each.answer_id for each in plans] == [each.request.request_id for each in plans]
     assert len({each.request.prompt_ids for each in plans}) == 1
 
 

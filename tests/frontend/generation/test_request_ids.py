@@ -1,4 +1,5 @@
 import logging
+import re
 
 import httpx
 import pytest
@@ -44,6 +45,14 @@ async def test_the_cluster_knows_each_answer_by_it(client: httpx.AsyncClient, cl
     await client.post("/v1/completions", json=body, headers=KNOWN)
     ids = [request.request_id for request in cluster.requests]
     assert len(set(ids)) == 2 and all(one.startswith("mine-1-") for one in ids)
+
+
+async def test_the_documented_example_is_a_possible_id(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/openapi.json")).json()
+    content = page["paths"]["/v1/generate"]["post"]["responses"]["200"]["content"]["application/json"]
+    answer = (await client.post("/v1/generate", json={"prompt": "42"})).json()
+    for shown in (content["example"], answer):
+        assert re.fullmatch("[0-9a-f]{32}-[0-9a-f]{16}", shown["request_id"])
 
 
 async def test_the_end_of_a_request_is_one_line_with_its_figures(

@@ -5,8 +5,8 @@ import re
 import httpx
 import pytest
 
+from punica_frontend.api_application import Api
 from punica_frontend.dashboard.pages import Page, api_page, dashboard_page
-from punica_frontend.openapi_page import Api
 from punica_serve.registry.registry import Registry
 
 PAGES = {page.path: page for page in (dashboard_page(), api_page())}

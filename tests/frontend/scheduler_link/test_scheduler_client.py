@@ -247,7 +247,7 @@ async def test_a_gpu_is_drained(client: WireSchedulerClient, scheduler: Scripted
         await asking
 
 
-async def test_an_adapter_is_warmed_found_and_forgotten(
+async def test_an_adapter_is_warmed_found_and_evicted(
     client: WireSchedulerClient, scheduler: ScriptedScheduler
 ) -> None:
     adapter = AdapterRef("d", "/store/d", 100, {"q_proj": 8})

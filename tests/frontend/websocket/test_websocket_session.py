@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -186,6 +187,20 @@ async def test_no_frame_of_an_echo_is_longer_than_clients_take(serve: Serve) -> 
     texts = [frame["chunk"]["choices"][0]["text"] for frame in peer.received]
     assert "".join(texts).startswith(prompt) and "".join(texts) != prompt
     assert max(peer.lengths) < 1 << 20
+
+
+@pytest.mark.parametrize("fields", [{}, {"format": "openai", "n": 2}])
+async def test_the_log_line_of_an_answer_has_the_id_of_its_frames(
+    serve: Serve, cluster: EchoCluster, caplog: pytest.LogCaptureFixture, fields: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.INFO, "punica_frontend.generation.request_log")
+    peer = Peer([generate("their own", max_tokens=1, **fields)])
+    serve(peer)
+    num_answers = fields.get("n", 1)
+    await until(lambda: len(caplog.records) == num_answers)
+    lines = [vars(record)["fields"] for record in caplog.records]
+    assert {line["answer_id"] for line in lines} == {frame["request_id"] for frame in peer.received} == {"their own"}
+    assert {line["request_id"] for line in lines} == {request.request_id for request in cluster.requests}
 
 
 async def test_a_slow_reader_does_not_delay_others(serve: Serve) -> None:

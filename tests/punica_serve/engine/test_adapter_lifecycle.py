@@ -1,4 +1,4 @@
-"""Prefetching, pinning and forgetting adapters, driven as the step loop does."""
+"""Prefetching, pinning and evicting adapters, driven as the step loop does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_one_that_is_on_the_device_comes_to_the_host_again(
 ) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.load(ref)
-    harness.host_cache.forget(ref.digest)
+    harness.host_cache.evict(ref.digest)
     harness.loader.prefetch(ref, pin=True)
     harness.until(lambda: ref.digest in harness.host_cache)
     harness.until(_rests(harness))
@@ -140,21 +140,21 @@ def test_a_failed_prefetch_is_only_logged(
     assert "too many prefetches are queued" in caplog.text
 
 
-def test_a_forgotten_adapter_leaves_device_and_host(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_an_evicted_adapter_leaves_device_and_host(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.prefetch(ref, pin=True)
     harness.until(_is_warm(harness, ref))
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     assert harness.loader.resident == () and harness.pool.groups["o"].pages.num_free == 4
     assert harness.host_cache.used_bytes == 0 and not harness.host_cache.is_pinned(ref.digest)
-    harness.loader.forget(ref.digest)
-    harness.loader.forget("never seen")
+    harness.loader.evict(ref.digest)
+    harness.loader.evict("never seen")
 
 
 def test_but_only_after_its_last_user(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.load(ref, ref)
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     harness.loader.release(ref.digest)
     assert harness.loader.is_ready(ref.digest)
     harness.loader.acquire(ref)
@@ -174,7 +174,7 @@ def test_one_that_is_on_its_way_goes_when_it_has_come(make_harness: MakeHarness,
     harness.loader.prefetch(second)
     harness.loader.acquire(third)
     for ref in (first, second, third):
-        harness.loader.forget(ref.digest)
+        harness.loader.evict(ref.digest)
     harness.until(lambda: harness.loader.is_ready(third.digest) and harness.loader._host.is_idle)
     harness.loader.release(third.digest)
     assert not harness.loader._entries and harness.host_cache.used_bytes == 0
@@ -187,26 +187,28 @@ def test_one_that_is_being_copied_goes_after_the_copy(
     harness.loader.acquire(ref)
     harness.until(lambda: harness.loader._entries[ref.digest].state is AdapterState.COPYING)
     harness.loader.release(ref.digest)
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     assert ref.digest in harness.loader._entries, "a thread may be writing its pages"
     harness.until(lambda: not harness.loader._entries)
     assert harness.host_cache.used_bytes == 0 and harness.pool.groups["o"].pages.num_free == 4
 
 
-def test_a_request_after_a_forget_brings_it_again(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_a_request_after_an_eviction_brings_it_again(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.load(ref)
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     harness.loader.release(ref.digest)
     harness.load(ref)
     harness.loader.release(ref.digest)
-    assert harness.loader.is_ready(ref.digest), "to forget is no ban"
+    assert harness.loader.is_ready(ref.digest), "an eviction is no ban"
 
 
-def test_prefetching_a_forgotten_adapter_in_use_keeps_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
+def test_prefetching_an_adapter_in_use_cancels_its_eviction(
+    make_harness: MakeHarness, make_adapter: MakeAdapter
+) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.load(ref)
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     harness.loader.prefetch(ref)
     harness.loader.release(ref.digest)
     assert harness.loader.is_ready(ref.digest)

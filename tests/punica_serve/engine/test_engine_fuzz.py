@@ -1,7 +1,7 @@
 """Random histories on tiny pools: each stream is as if it were alone, whatever is added, preempted or fails to load.
 
 Requests are added, cancelled at any moment, and added again with their generated tokens, as a scheduler does that moves
-them. Adapters load slowly, or fail now and then, from the disk or a store; they are prefetched, pinned and forgotten at
+them. Adapters load slowly, or fail now and then, from the disk or a store; they are prefetched, pinned and evicted at
 any moment. The accounting is audited after every step. All of it runs on a plain CPU, on a CPU with overlap scheduling,
 and on a GPU, which always overlaps.
 """
@@ -116,15 +116,15 @@ class _Driver:
         if self._adapters and self._random.random() < self._unrest:
             ref = self._random.choice(self._adapters)
             if self._random.random() < 0.5:
-                self._engine.forget(ref.digest)
+                self._engine.evict(ref.digest)
             else:
                 self._engine.prefetch(ref, pin=self._random.choice((None, True, False)))
 
-    def forget_all(self) -> None:
+    def evict_all(self) -> None:
         """Nothing of any adapter stays, not even of one that is on its way for nobody."""
         deadline = time.monotonic() + DEADLINE_S
         for ref in self._adapters:
-            self._engine.forget(ref.digest)
+            self._engine.evict(ref.digest)
         loader = self._engine._loader
         # What is being copied to the device is no resident yet, and is dropped where it arrives.
         while loader._entries or not loader._host.is_idle:
@@ -201,7 +201,7 @@ def test_random_histories(
     driver.run()
     assert driver.answers == undisturbed
     assert engine.num_free_kv_pages == engine.num_kv_pages
-    driver.forget_all()
+    driver.evict_all()
     store.shutdown()
 
 

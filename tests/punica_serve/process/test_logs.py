@@ -43,7 +43,12 @@ def test_a_line_of_text_says_the_same() -> None:
 
 def test_what_clients_wrote_makes_no_lines_of_text() -> None:
     line = TextFormatter("frontend").format(record("names %s", "x\r\n09:00 ERROR\x1b[2J\u2028\x85é", gpu="a\nb"))
-    assert line.endswith(r"names x\r\n09:00 ERROR\x1b[2J\u2028\x85é gpu=a\nb")
+    assert line.endswith(r'names x\r\n09:00 ERROR\x1b[2J\u2028\x85é gpu="a\nb"')
+
+
+def test_what_clients_wrote_makes_no_fields_of_text() -> None:
+    line = TextFormatter("frontend").format(record("it ended", answer_id='1" outcome=stop', tenant="", outcome="error"))
+    assert line.endswith(r'it ended answer_id="1\" outcome=stop" tenant= outcome=error')
 
 
 def test_a_traceback_keeps_its_lines() -> None:

@@ -14,7 +14,7 @@ def report(*rows: tuple[int, int], epoch: int = 0) -> StepReport:
         epoch=epoch,
         step=1,
         applied_seq=1,
-        counters=tuple(counter for counter, _ in rows),
+        assignments=tuple(counter for counter, _ in rows),
         positions=tuple(position for _, position in rows),
         token_ids=tuple(100 + position for _, position in rows),
         free_kv_pages=9,
@@ -47,7 +47,7 @@ def test_row_headers_are_sent_when_rows_change_and_known_always() -> None:
     newest_full: StepReport | None = None
     for whole, is_full in STEPS:
         sent = decode(encode(encoder.encode(whole)))
-        assert bool(sent.counters) == is_full == bool(sent.positions)
+        assert bool(sent.assignments) == is_full == bool(sent.positions)
         assert with_row_headers(sent, newest_full) == whole
         newest_full = sent if is_full else newest_full
 
@@ -61,7 +61,7 @@ def test_row_headers_of_another_report_do_not_match() -> None:
     assert with_row_headers(newest_full, None) == newest_full
 
 
-@pytest.mark.parametrize("column", ["counters", "positions"])
+@pytest.mark.parametrize("column", ["assignments", "positions"])
 def test_a_report_both_with_and_without_row_headers_is_a_protocol_error(column: str) -> None:
     fields = {**msgspec.structs.asdict(report()), "num_repeats": 1, "token_ids": [7], column: [1]}
     with pytest.raises(ProtocolError, match="not of one length"):

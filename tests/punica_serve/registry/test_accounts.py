@@ -142,4 +142,4 @@ async def test_a_change_that_is_refused_leaves_nothing_behind(registry: Registry
     with pytest.raises(AdapterLimitReached):
         await registry.register(acme, "y", ref_of("b", num_bytes=3), by="me")
     assert (await registry.audit_log(100), await registry.refresh()) == before
-    assert await registry.forgotten() == {}
+    assert await registry.unused_files() == {}

@@ -86,7 +86,7 @@ async def test_nor_are_its_versions_its_digests_or_what_was_granted(registry: Re
     second = await make(registry)
     assert await registry.versions(second.tenant_id, "x") == ()
     assert await registry.past_owners("a") == {first.tenant_id}
-    assert (await registry.forgotten())["a"].tenant_ids == {first.tenant_id}
+    assert (await registry.unused_files())["a"].tenant_ids == {first.tenant_id}
     with pytest.raises(AdapterNotFound):
         registry.snapshot.adapter(second.tenant_id, "default/y")
     made = await registry.register(second.tenant_id, "x", ref_of("c"), by="me")

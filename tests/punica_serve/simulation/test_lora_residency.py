@@ -114,7 +114,7 @@ def test_an_adapter_is_evicted_at_once_or_after_its_last_request(loras: LoraResi
     loras.check_invariants()
 
 
-def test_forgetting_is_no_ban(loras: LoraResidency) -> None:
+def test_an_eviction_is_no_ban(loras: LoraResidency) -> None:
     loras.acquire(adapter_ref("a"), 0.0)
     loras.evict("a")
     loras.prefetch(adapter_ref("a"), 0.0, pin=None)

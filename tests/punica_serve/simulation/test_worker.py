@@ -44,7 +44,7 @@ def _step(worker: SimulatedWorker, now_s: float = 0.0) -> StepReport:
 def test_a_start_is_acknowledged_before_it_runs(worker: SimulatedWorker) -> None:
     [report] = worker.apply([_start(1, 10, make_request(1))], 0.0)
     assert isinstance(report, StepReport)
-    assert (report.applied_seq, report.step, report.counters, report.batch_size) == (1, 0, (), 0)
+    assert (report.applied_seq, report.step, report.assignments, report.batch_size) == (1, 0, (), 0)
     assert report.free_kv_pages == 30
     assert worker.apply([], 0.0) == []
 
@@ -52,10 +52,10 @@ def test_a_start_is_acknowledged_before_it_runs(worker: SimulatedWorker) -> None
 def test_a_step_is_reported_in_columns(worker: SimulatedWorker) -> None:
     worker.apply([_start(1, 10, make_request(1, 5)), _start(2, 11, make_request(2, 6, max_tokens=1))], 0.0)
     first, second = _step(worker), _step(worker)
-    assert (first.counters, first.positions, first.token_ids) == ((10,), (0,), (token_at(1, 0, VOCAB_SIZE),))
+    assert (first.assignments, first.positions, first.token_ids) == ((10,), (0,), (token_at(1, 0, VOCAB_SIZE),))
     assert (first.incarnation, first.step, first.batch_size, first.num_prefill_tokens) == (77, 1, 1, 5)
     assert first.duration_s == pytest.approx(0.015)
-    assert (second.counters, second.positions, second.finished) == ((11, 10), (0, 1), ((11, "length"),))
+    assert (second.assignments, second.positions, second.finished) == ((11, 10), (0, 1), ((11, "length"),))
     assert (second.batch_size, second.num_prefill_tokens, second.num_adapters) == (2, 6, 0)
     assert worker.num_requests == 1
     worker.check_invariants()
@@ -81,7 +81,7 @@ def test_a_stop_gives_the_pages_back(worker: SimulatedWorker) -> None:
 
 def test_a_new_start_of_the_same_request_replaces_the_old_one(worker: SimulatedWorker) -> None:
     worker.apply([_start(1, 10, make_request(1)), _start(2, 20, make_request(1))], 0.0)
-    assert _step(worker).counters == (20,)
+    assert _step(worker).assignments == (20,)
     assert worker.num_requests == 1
 
 

@@ -1,4 +1,4 @@
-"""Where adapters are, and how they are warmed and forgotten."""
+"""Where adapters are, and how they are prefetched and evicted."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def warms(cluster: Cluster, adapter: AdapterRef, *gpu_uuids: str, pin: bool | No
     return cluster.actions
 
 
-def forgets(cluster: Cluster, digest: str) -> list[tuple[str, str]]:
+def evicts(cluster: Cluster, digest: str) -> list[tuple[str, str]]:
     cluster.tell(events.ForgettingRequested("f", ForgetAdapter(4, digest)))
-    return forgotten(cluster)
+    return evicted(cluster)
 
 
-def forgotten(cluster: Cluster) -> list[tuple[str, str]]:
-    """Which runners were told to forget what by the newest event."""
+def evicted(cluster: Cluster) -> list[tuple[str, str]]:
+    """Which runners were told to evict what by the newest event."""
     return [(action.runner_id, action.digest) for action in cluster.actions if isinstance(action, Forget)]
 
 
@@ -76,35 +76,35 @@ def test_an_adapter_can_t_be_warmed_where_nothing_is(new_cluster: NewCluster, ad
     assert answer.error.code == ("gpu_not_found" if gpus else "cluster_unavailable")
 
 
-def test_an_adapter_is_forgotten_when_its_last_request_ends(cluster: Cluster, adapter: NewAdapter) -> None:
+def test_an_adapter_is_evicted_when_its_last_request_ends(cluster: Cluster, adapter: NewAdapter) -> None:
     cluster.tell(events.RunnerJoined("host"))
     for name in ("r1", "r2"):
         cluster.arrives(name, lora=adapter("x"))
-    assert forgets(cluster, "x") == []
+    assert evicts(cluster, "x") == []
     cluster.steps("B", "r1 r2", finished="r1")
-    assert forgotten(cluster) == []
+    assert evicted(cluster) == []
     cluster.is_cancelled("r2")
-    assert forgotten(cluster) == [("host", "x")]
-    assert forgets(cluster, "x") == [("host", "x")]
+    assert evicted(cluster) == [("host", "x")]
+    assert evicts(cluster, "x") == [("host", "x")]
 
 
-def test_whoever_warms_an_adapter_wants_it_no_longer_forgotten(cluster: Cluster, adapter: NewAdapter) -> None:
+def test_whoever_warms_an_adapter_wants_it_no_longer_evicted(cluster: Cluster, adapter: NewAdapter) -> None:
     cluster.tell(events.RunnerJoined("host"))
     cluster.arrives("r1", lora=adapter("x"))
-    forgets(cluster, "x")
+    evicts(cluster, "x")
     warms(cluster, adapter("x"))
     cluster.is_cancelled("r1")
-    assert forgotten(cluster) == []
+    assert evicted(cluster) == []
 
 
-def test_nothing_is_forgotten_or_known_to_be_gone_before_frontends_have_told_what_they_own(
+def test_nothing_is_evicted_or_known_to_be_gone_before_frontends_have_told_what_they_own(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(settle_ns=10**9)
     cluster.tell(events.RunnerJoined("host"))
-    assert forgets(cluster, "x") == []
+    assert evicts(cluster, "x") == []
     with pytest.raises(ClusterUnavailable, match="just started"):
         cluster.scheduler.residency(())
     cluster.time_passes(2)
-    assert forgotten(cluster) == [("host", "x")]
+    assert evicted(cluster) == [("host", "x")]
     assert cluster.scheduler.residency(()) == ()

@@ -83,7 +83,7 @@ class Gpu:
             step=self.num_steps,
             applied_seq=self.applied_seq,
             incarnation=self.incarnation,
-            counters=report_counters,
+            assignments=report_counters,
             positions=report_positions,
             token_ids=(stamp(time.monotonic()),) * num_rows,
             finished=finished,

@@ -33,7 +33,7 @@ class AdapterState(Enum):
     COPYING = "copying"
     #: Steps may use it.
     RESIDENT = "resident"
-    #: No request used it, and others needed its pages or it was forgotten.
+    #: No request used it, and others needed its pages or it was unwanted.
     EVICTED = "evicted"
     #: It could not be read or copied.
     FAILED = "failed"
@@ -69,7 +69,7 @@ class AdapterEntry:
     #: The end of the last step that may read the pages, once no request uses the adapter.
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
-    is_forgotten: bool = False
+    is_unwanted: bool = False
 
     @property
     def is_evictable(self) -> bool:
@@ -93,12 +93,12 @@ class AdapterEntry:
         """No step after the fence reads the pages, unless the adapter is acquired again."""
         self.fence = fence
 
-    def forget(self) -> None:
-        self.is_forgotten = True
+    def mark_unwanted(self) -> None:
+        self.is_unwanted = True
 
-    def remember(self) -> None:
+    def want(self) -> None:
         """It is wanted again."""
-        self.is_forgotten = False
+        self.is_unwanted = False
 
     def stage(self, copy: HostCopy) -> None:
         """It has arrived in host memory; takes over a reference to the copy."""
@@ -139,7 +139,7 @@ class AdapterEntry:
         require(holds_copy == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
         is_copying = self.state is AdapterState.COPYING
         require(is_copying == (self.work is not None), f"adapter {digest}: its state does not match its copy")
-        require(not (self.is_forgotten and self.is_evictable), f"adapter {digest} should have been evicted")
+        require(not (self.is_unwanted and self.is_evictable), f"adapter {digest} should have been evicted")
 
 
 @dataclass(frozen=True, slots=True)

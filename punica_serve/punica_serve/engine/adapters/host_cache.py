@@ -28,7 +28,7 @@ class HostCopy:
     start: int | None
     refcount: int = 1
     #: It can't be looked up any more, and is freed with its last reference.
-    is_forgotten: bool = False
+    is_unwanted: bool = False
 
 
 class HostCache:
@@ -92,14 +92,14 @@ class HostCache:
     def is_pinned(self, digest: str) -> bool:
         return digest in self._pinned
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Unpins an adapter and frees its memory with its last reference."""
         with self._lock:
             self._pinned.pop(digest, None)
             copy = self._copies.pop(digest, None)
             if copy is None:
                 return
-            copy.is_forgotten = True
+            copy.is_unwanted = True
             if not copy.refcount:
                 self._free(copy)
 
@@ -137,7 +137,7 @@ class HostCache:
         """Drops one reference."""
         with self._lock:
             copy.refcount -= 1
-            if copy.is_forgotten and not copy.refcount:
+            if copy.is_unwanted and not copy.refcount:
                 self._free(copy)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ queued ◀──▶ fetching ◀──▶ reading ──▶ loaded
 
 Files that are on this host are not fetched. Files that were evicted from its disk before they were read are fetched
 again. Before each step, a prefetch is queued, and a load that a request waits for is not. Each step may fail, and all
-but ended loads are dropped when the adapter is forgotten.
+but ended loads are dropped when the adapter is evicted.
 """
 
 from concurrent.futures import Future
@@ -33,7 +33,7 @@ class LoadState(Enum):
     READING = "reading"
     LOADED = "loaded"
     FAILED = "failed"
-    #: The adapter was forgotten meanwhile.
+    #: The adapter was evicted meanwhile.
     DROPPED = "dropped"
 
 
@@ -63,7 +63,7 @@ class HostLoad:
     #: A request waits for it.
     is_needed: bool = False
     #: It is dropped as soon as the step under way has ended.
-    is_forgotten: bool = False
+    is_unwanted: bool = False
     #: The files of a remote adapter on this host.
     folder: Path | None = None
     num_fetches: int = 0
@@ -91,15 +91,15 @@ class HostLoad:
 
     def need(self) -> None:
         """A request waits for it."""
-        self.is_needed, self.is_forgotten = True, False
+        self.is_needed, self.is_unwanted = True, False
 
     def want(self, *, for_device: bool) -> None:
         """It is prefetched once more."""
-        self.is_forgotten = False
+        self.is_unwanted = False
         self.for_device |= for_device
 
-    def forget(self) -> None:
-        self.is_forgotten = True
+    def mark_unwanted(self) -> None:
+        self.is_unwanted = True
 
     def begin_fetch(self, future: Future[Path]) -> None:
         self._become(LoadState.FETCHING)

@@ -94,14 +94,14 @@ class HostLoader:
         self._append(HostLoad(ref, for_device=for_device))
         return True
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Frees the adapter's host memory, if it is loading as soon as that has ended."""
         self._prefetched.pop(digest, None)
         if (load := self._remove(digest)) is not None:
             load.end(LoadState.DROPPED)
         elif (load := self._running.get(digest)) is not None:
-            load.forget()
-        self._host_cache.forget(digest)
+            load.mark_unwanted()
+        self._host_cache.evict(digest)
 
     def poll(self) -> list[LoadResult]:
         """The loads that have ended since the last call. Starts queued prefetches in free slots."""
@@ -150,14 +150,14 @@ class HostLoader:
         future.add_done_callback(lambda _: self._on_progress())
 
     def _finish(self, load: HostLoad) -> LoadResult | None:
-        """Takes the result of a step that has ended. None: there is more to do, or the adapter was forgotten."""
+        """Takes the result of a step that has ended. None: there is more to do, or the adapter is unwanted."""
         assert load.future is not None
         error = load.future.exception()
         result = error or load.future.result()
         del self._running[load.ref.digest]
         for queue in (self._fetches, self._reads):
             queue.free_slot(load.ref.digest)
-        if load.is_forgotten:
+        if load.is_unwanted:
             self._drop(load, result)
         elif isinstance(result, Path):
             load.set_folder(result)
@@ -174,7 +174,7 @@ class HostLoader:
         load.end(LoadState.DROPPED)
         if isinstance(result, HostCopy):
             self._host_cache.release(result)
-            self._host_cache.forget(load.ref.digest)
+            self._host_cache.evict(load.ref.digest)
 
     def _go_on(self, load: HostLoad) -> None:
         """Starts the load's next step: at once if a request waits for it."""

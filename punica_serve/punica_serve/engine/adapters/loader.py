@@ -100,7 +100,7 @@ class AdapterLoader:
             self._entries[digest] = entry  # used until now: evicted last
             if entry.refcount == 0:
                 entry.set_fence(self._fence())
-                self._drop_if_forgotten(entry)
+                self._evict_if_unwanted(entry)
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
         """Prefetches an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
@@ -119,22 +119,22 @@ class AdapterLoader:
         if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
             log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
         if (entry := self._entries.get(digest)) is not None:
-            entry.remember()
+            entry.want()
         if digest in self._host_cache:
             self._prefetched[digest] = ref
         elif not self._host.enqueue(ref, for_device=True):
             log.warning("adapter %s is not prefetched: too many prefetches are queued", digest)
 
-    def forget(self, digest: str) -> None:
+    def evict(self, digest: str) -> None:
         """Unpins an adapter and frees its memory on device and host, once no request uses it."""
         self._host_cache.unpin(digest)
         self._prefetched.pop(digest, None)
         entry = self._entries.get(digest)
         if entry is None:
-            self._host.forget(digest)
+            self._host.evict(digest)
         else:
-            entry.forget()
-            self._drop_if_forgotten(entry)
+            entry.mark_unwanted()
+            self._evict_if_unwanted(entry)
 
     def poll(self) -> list[AdapterFailure]:
         """Advances every adapter without waiting. Returns those that failed, which are dropped."""
@@ -189,7 +189,7 @@ class AdapterLoader:
         if (error := entry.work.exception()) is not None:
             return [self._fail(entry, error)]
         self._release_copy(entry.end_copy())
-        self._drop_if_forgotten(entry)
+        self._evict_if_unwanted(entry)
         return []
 
     def _release_copy(self, copy: HostCopy | None) -> None:
@@ -203,7 +203,7 @@ class AdapterLoader:
         log.warning("adapter %s can't be loaded: %s", entry.ref.digest, error)
         return AdapterFailure.of(entry.ref, error)
 
-    def _evict(self, entry: AdapterEntry) -> None:
+    def _free(self, entry: AdapterEntry) -> None:
         self._end(entry, AdapterState.EVICTED)
 
     def _end(self, entry: AdapterEntry, state: AdapterState) -> None:
@@ -212,16 +212,16 @@ class AdapterLoader:
         self._writer.free(entry.pages, entry.fence)
         del self._entries[entry.ref.digest]
 
-    def _drop_if_forgotten(self, entry: AdapterEntry) -> None:
-        """Evicts a forgotten adapter that is neither used nor being copied."""
-        if entry.is_forgotten and entry.is_evictable:
-            self._evict(entry)
-            self._host.forget(entry.ref.digest)
+    def _evict_if_unwanted(self, entry: AdapterEntry) -> None:
+        """Evicts an unwanted adapter that is neither used nor being copied."""
+        if entry.is_unwanted and entry.is_evictable:
+            self._free(entry)
+            self._host.evict(entry.ref.digest)
 
     def _place(self, entry: AdapterEntry) -> None:
         """Gives a staged adapter pages, evicting unused ones, or leaves it staged. An unused one is evicted instead."""
         if entry.refcount == 0:
-            self._evict(entry)
+            self._free(entry)
             return
         needed = pages_needed(entry.ref.ranks)
         if self._make_room(needed, keep_pinned=False):
@@ -261,5 +261,5 @@ class AdapterLoader:
         for entry in unused:
             if self._pool.fits(needed):
                 break
-            self._evict(entry)
+            self._free(entry)
         return True

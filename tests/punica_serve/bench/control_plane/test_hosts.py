@@ -13,9 +13,9 @@ def test_each_step_gives_every_request_its_next_token_until_its_last() -> None:
     gpu.start(start(1, max_tokens=2))
     gpu.start(start(2, max_tokens=9, generated_ids=(5, 5, 5)))
     first, second, third = gpu.step(), gpu.step(), gpu.step()
-    assert (first.counters, first.positions, first.finished) == ((11, 12), (0, 3), ())
-    assert (second.counters, second.num_repeats, second.finished) == ((), 1, ((11, "length"),))
-    assert (third.counters, third.positions, third.applied_seq) == ((12,), (5,), 2)
+    assert (first.assignments, first.positions, first.finished) == ((11, 12), (0, 3), ())
+    assert (second.assignments, second.num_repeats, second.finished) == ((), 1, ((11, "length"),))
+    assert (third.assignments, third.positions, third.applied_seq) == ((12,), (5,), 2)
 
 
 def test_a_stopped_request_gets_nothing_more_and_a_late_stop_harms_nobody() -> None:
@@ -24,7 +24,7 @@ def test_a_stopped_request_gets_nothing_more_and_a_late_stop_harms_nobody() -> N
     gpu.start(start(2, max_tokens=9))
     gpu.stop(StopRequest("G", 3, AssignmentId(7, 11)))
     gpu.stop(StopRequest("G", 4, AssignmentId(7, 99)))
-    assert (gpu.step().counters, gpu.applied_seq) == ((12,), 4)
+    assert (gpu.step().assignments, gpu.applied_seq) == ((12,), 4)
 
 
 def test_ages_are_right_when_the_clock_of_the_stamps_goes_round() -> None:

@@ -73,15 +73,15 @@ def test_one_that_leaves_with_a_copy_in_host_memory_hands_it_over() -> None:
     assert copying.end(AdapterState.FAILED) is held and copying.work is None
 
 
-def test_a_forgotten_one_must_have_left_unless_it_is_used() -> None:
+def test_an_unwanted_one_must_have_left_unless_it_is_used() -> None:
     entry = AdapterEntry(REF)
     entry.acquire()
-    entry.forget()
+    entry.mark_unwanted()
     entry.check_invariants()
     entry.release()
     with pytest.raises(InvariantBroken, match="should have been evicted"):
         entry.check_invariants()
-    entry.remember()
+    entry.want()
     entry.check_invariants()
     entry.release()
     with pytest.raises(InvariantBroken, match="released more often than acquired"):

@@ -94,21 +94,21 @@ def test_pins_leave_half_of_the_budget_to_others(cache: HostCache) -> None:
     assert cache.pin("a", 4 * PAGE) and not cache.pin("b", 2 * PAGE)
     assert cache.pin("a", 5 * PAGE), "its own old pin is not in the way"
     assert not cache.is_pinned("b")
-    cache.forget("a")
+    cache.evict("a")
     assert cache.pin("b", 2 * PAGE)
 
 
-def test_forgetting_gives_the_memory_back_once_nobody_holds_it(cache: HostCache) -> None:
+def test_evicting_gives_the_memory_back_once_nobody_holds_it(cache: HostCache) -> None:
     copy = _make(cache, "a", 4)
-    cache.forget("a")
+    cache.evict("a")
     assert cache.get("a") is None and cache.used_bytes == 4 * PAGE
     again = _make(cache, "a", 3)
     assert copy.packed.groups["o"].a.eq(ord("a")).all()
     cache.release(copy)
     cache.release(again)
     assert cache.used_bytes == 3 * PAGE and _holds(cache, "a")
-    cache.forget("a")
-    cache.forget("never seen")
+    cache.evict("a")
+    cache.evict("never seen")
     assert cache.used_bytes == 0
 
 
@@ -119,10 +119,10 @@ def test_changes_are_reported_once(cache: HostCache) -> None:
     assert cache.take_changes() == (("a", "b"), ())
     assert cache.take_changes() == ((), ())
     cache.release(_make(cache, "c", 5))
-    cache.forget("a")
+    cache.evict("a")
     held = _make(cache, "d", 5)
     assert cache.take_changes() == (("c", "d"), ("a", "b"))
-    cache.forget("d")
+    cache.evict("d")
     assert cache.take_changes() == ((), ()), "its memory is still held"
     cache.release(held)
     assert cache.take_changes() == ((), ("d",)) and cache.digests == ("c",)

@@ -63,16 +63,16 @@ def test_files_on_this_host_are_only_read() -> None:
     assert state(load) is LoadState.LOADED
 
 
-def test_a_request_needs_one_that_was_forgotten() -> None:
+def test_a_request_needs_one_that_was_unwanted() -> None:
     load = HostLoad(LOCAL)
-    load.forget()
-    assert load.is_forgotten and not load.is_needed
+    load.mark_unwanted()
+    assert load.is_unwanted and not load.is_needed
     load.need()
-    assert load.is_needed and not load.is_forgotten and not load.for_device
-    load.forget()
+    assert load.is_needed and not load.is_unwanted and not load.for_device
+    load.mark_unwanted()
     load.want(for_device=True)
     load.want(for_device=False)
-    assert load.for_device and not load.is_forgotten
+    assert load.for_device and not load.is_unwanted
 
 
 def test_prefetches_take_slots_in_order() -> None:

@@ -168,7 +168,7 @@ def test_the_line_has_an_end(harness: _Harness, make_adapter: MakeAdapter, monke
     assert taken == sorted(taken, reverse=True) and taken.count(True) == len(harness.fetches) + 2
 
 
-def test_forgetting_reaches_queued_running_and_cached_adapters(
+def test_evicting_reaches_queued_running_and_cached_adapters(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Event()
@@ -178,7 +178,7 @@ def test_forgetting_reaches_queued_running_and_cached_adapters(
     for ref in (local, remote, *in_line):
         harness.loader.enqueue(ref, for_device=True)
     for ref in (local, remote, in_line[-1]):
-        harness.loader.forget(ref.digest)
+        harness.loader.evict(ref.digest)
     gate.set()
     harness.fetches[0][1].set_result(folder)
     results = harness.arrive()
@@ -186,16 +186,16 @@ def test_forgetting_reaches_queued_running_and_cached_adapters(
     assert remote.digest not in reads and in_line[-1].digest not in reads
     assert local.digest not in harness.cache
     for ref in in_line:
-        harness.loader.forget(ref.digest)
+        harness.loader.evict(ref.digest)
     assert harness.cache.used_bytes == 0
 
 
-def test_a_request_that_comes_after_a_forget_gets_what_is_under_way(
+def test_a_request_that_comes_after_an_eviction_gets_what_is_under_way(
     harness: _Harness, make_adapter: MakeAdapter
 ) -> None:
     ref, folder = _remote(make_adapter())
     harness.loader.enqueue(ref, for_device=False)
-    harness.loader.forget(ref.digest)
+    harness.loader.evict(ref.digest)
     harness.loader.get(ref)
     harness.fetches[0][1].set_result(folder)
     (loaded,) = harness.arrive()

@@ -11,7 +11,7 @@ from punica_serve.errors import AdapterRejected, ProtocolError, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter, Message, Ping, Pong
 
 
-class Link:
+class SupervisorLink:
     """Commands for the step loop, and the step loop's progress.
 
     Commands never block the reader, which must see the pipe's end. The scheduler bounds their number: it reserves the

@@ -1,4 +1,4 @@
-"""A report that goes on with the batch of the one before is taken as a whole; nothing else is."""
+"""A report that repeats the rows of the one before is taken as a whole; nothing else is."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_each_frontend_gets_its_rows(cluster: Cluster) -> None:
         assert (columns["f"].positions, columns["f"].offset) == ((0, 0), position)
 
 
-def test_a_request_that_comes_or_goes_begins_another_batch(cluster: Cluster) -> None:
+def test_a_request_that_comes_or_goes_ends_the_repetition(cluster: Cluster) -> None:
     cluster.arrives("r1")
     cluster.arrives("r2")
     cluster.steps("B", "r1 r2")

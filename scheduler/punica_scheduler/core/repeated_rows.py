@@ -1,7 +1,7 @@
 """The rows that a GPU's reports repeat step after step, looked up once.
 
 The same requests get their next tokens from step to step, until one joins or leaves. So the scheduler remembers the
-request and position of each row. A report for the same assignments at the next positions continues the batch: it is
+request and position of each row. A report for the same assignments at the next positions continues them: it is
 checked and applied as a whole, and a token costs no look-up of its own. It does not touch its request either: the token
 lists of sixteen thousand requests do not fit a core's cache.
 """
@@ -28,7 +28,7 @@ class Share(Struct, frozen=True):
 
     frontend_id: str
     handles: tuple[int, ...]
-    #: Before any step of the batch.
+    #: Before any step of these rows.
     positions: tuple[int, ...]
     #: Picks the share's rows from a column of the report.
     pick: Callable[[_Column], _Column]
@@ -59,7 +59,7 @@ def _packer(num_rows: int) -> Callable[..., bytes]:
     return struct.Struct(f"{num_rows}{TOKEN_TYPE}").pack
 
 
-class Batch:
+class RepeatedRows:
     """The requests that each step of a GPU gives a token, a row each, while all of them are in its working set.
 
     It holds the tokens of its time, step after step, and gives them to the requests when it ends.
@@ -101,14 +101,14 @@ class Batch:
         self._num_left = [record.max_tokens - at for record, at in rows]
         #: Until a request has all its tokens: what comes then is looked at row by row.
         self.max_steps = min(self._num_left)
-        #: Requests that get their first token of this assignment in the batch.
+        #: Requests that get their first token of this assignment in these steps.
         self.newcomers = [record for record, at in rows if at == record.num_generated_at_start]
         self.shares = shares_of(range(len(records)), records, positions)
 
     def begin(self) -> None:
-        """Makes the batch the owner of its requests' new tokens, until it ends."""
+        """Makes itself the owner of its requests' new tokens, until ``end``."""
         for record in self.records:
-            record.join_batch(self)
+            record.join_repeated_rows(self)
 
     def is_continued_by(self, report: StepReport) -> bool:
         """Whether the report is of the same requests, each at its next position, with none too many."""
@@ -119,7 +119,7 @@ class Batch:
         )
 
     def take(self, report: StepReport) -> int:
-        """Applies a report that continues the batch; returns how many more pages its requests need ahead."""
+        """Applies a report that repeats the rows; returns how many more pages its requests need ahead."""
         step = self.num_steps
         num_pages = self._num_pages_at(step)
         self._steps.append(self._pack(*report.token_ids))
@@ -139,4 +139,4 @@ class Batch:
         """Hands each request its tokens and GPU time."""
         token_ids, num_rows, gpu_s = array(TOKEN_TYPE, b"".join(self._steps)), len(self.records), self.gpu_s
         for row, record in enumerate(self.records):
-            record.leave_batch(token_ids[row::num_rows], gpu_s)
+            record.leave_repeated_rows(token_ids[row::num_rows], gpu_s)

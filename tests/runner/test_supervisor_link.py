@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from punica_runner.link import Link
 from punica_runner.pipes import WorkerPipe, pack
+from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.errors import AdapterRejected, ProtocolError, StoreUnavailable
 from punica_serve.protocol import (
     AdapterFetched,
@@ -33,7 +33,7 @@ class _Supervisor:
         their_read, self.write_fd = os.pipe()
         self.read_fd, their_write = os.pipe()
         self.pipe = WorkerPipe(their_read, their_write, SupervisorToWorker)
-        self.link = Link(self.pipe)
+        self.link = SupervisorLink(self.pipe)
         self.error: BaseException | None = None
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
