@@ -1,14 +1,18 @@
 """The application class: FastAPI with our OpenAPI page and our outermost middleware."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from punica_frontend.generation.request_ids import RequestIds
 from punica_frontend.http.cors import Cors
+from punica_frontend.http.status_counts import RouteTemplates, StatusCounts
+from punica_frontend.metrics.metrics import AnswerKind
 from punica_frontend.openapi_page import completed_page
 
 
@@ -24,10 +28,11 @@ class Api(FastAPI):
         needs_key: Callable[[], bool],
         public_paths: Collection[str],
         cors_origins: Collection[str],
+        num_answers: Counter[AnswerKind],
     ) -> None:
         """``needs_key`` says whether callers need an API key now, except on ``public_paths``.
 
-        Pages of ``cors_origins`` may read answers.
+        Pages of ``cors_origins`` may read answers. ``num_answers`` counts all answers.
         """
         # FastAPI's own pages load scripts from other hosts, so we serve /docs ourselves. Its slash redirects trust the
         # Host header and lose bodies, so ``WithoutTrailingSlash`` handles such paths.
@@ -42,12 +47,21 @@ class Api(FastAPI):
         self._needs_key = needs_key
         self._public_paths = public_paths
         self._cors_origins = cors_origins
+        self._num_answers = num_answers
+        #: FastAPI keeps those of routers to itself.
+        self._routes_of_routers: list[BaseRoute] = []
         self._pages: dict[bool, dict[str, Any]] = {}
+
+    def include(self, router: APIRouter) -> None:
+        """Includes a router, and counts answers by its routes."""
+        self.include_router(router)
+        self._routes_of_routers += router.routes
 
     def build_middleware_stack(self) -> ASGIApp:
         """Wraps Starlette's error handler too, so that even a 500 has a request id."""
         stack = super().build_middleware_stack()
-        return RequestIds(Cors(stack, self._cors_origins) if self._cors_origins else stack)
+        stack = RequestIds(Cors(stack, self._cors_origins) if self._cors_origins else stack)
+        return StatusCounts(stack, RouteTemplates([*self.routes, *self._routes_of_routers]), self._num_answers)
 
     def openapi(self) -> dict[str, Any]:
         needs_key = self._needs_key()

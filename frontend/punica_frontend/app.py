@@ -71,6 +71,7 @@ def create_app(dependencies: AppDependencies) -> Api:
         needs_key=lambda: not dependencies.authenticator.is_open,
         public_paths=public_paths,
         cors_origins=dependencies.config.frontend.cors_origins,
+        num_answers=dependencies.metrics.num_answers,
     )
     install_error_handlers(app)
     install_tgi_errors(app)
@@ -86,10 +87,10 @@ def create_app(dependencies: AppDependencies) -> Api:
         *_cluster(dependencies),
         *_tenancy(dependencies),
     ):
-        app.include_router(router)
-    app.include_router(start_router(dashboard))
+        app.include(router)
+    app.include(start_router(dashboard))
     for page in (dashboard, api):
-        app.include_router(page_router(page))
+        app.include(page_router(page))
     return app
 
 
@@ -108,6 +109,7 @@ def _generation(dependencies: AppDependencies) -> list[APIRouter]:
             dependencies.admission,
             dependencies.metrics,
             base_name=engine.served_name,
+            cache_dtype=engine.dtype_of(model),
             is_public=dependencies.config.frontend.public_metrics,
         ),
     ]

@@ -12,17 +12,18 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "docker/grafana/dashboards").glob("*.json"))
+CLUSTER = ROOT / "docker/grafana/dashboards/cluster.json"
 RULE_FILES = (ROOT / "docker/prometheus/rules.yml", ROOT / "kubernetes/autoscaling/prometheus-rules.yml")
 
 
 def known_metrics() -> set[str]:
     """As docs/metrics.md lists them, which is made from the code; and what a histogram is made of."""
-    names = set(re.findall(r"^\| `((?:vllm:|punica_)\w+)`", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    names = set(re.findall(r"^\| `((?:vllm:|punica_|http_)\w+)`", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
     return names | {f"{name}_bucket" for name in names}
 
 
 def metrics_in(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:vllm:|punica_)\w+", expression))
+    return set(re.findall(r"\b(?:vllm:|punica_|http_)\w+", expression))
 
 
 def panels(dashboard: Path) -> list[dict[str, Any]]:
@@ -49,6 +50,22 @@ def test_panels_have_their_own_places_and_the_provisioned_source(dashboard: Path
         taken |= cells
         assert panel["datasource"]["uid"] == source["uid"]
     assert len({panel["id"] for panel in panels(dashboard)}) == len(panels(dashboard))
+
+
+def test_the_heat_map_has_a_row_for_each_gpu_in_colours_that_everybody_tells_apart() -> None:
+    (heat_map,) = [panel for panel in panels(CLUSTER) if panel["type"] == "heatmap"]
+    (target,) = heat_map["targets"]
+    assert (target["expr"], target["legendFormat"]) == ("max by (gpu_name) (punica_gpu_batch_size)", "{{gpu_name}}")
+    options = heat_map["options"]
+    assert not options["calculate"] and target["format"] == "time_series", "a series is a row, and not a bucket"
+    assert options["color"]["scheme"] in {"Magma", "Viridis", "Inferno", "Plasma", "Cividis"}
+    assert options["filterValues"]["le"] < 0, "an idle GPU has a colour too"
+
+
+def test_the_cluster_shows_statuses_and_times_of_requests() -> None:
+    shown = set().union(*(metrics_in(target["expr"]) for panel in panels(CLUSTER) for target in panel["targets"]))
+    times = {f"vllm:request_{name}_seconds_bucket" for name in ("time_per_output_token", "prefill_time", "decode_time")}
+    assert {"http_requests_total", *times} <= shown
 
 
 @pytest.mark.parametrize("rules", RULE_FILES, ids=lambda path: path.parent.name)

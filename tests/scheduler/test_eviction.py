@@ -182,6 +182,31 @@ def test_the_end_tells_all_waits_and_evictions_together(new_cluster: NewCluster)
     assert end.num_evictions == 1
 
 
+def test_the_end_tells_the_time_from_the_first_placement_to_the_first_token(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.arrives("r1")
+    cluster.time_passes(2.0)
+    cluster.gpu_joins("A")
+    cluster.time_passes(1.0)
+    cluster.gpu_is_lost("A")
+    cluster.gpu_joins("B")
+    cluster.time_passes(1.0)
+    cluster.steps("B", "r1")
+    cluster.time_passes(5.0)
+    cluster.steps("B", "r1", finished="r1")
+    (end,) = [end for action in cluster.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
+    assert end.prefill_s == 2.0
+
+
+def test_the_end_of_a_request_without_tokens_tells_no_such_time(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("A")
+    cluster.arrives("r1")
+    cluster.is_cancelled("r1")
+    (end,) = [end for action in cluster.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
+    assert end.prefill_s is None
+
+
 def test_one_that_is_given_up_while_it_waits_has_waited(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.arrives("r1")

@@ -79,7 +79,11 @@ async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> Non
     start = await receive(runner)
     assert (start.gpu_uuid, start.seq, start.request) == ("A", 1, request())
     runner.send(report(start, 40, 41, is_last=True))
-    assert await receive(frontend) == Deliveries((7, 7), (0, 1), (40, 41), endings=(Ending(7, 2, "stop", gpu_s=0.01),))
+    delivered = await receive(frontend)
+    (end,) = delivered.endings
+    assert 0 < end.prefill_s < DEADLINE_S
+    expected = Ending(7, 2, "stop", gpu_s=0.01, prefill_s=end.prefill_s)
+    assert delivered == Deliveries((7, 7), (0, 1), (40, 41), endings=(expected,))
 
 
 async def test_a_cancelled_request_is_stopped_on_its_gpu(peers: Peers) -> None:

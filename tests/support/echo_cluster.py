@@ -35,6 +35,7 @@ from punica_serve.protocol import (
 #: That every request takes.
 GPU_S = 0.25
 QUEUE_S = 0.5
+PREFILL_S = 0.25
 
 
 class EchoCluster:
@@ -127,7 +128,7 @@ class EchoCluster:
                 return
             if token_id == EOS or position + 1 == sampling.max_tokens:
                 reason: EndReason = "stop" if token_id == EOS else "length"
-                ending = Ending(live.handle, position + 1, reason, gpu_s=GPU_S, queue_s=QUEUE_S)
+                ending = Ending(live.handle, position + 1, reason, gpu_s=GPU_S, queue_s=QUEUE_S, prefill_s=PREFILL_S)
                 live.end(ending)
                 live.account(ending)
                 return

@@ -42,7 +42,7 @@ class Choices:
 
 def copies(plan: RequestPlan, count: int) -> list[RequestPlan]:
     """Returns ``count`` requests of one prompt: ``plan``, then copies whose seeds count up from its own."""
-    return [plan, *(_copy(plan, offset) for offset in range(1, count))]
+    return [replace(plan, num_choices=count), *(_copy(plan, offset) for offset in range(1, count))]
 
 
 def check_together(generator: Generator, plans: Sequence[RequestPlan]) -> None:
@@ -120,4 +120,4 @@ def _copy(plan: RequestPlan, offset: int) -> RequestPlan:
     sampling = msgspec.structs.replace(request.sampling, seed=(request.sampling.seed + offset) % _NUM_SEEDS)
     request_id = cluster_request_id()
     request = msgspec.structs.replace(request, request_id=request_id, sampling=sampling)
-    return replace(plan, request=request, answer_id=request_id)
+    return replace(plan, request=request, answer_id=request_id, num_choices=0)

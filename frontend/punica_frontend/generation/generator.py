@@ -19,7 +19,7 @@ from punica_frontend.generation.request_log import log_added, log_end
 from punica_frontend.generation.request_spans import FrontendSpans
 from punica_frontend.generation.response_stream import ResponseStream
 from punica_frontend.generation.text_stream import TextStream
-from punica_frontend.metrics.metrics import Metrics, RequestMetrics, outcome_of
+from punica_frontend.metrics.metrics import Metrics, RequestMetrics, RequestParams, outcome_of
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_frontend.tenancy.meter import BilledPrompt, Meter
@@ -55,6 +55,8 @@ class RequestPlan:
     billed_prompt: BilledPrompt
     #: When the request arrived, on the monotonic clock.
     arrived_s: float
+    #: Choices of the prompt, on the first of them; 0 on the others.
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +186,15 @@ class Generator:
         ``on_ready`` is called whenever the stream has output to take; untaken output counts towards ``backlog``.
         """
         self._admission.enter()
-        tenant, num_prompt_tokens = plan.caller.tenant, len(plan.request.prompt_ids)
+        tenant, max_tokens = plan.caller.tenant, plan.request.sampling.max_tokens
+        params = RequestParams(len(plan.request.prompt_ids), max_tokens, plan.num_choices)
         adapter = plan.adapter.full_name if plan.adapter else self._base_name
-        metrics = self.metrics.begin(plan.arrived_s, num_prompt_tokens, adapter=adapter, tenant=tenant)
+        metrics = self.metrics.begin(plan.arrived_s, params, adapter=adapter, tenant=tenant)
         charge = self._meter.begin(plan.caller, plan.adapter, plan.billed_prompt)
 
         def account(ending: Ending) -> None:
             charge.add_gpu_time(ending.gpu_s)
-            self.metrics.ended_in_cluster(ending)
+            metrics.ended_in_cluster(ending)
 
         request, span = self._spans.begin(plan.request, adapter) if self._spans else (plan.request, None)
         summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span)

@@ -2,7 +2,7 @@
 
 Names begin with `vllm:` where the meaning is vLLM's, so that dashboards and gateways made for vLLM work. Such metrics
 are summed over instances, so a frontend reports only its own requests, or a GPU's values with the GPU in ``engine``.
-All others begin with `punica_`.
+`http_requests_total` is the counter that vLLM's server has too. All others begin with `punica_`.
 """
 
 from typing import Literal
@@ -58,7 +58,51 @@ REQUEST_PROMPT = Metric(
 REQUEST_GENERATION = Metric(
     "vllm:request_generation_tokens", "histogram", "Tokens of an answer, of requests that were completed.", _MODEL
 )
+TIME_PER_TOKEN = Metric(
+    "vllm:request_time_per_output_token_seconds",
+    "histogram",
+    "Mean time between two tokens of a request, of requests that were completed with two tokens or more.",
+    _MODEL,
+)
+PREFILL_TIME = Metric(
+    "vllm:request_prefill_time_seconds",
+    "histogram",
+    "Time from a request's first placement on a GPU to its first token, by the scheduler's clock, of requests that "
+    "were completed. Loading the adapter is part of it, and so is a wait after a preemption.",
+    _MODEL,
+)
+DECODE_TIME = Metric(
+    "vllm:request_decode_time_seconds",
+    "histogram",
+    "Time from a request's first token to its last, of requests that were completed.",
+    _MODEL,
+)
+INFERENCE_TIME = Metric(
+    "vllm:request_inference_time_seconds",
+    "histogram",
+    "Prefill and decode time of a request together, of requests that were completed.",
+    _MODEL,
+)
+PARAMS_N = Metric(
+    "vllm:request_params_n",
+    "histogram",
+    "Choices that a prompt's request asked for (n), of requests whose first choice was completed.",
+    _MODEL,
+)
+PARAMS_MAX_TOKENS = Metric(
+    "vllm:request_params_max_tokens",
+    "histogram",
+    "Most tokens that an answer could have: max_tokens, or the default, of requests that were completed.",
+    _MODEL,
+)
 
+HTTP_REQUESTS = Metric(
+    "http_requests_total",
+    "counter",
+    "HTTP requests that were answered, by route (none for a path without one), method and class of the status. A "
+    "websocket counts at its handshake: 1xx if it was opened.",
+    ("handler", "method", "status"),
+)
 FAILED = Metric("punica_requests_failed_total", "counter", "Requests that ended with an error, by its code.", ("code",))
 CUT = Metric(
     "punica_connections_cut_total",
@@ -122,6 +166,21 @@ LORA_LOADED = Metric(
 
 # ------------------------------------------------------------------ the cluster, as its scheduler sees it
 
+CACHE_CONFIG = Metric(
+    "vllm:cache_config_info",
+    "gauge",
+    "1 for each GPU. Labels: tokens in a page of its KvCache, its pages, and their data type; prefix caching does not "
+    "exist.",
+    ("engine", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
+    False,
+)
+ITERATION_TOKENS = Metric(
+    "vllm:iteration_tokens_total",
+    "histogram",
+    "Tokens that a step of any GPU computed: prompt tokens of its prefill, and one for each request that decoded.",
+    _MODEL,
+    False,
+)
 KV_USAGE = Metric("vllm:kv_cache_usage_perc", "gauge", "Fraction of the KvCache in use, 0 to 1.", _ENGINE, False)
 GPU_LORAS = Metric("vllm:num_gpu_loaded_lora_adapters", "gauge", "Adapters in the GPU's memory.", _ENGINE, False)
 CPU_LORAS = Metric(
@@ -184,10 +243,11 @@ GPU = (
 #: All metrics, in the order of docs/metrics.md.
 OWN = (
     *(RUNNING, WAITING, SUCCESS, PROMPT_TOKENS, GENERATION_TOKENS, PREEMPTIONS, FIRST_TOKEN, INTER_TOKEN, E2E),
-    *(QUEUE_TIME, REQUEST_PROMPT, REQUEST_GENERATION, LORA_INFO, LORA_LOADED),
-    *(FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT),
+    *(QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, TIME_PER_TOKEN, REQUEST_PROMPT, REQUEST_GENERATION),
+    *(PARAMS_N, PARAMS_MAX_TOKENS, LORA_INFO, LORA_LOADED),
+    *(HTTP_REQUESTS, FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT),
 )
 CLUSTER = (
-    *(KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS, MORE_GPUS, RELEASABLE),
-    *(RUNNER_RELEASABLE, *COUNTERS.values(), *GPU),
+    *(CACHE_CONFIG, ITERATION_TOKENS, KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS),
+    *(MORE_GPUS, RELEASABLE, RUNNER_RELEASABLE, *COUNTERS.values(), *GPU),
 )

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from punica_frontend.metrics import catalogue
+from punica_frontend.metrics.distribution import Distribution
 from punica_frontend.metrics.text import NO_LABELS, family, labelled
-from punica_serve.protocol import ClusterSnapshot, GpuSnapshot
+from punica_serve.protocol import ClusterSnapshot, GpuSnapshot, TokenHistogram
 
 
-def cluster_lines(cluster: ClusterSnapshot, model: str) -> Iterator[str]:
-    """``model`` is the API's name for the base model."""
+def cluster_lines(cluster: ClusterSnapshot, model: str, *, cache_dtype: str) -> Iterator[str]:
+    """``model`` is the API's name for the base model; ``cache_dtype`` is the data type of the KvCache."""
     advice = cluster.advice
     for metric, value in (
         (catalogue.QUEUE_LENGTH, cluster.queue_length),
@@ -23,8 +24,31 @@ def cluster_lines(cluster: ClusterSnapshot, model: str) -> Iterator[str]:
     yield from family(catalogue.RUNNER_RELEASABLE, named)
     for counter, metric in catalogue.COUNTERS.items():
         yield from family(metric, [(NO_LABELS, cluster.counters.get(counter, 0))])
+    yield from family(catalogue.ITERATION_TOKENS, [(labelled(model_name=model), _distribution(cluster.step_tokens))])
+    yield from _cache_configs(cluster.gpus, cache_dtype)
     yield from _engines(cluster.gpus, model)
     yield from _gpus(cluster.gpus)
+
+
+def _distribution(tokens: TokenHistogram) -> Distribution:
+    distribution = Distribution(tokens.bounds)
+    distribution.counts, distribution.sum = list(tokens.counts), tokens.sum
+    return distribution
+
+
+def _cache_configs(gpus: tuple[GpuSnapshot, ...], cache_dtype: str) -> Iterator[str]:
+    """Yields vLLM's names for the KvCaches' shapes. Like vLLM's they have no label for the model."""
+    labels = [
+        labelled(
+            engine=gpu.gpu.uuid,
+            block_size=str(gpu.gpu.page_size),
+            num_gpu_blocks=str(gpu.gpu.num_kv_pages),
+            cache_dtype=cache_dtype,
+            enable_prefix_caching="False",
+        )
+        for gpu in gpus
+    ]
+    yield from family(catalogue.CACHE_CONFIG, [(each, 1) for each in labels])
 
 
 def _engines(gpus: tuple[GpuSnapshot, ...], model: str) -> Iterator[str]:

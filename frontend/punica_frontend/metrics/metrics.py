@@ -5,7 +5,7 @@ end.
 """
 
 from collections import Counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from punica_frontend.metrics.bounded_labels import OTHER, BoundedLabels
 from punica_frontend.metrics.distribution import Distribution
@@ -17,6 +17,7 @@ FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 INTER_TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
 REQUEST_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 QUEUE_BOUNDS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+CHOICES_BOUNDS = (1, 2, 5, 10, 20)
 TOKENS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 #: Fewer buckets, since each labelled adapter and tenant has them.
 USE_FIRST_TOKEN_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -27,6 +28,17 @@ CutReason = Literal["header_timeout", "body_late", "stalled", "too_many_connecti
 
 #: Whether a request with an unknown field was refused, or answered without it.
 UnknownOutcome = Literal["refused", "ignored"]
+
+
+class AnswerKind(NamedTuple):
+    """Labels of an HTTP answer. Each has few values, whatever clients send."""
+
+    #: The route's path with its parameters' names, such as `/v1/adapters/{name}`.
+    handler: str
+    method: str
+    #: The class of the status, such as `2xx`.
+    status: str
+
 
 #: Default number of adapters, tenants and unknown fields with labels of their own.
 NUM_NAMED = 20
@@ -56,6 +68,8 @@ class Metrics:
         #: Requests without a token yet, by adapter.
         self.waiting_adapters: Counter[str] = Counter()
         self.num_websockets = 0
+        #: Answers to HTTP requests, and to websockets' handshakes.
+        self.num_answers: Counter[AnswerKind] = Counter()
         #: Connections that the frontend ended.
         self.num_cut: Counter[CutReason] = Counter()
         #: Tokens of requests that were added to the cluster.
@@ -72,17 +86,26 @@ class Metrics:
         self.generated_tokens = Distribution(TOKENS_BOUNDS)
         #: Total time that a request waited for a GPU.
         self.queue_s = Distribution(QUEUE_BOUNDS_S)
+        #: Times of a completed request: first placement to first token, first token to last one, and both together.
+        self.prefill_s = Distribution(FIRST_TOKEN_BOUNDS_S)
+        self.decode_s = Distribution(REQUEST_BOUNDS_S)
+        self.inference_s = Distribution(REQUEST_BOUNDS_S)
+        #: Mean time between two tokens of a completed request.
+        self.token_s = Distribution(INTER_TOKEN_BOUNDS_S)
+        #: Parameters of completed requests: choices of a prompt, and most tokens of an answer.
+        self.num_choices = Distribution(CHOICES_BOUNDS)
+        self.max_tokens = Distribution(TOKENS_BOUNDS)
         self.adapters = BoundedLabels(num_named, UsageStats)
         self.tenants = BoundedLabels(num_named, UsageStats)
         #: Unknown fields of OpenAI's and TGI's bodies.
         self.unknown_fields: BoundedLabels[Counter[UnknownOutcome]] = BoundedLabels(num_named, Counter)
 
-    def begin(self, arrived_s: float, num_prompt_tokens: int, *, adapter: str, tenant: str) -> "RequestMetrics":
+    def begin(self, arrived_s: float, params: "RequestParams", *, adapter: str, tenant: str) -> "RequestMetrics":
         """Counts a request as live until ``RequestMetrics.end``."""
         self.num_waiting += 1
         self.waiting_adapters[adapter] += 1
-        self.num_prompt_tokens += num_prompt_tokens
-        return RequestMetrics(self, arrived_s, num_prompt_tokens, adapter, tenant)
+        self.num_prompt_tokens += params.num_prompt_tokens
+        return RequestMetrics(self, arrived_s, params, adapter, tenant)
 
     def refused(self, code: str) -> None:
         """Counts a request that was refused with this error code before it began."""
@@ -92,11 +115,14 @@ class Metrics:
         """Counts a request with this unknown field; None stands for a name that can't be shown."""
         self.unknown_fields.use(OTHER if name is None else name)[outcome] += 1
 
-    def ended_in_cluster(self, ending: Ending) -> None:
-        """Counts the scheduler's report of an ended request, which may follow a cancellation here."""
-        self.num_evictions += ending.num_evictions
-        if ending.reason != "error":
-            self.queue_s.observe(ending.queue_s)
+
+class RequestParams(NamedTuple):
+    """Parameters of a request that are counted."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    #: Choices of its prompt, on the first of them; 0 on the others.
+    num_choices: int = 1
 
 
 class RequestMetrics:
@@ -105,20 +131,25 @@ class RequestMetrics:
     __slots__ = (
         "_adapter",
         "_arrived_s",
+        "_decode_s",
         "_first_s",
         "_last_s",
         "_metrics",
-        "_num_prompt_tokens",
         "_num_tokens",
+        "_params",
+        "_prefill_s",
         "_tenant",
         "outcome",
     )
 
-    def __init__(self, metrics: Metrics, arrived_s: float, num_prompt_tokens: int, adapter: str, tenant: str) -> None:
+    def __init__(self, metrics: Metrics, arrived_s: float, params: RequestParams, adapter: str, tenant: str) -> None:
         self._metrics = metrics
         self._arrived_s = self._last_s = arrived_s
         self._first_s: float | None = None
-        self._num_prompt_tokens = num_prompt_tokens
+        self._params = params
+        #: The scheduler's time, and the decode time of a completed request, until both are known.
+        self._prefill_s: float | None = None
+        self._decode_s: float | None = None
         self._num_tokens = 0
         self._adapter = adapter
         self._tenant = tenant
@@ -161,10 +192,39 @@ class RequestMetrics:
             metrics.num_running -= 1
         if self.outcome in ("stop", "length"):
             metrics.request_s.observe(now_s - self._arrived_s)
-            metrics.prompt_tokens.observe(self._num_prompt_tokens)
+            metrics.prompt_tokens.observe(self._params.num_prompt_tokens)
             metrics.generated_tokens.observe(self._num_tokens)
+            metrics.max_tokens.observe(self._params.max_tokens)
+            if self._params.num_choices:
+                metrics.num_choices.observe(self._params.num_choices)
+            self._end_decode()
         self._add_to(metrics.adapters.use(self._adapter))
         self._add_to(metrics.tenants.use(self._tenant))
+
+    def ended_in_cluster(self, ending: Ending) -> None:
+        """Counts the scheduler's report of the request's end, which comes before ``end`` or after it."""
+        metrics = self._metrics
+        metrics.num_evictions += ending.num_evictions
+        if ending.reason != "error":
+            metrics.queue_s.observe(ending.queue_s)
+        self._prefill_s = ending.prefill_s
+        self._observe_inference()
+
+    def _end_decode(self) -> None:
+        if self._first_s is None:
+            return
+        self._decode_s = self._last_s - self._first_s
+        self._metrics.decode_s.observe(self._decode_s)
+        if self._num_tokens > 1:
+            self._metrics.token_s.observe(self._decode_s / (self._num_tokens - 1))
+        self._observe_inference()
+
+    def _observe_inference(self) -> None:
+        """Observes the prefill, once the request was completed here and its end was reported."""
+        if self._prefill_s is not None and self._decode_s is not None:
+            self._metrics.prefill_s.observe(self._prefill_s)
+            self._metrics.inference_s.observe(self._prefill_s + self._decode_s)
+            self._prefill_s = None
 
     def _wait_no_more(self) -> None:
         metrics = self._metrics
@@ -175,7 +235,7 @@ class RequestMetrics:
 
     def _add_to(self, use: UsageStats) -> None:
         use.num_requests += 1
-        use.num_prompt_tokens += self._num_prompt_tokens
+        use.num_prompt_tokens += self._params.num_prompt_tokens
         use.num_generated_tokens += self._num_tokens
         if self._first_s is not None:
             use.first_token_s.observe(self._first_s - self._arrived_s)

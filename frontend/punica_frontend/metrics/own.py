@@ -16,6 +16,11 @@ def own_lines(metrics: Metrics, model: str, *, is_connected: bool, is_draining: 
     """``model`` is the API's name for the base model."""
     of_model = labelled(model_name=model)
     yield from _requests(metrics, of_model)
+    answers = [
+        (labelled(handler=each.handler, method=each.method, status=each.status), count)
+        for each, count in sorted(metrics.num_answers.items())
+    ]
+    yield from family(catalogue.HTTP_REQUESTS, answers)
     failed = [(code, count) for code, count in sorted(metrics.num_ended.items()) if code not in _FINISHED]
     yield from family(catalogue.FAILED, [(labelled(code=code), count) for code, count in failed])
     cut = sorted(metrics.num_cut.items())
@@ -47,8 +52,14 @@ def _requests(metrics: Metrics, of_model: Labels) -> Iterator[str]:
         (catalogue.INTER_TOKEN, metrics.inter_token_s),
         (catalogue.E2E, metrics.request_s),
         (catalogue.QUEUE_TIME, metrics.queue_s),
+        (catalogue.PREFILL_TIME, metrics.prefill_s),
+        (catalogue.DECODE_TIME, metrics.decode_s),
+        (catalogue.INFERENCE_TIME, metrics.inference_s),
+        (catalogue.TIME_PER_TOKEN, metrics.token_s),
         (catalogue.REQUEST_PROMPT, metrics.prompt_tokens),
         (catalogue.REQUEST_GENERATION, metrics.generated_tokens),
+        (catalogue.PARAMS_N, metrics.num_choices),
+        (catalogue.PARAMS_MAX_TOKENS, metrics.max_tokens),
     ):
         yield from family(metric, [(of_model, value)])
     ended = [(reason, metrics.num_ended[outcome]) for outcome, reason in _FINISHED.items()]

@@ -31,9 +31,10 @@ def metrics_router(
     metrics: Metrics,
     *,
     base_name: str,
+    cache_dtype: str,
     is_public: bool,
 ) -> APIRouter:
-    """``is_public``: open to everyone, otherwise for administrators."""
+    """``cache_dtype``: the KvCache's data type. ``is_public``: open to everyone, otherwise for administrators."""
     router = APIRouter(tags=["cluster"])
 
     @router.get(
@@ -51,7 +52,8 @@ def metrics_router(
             named = await _named_adapters(client, registry, metrics)
             lines += adapter_lines(metrics, named, cluster, base_name, time.time())
             # For a thousand GPUs this takes ten milliseconds.
-            lines.append(await asyncio.to_thread("".join, cluster_lines(cluster, base_name)))
+            shared = cluster_lines(cluster, base_name, cache_dtype=cache_dtype)
+            lines.append(await asyncio.to_thread("".join, shared))
         return Response("".join(lines), media_type=CONTENT_TYPE)
 
     return router

@@ -17,6 +17,7 @@ from punica_serve.protocol import (
     PlacedRequest,
     RecentFigures,
     ScaleAdvice,
+    TokenHistogram,
 )
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import RegistrySnapshot
@@ -67,6 +68,7 @@ CLUSTER_STRUCTS = (
     RecentFigures,
     Percentiles,
     Mark,
+    TokenHistogram,
 )
 
 _encode = msgspec.json.Encoder().encode

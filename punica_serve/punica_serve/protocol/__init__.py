@@ -41,6 +41,7 @@ from punica_serve.protocol.cluster import (
     RecentFigures,
     ResidencyReply,
     ScaleAdvice,
+    TokenHistogram,
 )
 from punica_serve.protocol.codec import (
     Decoder,
@@ -185,6 +186,7 @@ __all__ = [
     "SupervisorToWorker",
     "TenantQuota",
     "ToScheduler",
+    "TokenHistogram",
     "TokenLogprobs",
     "Warm",
     "WarmAdapter",

@@ -86,6 +86,16 @@ class ScaleAdvice(Struct, frozen=True):
     releasable_runners: tuple[str, ...] = ()
 
 
+class TokenHistogram(Struct, frozen=True):
+    """Numbers of tokens, counted in buckets. A number belongs to the first bucket whose bound is not below it."""
+
+    #: Upper bounds; one more bucket follows, without a bound.
+    bounds: tuple[int, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    #: All numbers added up.
+    sum: int = 0
+
+
 class ClusterSnapshot(Struct, frozen=True):
     """The scheduler's whole view. Counters count since the incarnation began."""
 
@@ -102,6 +112,8 @@ class ClusterSnapshot(Struct, frozen=True):
     recent: RecentFigures = RecentFigures()
     #: The newest cluster events, oldest first.
     marks: tuple[Mark, ...] = ()
+    #: Tokens that each step of all GPUs computed: prompt tokens of its prefill, and one for each request that decoded.
+    step_tokens: TokenHistogram = TokenHistogram()
 
 
 class ClusterReply(Message, frozen=True):

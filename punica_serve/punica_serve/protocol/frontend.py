@@ -105,6 +105,9 @@ class Ending(Struct, frozen=True):
     queue_s: float = 0.0
     #: Preemptions for lack of memory.
     num_evictions: int = 0
+    #: Seconds from its first placement on a GPU to its first token. None: it got no token, or an earlier incarnation
+    #: gave it the first one.
+    prefill_s: float | None = None
 
 
 class RateLimits(Struct, frozen=True):

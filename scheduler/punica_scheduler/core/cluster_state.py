@@ -77,7 +77,7 @@ class ClusterState:
         if record.last_gpu_uuid not in (None, gpu.uuid):
             self.counters["migrations"] += 1
             outcome.record_event("migrated", gpu.uuid)
-        record.begin_assignment(assignment, gpu.uuid)
+        record.begin_assignment(assignment, gpu.uuid, outcome.now_ns)
         seq = gpu.add(assignment, record)
         self.fleet.index.update(gpu)
         outcome.actions.append(Start(gpu.uuid, seq, assignment, record.as_it_is()))

@@ -51,6 +51,7 @@ class Outcome(Struct):
             gpu_s=record.gpu_s,
             queue_s=record.queue_s,
             num_evictions=record.num_evictions,
+            prefill_s=record.prefill_s,
         )
         self.endings.setdefault(record.frontend_id, []).append(ending)
 

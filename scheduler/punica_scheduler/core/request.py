@@ -113,6 +113,8 @@ class RequestRecord:
     #: Since when it is here, and since when it waits, by the scheduler's clock.
     admitted_ns: int = 0
     queued_ns: int = 0
+    #: When it was first placed.
+    placed_ns: int = 0
     #: Those of its GPU, while each of the GPU's steps gives it a token.
     repeated_rows: "RepeatedRows | None" = None
     assignment: AssignmentId | None = None
@@ -141,6 +143,8 @@ class RequestRecord:
     gpu_s: float = 0.0
     #: Time in the queue, up to its newest assignment.
     queue_s: float = 0.0
+    #: From its first placement to its first token; None without that token.
+    prefill_s: float | None = None
     num_evictions: int = 0
     #: Version of the fleet in which some GPU can hold it with its whole answer.
     fits_fleet_version: int = -1
@@ -208,7 +212,9 @@ class RequestRecord:
     def admit(self, now_ns: int) -> None:
         self.admitted_ns = now_ns
 
-    def begin_assignment(self, assignment: AssignmentId, gpu_uuid: str) -> None:
+    def begin_assignment(self, assignment: AssignmentId, gpu_uuid: str, now_ns: int) -> None:
+        if self.last_gpu_uuid is None:
+            self.placed_ns = now_ns
         self.assignment = assignment
         self.gpu_uuid = self.last_gpu_uuid = gpu_uuid
         self.num_generated_at_start = self.num_generated
@@ -226,6 +232,10 @@ class RequestRecord:
         self.generated_ids += token_ids
         self.gpu_s += gpu_s
         self.repeated_rows = None
+
+    def end_prefill(self, now_ns: int) -> None:
+        """The first token of its answer has come."""
+        self.prefill_s = (now_ns - self.placed_ns) / 1e9
 
     def accept_token(self, token_id: int, gpu_s: float) -> None:
         """Appends a token outside repeated rows."""

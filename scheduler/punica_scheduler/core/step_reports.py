@@ -71,6 +71,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
 def _note_begin(record: RequestRecord, outcome: Outcome) -> None:
     """A request is about to get its first token of this assignment."""
     if not record.num_generated_at_start:
+        record.end_prefill(outcome.now_ns)
         outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)
 
 

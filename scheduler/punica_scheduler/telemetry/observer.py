@@ -44,11 +44,12 @@ class ClusterObserver:
                 self._sample(now_ns)
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
-        """The scheduler's snapshot, with rolling statistics and cluster events."""
+        """The scheduler's snapshot, with rolling statistics, cluster events and the tokens of steps."""
         recent = self._stats.figures(self._scheduler.sample(), now_ns)
         cluster = self._scheduler.snapshot(now_ns)
         gpus = tuple(map(self._with_steps, cluster.gpus))
-        return replace(cluster, gpus=gpus, recent=recent, marks=self._events.snapshot())
+        marks, step_tokens = self._events.snapshot(), self._steps.tokens.snapshot()
+        return replace(cluster, gpus=gpus, recent=recent, marks=marks, step_tokens=step_tokens)
 
     def gpu(self, gpu: str, now_ns: int) -> GpuDetails:
         """The scheduler's details of a GPU. Raises GpuNotFound."""

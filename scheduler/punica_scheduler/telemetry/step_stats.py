@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
+from punica_scheduler.telemetry.step_tokens import StepTokens
 from punica_serve.protocol import StepReport
 
 _SLICE_NS = 200_000_000
@@ -54,6 +55,8 @@ class StepStats:
         #: By GPU UUID: those that ran a step within the last second.
         self._gpus: dict[str, _Gpu] = {}
         self._began_ns = 0
+        #: All steps that were counted, however long ago.
+        self.tokens = StepTokens()
 
     def observe(self, report: StepReport) -> None:
         """Counts the report's step, unless it has none or it was counted."""
@@ -66,6 +69,7 @@ class StepStats:
         if gpu.step == report.step:
             return
         gpu.step = report.step
+        self.tokens.observe(report)
         newest = gpu.newest
         newest.num_steps += 1
         newest.num_rows += num_rows

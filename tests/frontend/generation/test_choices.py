@@ -42,7 +42,8 @@ async def planned(generator: Generator, prompt: str, **fields: Any) -> Any:
 async def test_copies_differ_in_their_seeds_and_ids(generator: Generator) -> None:
     plan = await planned(generator, "42", seed=(1 << 64) - 2)
     plans = copies(plan, 3)
-    assert plans[0] is plan
+    assert plans[0].request is plan.request
+    assert [each.num_choices for each in plans] == [3, 0, 0]
     assert [each.request.sampling.seed for each in plans] == [(1 << 64) - 2, (1 << 64) - 1, 0]
     assert len({each.request.request_id for each in plans}) == 3
     assert [each.answer_id for each in plans] == [each.request.request_id for each in plans]

@@ -12,10 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from punica_frontend.metrics import catalogue, table
 from punica_frontend.metrics.adapters import NamedAdapter, adapter_lines
 from punica_frontend.metrics.cluster import cluster_lines
-from punica_frontend.metrics.metrics import Metrics
+from punica_frontend.metrics.metrics import AnswerKind, Metrics, RequestParams
 from punica_frontend.metrics.own import own_lines
 from punica_frontend.metrics.text import Metric, family, labelled
-from punica_serve.protocol import AdapterResidency, ClusterSnapshot, GpuInfo, GpuSnapshot, ScaleAdvice
+from punica_serve.protocol import (
+    AdapterResidency,
+    ClusterSnapshot,
+    Ending,
+    GpuInfo,
+    GpuSnapshot,
+    ScaleAdvice,
+    TokenHistogram,
+)
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -38,7 +46,17 @@ def gpu(uuid: str = "GPU-1") -> GpuSnapshot:
     )
 
 
-CLUSTER = ClusterSnapshot(1, 2, (gpu(),), 9, 1, 1, {"migrations": 3, "unheard_of": 1}, ScaleAdvice(2, ("idle",)))
+CLUSTER = ClusterSnapshot(
+    1,
+    2,
+    (gpu(),),
+    9,
+    1,
+    1,
+    {"migrations": 3, "unheard_of": 1},
+    ScaleAdvice(2, ("idle",)),
+    step_tokens=TokenHistogram((1, 8), (4, 2, 1), 600),
+)
 ADAPTERS = [
     NamedAdapter("shared/roman", True, AdapterResidency("d1", gpus=("GPU-1",), hosts=("GPU-1",))),
     NamedAdapter("acme/hex", False, AdapterResidency("d2", hosts=("GPU-1",))),
@@ -55,12 +73,14 @@ def metrics() -> Metrics:
     metrics.unknown_field(None, "ignored")
     metrics.num_websockets = 3
     for adapter, outcome in (("shared/roman", "stop"), ("acme/hex", "cancelled")):
-        request = metrics.begin(10.0, 4, adapter=adapter, tenant="acme")
+        request = metrics.begin(10.0, RequestParams(4, 64), adapter=adapter, tenant="acme")
         request.add_tokens(1, 10.02)
         request.add_tokens(2, 110.0)
         request.outcome = outcome
         request.end(111.0)
-    metrics.begin(10.0, 4, adapter="acme/new", tenant="acme")
+        request.ended_in_cluster(Ending(1, 3, "stop", prefill_s=0.5))
+    metrics.num_answers[AnswerKind("/v1/adapters/{name}", "GET", "4xx")] += 5
+    metrics.begin(10.0, RequestParams(4, 64), adapter="acme/new", tenant="acme")
     return metrics
 
 
@@ -69,7 +89,7 @@ def own() -> str:
 
 
 def cluster() -> str:
-    return "".join(cluster_lines(CLUSTER, "numbers"))
+    return "".join(cluster_lines(CLUSTER, "numbers", cache_dtype="bfloat16"))
 
 
 def adapters() -> str:
@@ -93,6 +113,7 @@ def test_a_frontends_own_figures() -> None:
     assert shown["vllm:num_requests_running numbers"] == 0
     assert shown["vllm:prompt_tokens_total numbers"] == 12
     assert shown["punica_requests_failed_total adapter_not_found"] == 1
+    assert shown["http_requests_total /v1/adapters/{name} GET 4xx"] == 5
     assert shown["punica_connections_cut_total stalled"] == 2
     assert shown["punica_unknown_fields_total tools refused"] == 1
     assert shown["punica_unknown_fields_total other ignored"] == 1
@@ -111,6 +132,34 @@ def test_the_buckets_of_a_histogram_add_up() -> None:
     assert buckets == [0, 0, 4]
     assert shown[f"{name}_count numbers"] == 4
     assert shown[f"{name}_sum numbers"] == pytest.approx(2 * 99.98)
+
+
+def test_the_times_and_parameters_of_completed_requests() -> None:
+    shown = values(own())
+    for name, value in (
+        ("prefill_time_seconds", 0.5),
+        ("decode_time_seconds", 99.98),
+        ("inference_time_seconds", 100.48),
+        ("time_per_output_token_seconds", 49.99),
+        ("params_n", 1),
+        ("params_max_tokens", 64),
+    ):
+        assert shown[f"vllm:request_{name}_sum numbers"] == pytest.approx(value)
+        assert shown[f"vllm:request_{name}_count numbers"] == 1
+
+
+def test_the_tokens_of_steps_and_the_shapes_of_caches() -> None:
+    shown = values(cluster())
+    buckets = [shown[f"vllm:iteration_tokens_total_bucket numbers {bound}"] for bound in ("1", "8", "+Inf")]
+    assert buckets == [4, 6, 7]
+    assert shown["vllm:iteration_tokens_total_sum numbers"] == 600
+    assert shown["vllm:cache_config_info GPU-1 16 100 bfloat16 False"] == 1
+
+
+def test_a_scheduler_that_reports_no_steps_has_none() -> None:
+    before = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
+    shown = values("".join(cluster_lines(before, "numbers", cache_dtype="bfloat16")))
+    assert shown["vllm:iteration_tokens_total_count numbers"] == 0
 
 
 def test_the_clusters_figures() -> None:
@@ -152,7 +201,12 @@ def test_the_page_and_the_catalogue_have_the_same_metrics(texts: Iterable[object
         if callable(text)
         for shape in map(_shape, text_string_to_metric_families(text()))
     }
-    assert set(told) == {(metric.name.removesuffix("_total"), metric.kind, metric.labels) for metric in metrics}
+    assert set(told) == {(_parsed(metric), metric.kind, metric.labels) for metric in metrics}
+
+
+def _parsed(metric: Metric) -> str:
+    """The parser's name, without the suffix of a counter."""
+    return metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
 
 
 def _shape(family: Family) -> tuple[str, str, tuple[str, ...]]:
@@ -172,7 +226,7 @@ def test_the_page_is_bounded_whatever_is_used() -> None:
     one, many = Metrics(num_named=3), Metrics(num_named=3)
     for subject, num_adapters in ((one, 4), (many, 2_000)):
         for number in range(num_adapters):
-            subject.begin(0.0, 1, adapter=f"acme/{number}", tenant=f"tenant-{number}").end(1.0)
+            subject.begin(0.0, RequestParams(1, 64), adapter=f"acme/{number}", tenant=f"tenant-{number}").end(1.0)
     lines = [
         "".join(own_lines(subject, "numbers", is_connected=True, is_draining=False)).count("\n")
         for subject in (one, many)

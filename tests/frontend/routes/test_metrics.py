@@ -4,8 +4,9 @@ from typing import Any
 import httpx
 import pytest
 
-from echo_cluster import EchoCluster
+from echo_cluster import PREFILL_S, EchoCluster
 from punica_frontend.routes import metrics
+from punica_serve.base_model.model_config import ModelConfig
 
 
 async def test_figures_of_the_frontend_and_of_the_cluster(client: httpx.AsyncClient) -> None:
@@ -21,12 +22,32 @@ async def test_figures_of_the_frontend_and_of_the_cluster(client: httpx.AsyncCli
         'vllm:time_to_first_token_seconds_count{model_name="numbers"} 1',
         'vllm:inter_token_latency_seconds_count{model_name="numbers"} 1',
         'vllm:request_queue_time_seconds_sum{model_name="numbers"} 0.5',
+        f'vllm:request_prefill_time_seconds_sum{{model_name="numbers"}} {PREFILL_S}',
+        'vllm:request_inference_time_seconds_count{model_name="numbers"} 1',
+        'vllm:request_params_n_sum{model_name="numbers"} 1.0',
+        'http_requests_total{handler="/v1/generate",method="POST",status="2xx"} 1',
+        'http_requests_total{handler="/v1/generate",method="POST",status="4xx"} 1',
         'punica_adapter_requests_total{adapter="numbers"} 1',
         'punica_tenant_requests_total{tenant="default"} 1',
         'punica_gpu_batch_size{gpu="CPU-1",gpu_name="host/0",runner="host"} 1.0',
         "punica_cluster_tokens_total 11",
     ):
         assert line in lines
+
+
+async def test_the_choices_of_a_body_are_one_requests(client: httpx.AsyncClient) -> None:
+    body = {"model": "numbers", "prompt": ["4", "5"], "n": 3, "max_tokens": 6}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    lines = (await client.get("/metrics")).text.splitlines()
+    for name, total, count in (("n", 6.0, 2), ("max_tokens", 36.0, 6)):
+        assert f'vllm:request_params_{name}_sum{{model_name="numbers"}} {total}' in lines
+        assert f'vllm:request_params_{name}_count{{model_name="numbers"}} {count}' in lines
+
+
+async def test_the_shape_of_each_gpus_kv_cache(client: httpx.AsyncClient, model: ModelConfig) -> None:
+    (line,) = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("vllm:cache_conf")]
+    labels = f'block_size="16",num_gpu_blocks="100",cache_dtype="{model.dtype}",enable_prefix_caching="False"'
+    assert line == f'vllm:cache_config_info{{engine="CPU-1",{labels}}} 1'
 
 
 @pytest.mark.parametrize("body", [b'{"prompt": "7", "top_p": 9}', b"{", b'{"prompt": "' + b"7" * (2 << 20)])

@@ -70,6 +70,7 @@ def test_a_report_that_only_follows_commands_counts_no_step() -> None:
     for _ in range(5):
         gpu.reports(8)
     assert gpu.stats.figures("A").batch_size_mean == 5.0
+    assert sum(gpu.stats.tokens.snapshot().counts) == 2
 
 
 def test_each_step_is_in_one_row_of_the_history() -> None:
