@@ -1,11 +1,11 @@
 """Which GPUs have rows, and in which order."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from punica_serve.cli.top.display import Order
 from punica_serve.cli.top.state import KnownGpu, State
+from punica_serve.numbers import natural_order
 
 #: The busiest GPUs are those of the last minute, so that rows don't jump.
 BUSY_S = 60
@@ -30,12 +30,7 @@ def gpu_rows(state: State, order: Order) -> list[GpuRow]:
         for uuid, batch_size in column.batch_sizes.items():
             loads[uuid] = loads.get(uuid, 0.0) + batch_size
     rows = [GpuRow(uuid, state.known.get(uuid, KnownGpu(uuid, most)), present.get(uuid)) for uuid in loads]
-    rows.sort(key=lambda row: _natural(row.known.name))
+    rows.sort(key=lambda row: natural_order(row.known.name))
     if order is Order.BUSY:
         rows.sort(key=lambda row: (-loads[row.uuid] / row.known.max_batch_size, row.now is None))
     return rows
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that puts host/2 before host/10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -12,7 +12,7 @@ from punica_serve.cli.top.event_kinds import kind_of
 from punica_serve.cli.top.gpu_rows import GpuRow, gpu_rows
 from punica_serve.cli.top.gpu_table import gpu_table
 from punica_serve.cli.top.state import State
-from punica_serve.numbers import counted
+from punica_serve.numbers import counted, natural_order
 
 _TITLE = "bold"
 _DIM = "dim"
@@ -91,7 +91,7 @@ def _events(state: State, num_rows: int, display: Display) -> RenderableType | N
     for mark in reversed(list(state.marks.values())[-num_rows:]):
         at = datetime.fromtimestamp(mark["at_ns"] / 1e9).strftime("%H:%M:%S")
         times = f" {mark['count']}x" if mark["count"] > 1 else ""
-        names = ", ".join(sorted(map(state.name_of, mark["gpu_uuids"])))
+        names = ", ".join(sorted(map(state.name_of, mark["gpu_uuids"]), key=natural_order))
         text = f"{at} {kind_of(mark).words}{times} {names}".rstrip()
         lines.append(Text(text, no_wrap=True, overflow=display.overflow))
     return Group(*lines)
