@@ -17,7 +17,10 @@ def history(first_s: int, **batch_sizes: list[float | None]) -> dict[str, Any]:
 
 
 def told(columns: BatchColumns) -> dict[int, dict[str, float]]:
-    return {column.at_s: dict(column.batch_sizes) for column in columns.newest(MAX_COLUMNS)}
+    known = columns.newest(MAX_COLUMNS)
+    seconds = [column.at_s for column in known]
+    assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
+    return {column.at_s: dict(column.batch_sizes) for column in known}
 
 
 def test_the_history_is_followed_by_a_column_for_each_second() -> None:

@@ -134,7 +134,7 @@ def test_no_line_is_longer_than_the_terminal_and_the_batch_is_always_told(width:
 
 
 @pytest.mark.parametrize("height", [10, 24, 50])
-@pytest.mark.parametrize("width", [80, 250])
+@pytest.mark.parametrize("width", [40, 80, 250])
 def test_many_gpus_leave_room_for_the_rest(width: int, height: int) -> None:
     lines = shown(cluster(*(gpu(number) for number in range(128))), width, height)
     assert len(lines) <= height
