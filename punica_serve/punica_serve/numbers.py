@@ -1,4 +1,6 @@
-"""Counts, and numbers in messages."""
+"""Counts, and numbers in messages and names."""
+
+import re
 
 #: The largest count that every layer below can hold: 32 bits, signed.
 MAX_COUNT = (1 << 31) - 1
@@ -12,3 +14,8 @@ def counted(count: int, what: str) -> str:
 def limit(value: object) -> str:
     """A limit as text: all digits of a whole number, and no trailing zeros."""
     return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A key for sorting, by which host/2 comes before host/10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -3,16 +3,17 @@
 import time
 from collections.abc import Iterable
 
-from punica_serve.process.tracing import Span, SpanContext, SpanSink, parent_of
+from punica_serve.process.tracing import Span, SpanContext, SpanSink, Value, parent_of
 from punica_serve.protocol import Request
 
 
 class RequestSpans:
     """The open spans of traced requests on this worker."""
 
-    def __init__(self, sink: SpanSink, gpu_uuid: str) -> None:
+    def __init__(self, sink: SpanSink, gpu_uuid: str, gpu_name: str) -> None:
         self._sink = sink
         self._gpu_uuid = gpu_uuid
+        self._gpu_name = gpu_name
         self._open: dict[str, tuple[SpanContext, Span]] = {}
 
     def started(self, request: Request) -> None:
@@ -36,4 +37,5 @@ class RequestSpans:
             self._sink.emit(traced[1], time.time_ns())
 
     def _begin(self, name: str, parent: SpanContext, now_ns: int) -> Span:
-        return Span(name, parent.child(), now_ns, parent, {"punica.gpu": self._gpu_uuid})
+        attributes: dict[str, Value] = {"punica.gpu": self._gpu_uuid, "punica.gpu_name": self._gpu_name}
+        return Span(name, parent.child(), now_ns, parent, attributes)

@@ -45,9 +45,9 @@ class StepLoop:
     def __init__(self, engine: Engine, gpu_uuid: str, gpu_name: str, sink: SpanSink | None = None) -> None:
         self._engine = engine
         self._gpu_uuid = gpu_uuid
-        #: For logs.
+        #: For logs alone; traces have both.
         self._gpu_name = gpu_name
-        self._spans = RequestSpans(sink, gpu_uuid) if sink else None
+        self._spans = RequestSpans(sink, gpu_uuid, gpu_name) if sink else None
         self._epoch = 0
         self._applied_seq = 0
         #: The incarnation of all assignments here.

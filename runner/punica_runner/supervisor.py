@@ -201,7 +201,8 @@ class Supervisor:
         uuid = worker.gpu.uuid
         if uuid in self._workers:
             raise ConfigError(
-                f"{name} can't run: another worker has GPU {uuid} already; name each device once in runner.devices",
+                f"{name} can't run: {self._workers[uuid].gpu.name} has its GPU ({uuid}) already; "
+                "name each device once in runner.devices",
                 param="runner.devices",
             )
         self._workers[uuid] = worker

@@ -36,8 +36,8 @@ class RequestSpans:
         self._by_assignment: dict[AssignmentId, _Traced] = {}
         #: By frontend and handle.
         self._by_handle: dict[tuple[str, int], _Traced] = {}
-        #: GPU UUID -> the runner that it joined with last.
-        self._runners: dict[str, str] = {}
+        #: The GPUs by UUID, as they joined last.
+        self._gpus: dict[str, events.GpuJoined] = {}
 
     def happened(self, event: events.Event) -> None:
         """Before the core acts upon it."""
@@ -49,13 +49,13 @@ class RequestSpans:
             case events.AssignmentsFailed(failure):
                 for assignment in failure.assignments:
                     self._leave(assignment, "failed on the GPU")
-            case events.GpuJoined(runner_id, gpu):
+            case events.GpuJoined(_, gpu):
                 self._gpus_lost({gpu.uuid})
-                self._runners[gpu.uuid] = runner_id
+                self._gpus[gpu.uuid] = event
             case events.GpuLost(gpu_uuid):
                 self._gpus_lost({gpu_uuid})
             case events.RunnerJoined(runner_id) | events.RunnerLost(runner_id):
-                self._gpus_lost({uuid for uuid, owner in self._runners.items() if owner == runner_id})
+                self._gpus_lost({uuid for uuid, joined in self._gpus.items() if joined.runner_id == runner_id})
 
     def started(self, action: Start) -> Request:
         """The request as its GPU gets it: what that records belongs to this stay."""
@@ -64,7 +64,11 @@ class RequestSpans:
             return action.request
         self._end(traced)
         traced.span = self._begin("assignment", traced.parent)
-        traced.span.attributes = {"punica.gpu": action.gpu_uuid, "punica.assignment": action.assignment.counter}
+        traced.span.attributes = {
+            "punica.gpu": action.gpu_uuid,
+            "punica.gpu_name": self._name_of(action.gpu_uuid),
+            "punica.assignment": action.assignment.counter,
+        }
         traced.assignment, traced.gpu_uuid = action.assignment, action.gpu_uuid
         self._by_assignment[action.assignment] = traced
         return replace(action.request, traceparent=traced.span.context.traceparent)
@@ -96,7 +100,11 @@ class RequestSpans:
         for assignment in [key for key, traced in self._by_assignment.items() if traced.gpu_uuid in uuids]:
             self._leave(assignment, "gpu lost")
         for uuid in uuids:
-            self._runners.pop(uuid, None)
+            self._gpus.pop(uuid, None)
+
+    def _name_of(self, gpu_uuid: str) -> str:
+        joined = self._gpus.get(gpu_uuid)
+        return joined.gpu.name if joined else gpu_uuid
 
     def _leave(self, assignment: AssignmentId, why: str) -> None:
         """Off its GPU, to wait again."""

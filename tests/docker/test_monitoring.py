@@ -32,6 +32,12 @@ def panels(dashboard: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_calls_gpus_by_their_names(dashboard: Path) -> None:
+    legends = [target.get("legendFormat", "") for panel in panels(dashboard) for target in panel["targets"]]
+    assert not any("{{gpu}}" in legend for legend in legends)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_a_dashboard_asks_for_metrics_that_there_are(dashboard: Path) -> None:
     expressions = [target["expr"] for panel in panels(dashboard) for target in panel["targets"]]
     assert expressions

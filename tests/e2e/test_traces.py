@@ -48,7 +48,8 @@ def check_tree(spans: list[ReceivedSpan]) -> None:
         "decode": by_name["assignment"].span_id,
     }
     assert by_name["prefill"].end_ns == by_name["decode"].start_ns
-    assert by_name["assignment"].attributes["punica.gpu"] == by_name["decode"].attributes["punica.gpu"]
+    for name in ("punica.gpu", "punica.gpu_name"):
+        assert by_name["assignment"].attributes[name] == by_name["decode"].attributes[name]
     assert by_name["request"].events == ("first token",)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from punica_serve.numbers import counted, limit
+from punica_serve.numbers import counted, limit, natural_order
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 GPUs"), (1, "1 GPU"), (2, "2 GPUs")])
@@ -22,3 +22,8 @@ def test_one_is_no_plural(count: int, said: str) -> None:
 )
 def test_a_limit_is_said_to_the_last_digit(value: float, said: str) -> None:
     assert limit(value) == said
+
+
+def test_numbers_in_names_are_ordered_by_their_value() -> None:
+    names = ["host-2/0", "host-1/10", "host-1/2", "host", "9", "a"]
+    assert sorted(names, key=natural_order) == ["9", "a", "host", "host-1/2", "host-1/10", "host-2/0"]

@@ -58,7 +58,7 @@ def arrived(traceparent: str | None = PARENT.traceparent) -> events.RequestArriv
 
 
 def joined(gpu: str, runner: str = "host") -> events.GpuJoined:
-    return events.GpuJoined(runner, GpuInfo(gpu, "cpu", 8, 16, 64, {}))
+    return events.GpuJoined(runner, GpuInfo(gpu, "cpu", 8, 16, 64, {}, f"{runner}/{gpu}"))
 
 
 def names(collector: OtlpCollector) -> list[tuple[str, tuple[str, ...]]]:
@@ -91,6 +91,7 @@ def test_each_wait_and_each_stay_is_a_span_of_the_request(
         spans.stopped(end_of_stay)
     else:
         spans.happened(end_of_stay)
+    spans.happened(joined("B", "other"))
     spans.started(start(SECOND, "B", request()))
     spans.delivered(Deliver("f", Deliveries(endings=(Ending(7, 3, "stop"),))))
     sink.close()
@@ -98,6 +99,7 @@ def test_each_wait_and_each_stay_is_a_span_of_the_request(
     assert {(span.trace_id, span.parent_id) for span in collector.spans} == {(PARENT.trace_id, PARENT.span_id)}
     assert parent_of(told.traceparent) == (SpanContext(PARENT.trace_id, collector.spans[1].span_id), True)
     assert [span.attributes.get("punica.gpu") for span in collector.spans] == [None, "A", None, "B"]
+    assert [span.attributes.get("punica.gpu_name") for span in collector.spans] == [None, "host/A", None, "other/B"]
     assert not spans._by_request and not spans._by_assignment and not spans._by_handle
 
 

@@ -33,6 +33,11 @@ def test_a_gpu_that_is_gone_for_a_while_was_idle() -> None:
     assert timeline_of(samples, interval_s=2.0, max_batch_size=8).batch_sizes == {"a": [4.0], "b": [2.0]}
 
 
+def test_rows_are_in_the_order_of_the_gpus_names() -> None:
+    samples = [sample(second, 0, **{"host/10": 1, "host/2": 2}) for second in range(3)]
+    assert list(timeline_of(samples, interval_s=2.0, max_batch_size=8).batch_sizes) == ["host/2", "host/10"]
+
+
 def test_an_interval_without_samples_is_empty() -> None:
     timeline = timeline_of([sample(0, 0, a=4), sample(6, 60, a=4)], interval_s=2.0, max_batch_size=8)
     assert timeline.batch_sizes == {"a": [4.0, 0.0, 0.0]}
@@ -47,7 +52,7 @@ def client(*answers: httpx.Response) -> httpx.AsyncClient:
 
 CLUSTER = {
     "incarnation": 1,
-    "gpus": [{"gpu": {"uuid": "a"}, "batch_size_mean": 5.0}],
+    "gpus": [{"gpu": {"uuid": "GPU-1", "name": "host/0"}, "batch_size_mean": 5.0}],
     "queue_length": 2,
     "counters": {"tokens": 7},
 }
@@ -69,7 +74,7 @@ async def sampled(asked: httpx.AsyncClient, num_samples: int) -> list[Sample]:
 async def test_a_failed_sample_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SAMPLE_INTERVAL_S", 0.0)
     async with client(httpx.Response(503), httpx.Response(200, json=CLUSTER)) as asked:
-        assert await sampled(asked, 1) == [Sample(1.5, {"a": 5}, 2, {"tokens": 7})]
+        assert await sampled(asked, 1) == [Sample(1.5, {"host/0": 5}, 2, {"tokens": 7})]
 
 
 async def test_a_scheduler_that_starts_again_counts_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def unpin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> No
 @app.command("prefetch")
 def prefetch(
     name: Name,
-    gpu: Annotated[list[str] | None, typer.Option(help="UUID of a GPU; repeatable. All GPUs by default.")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="A GPU, by name or UUID; repeatable. All by default.")] = None,
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Never
 import httpx
 import numpy as np
 
+from punica_serve.numbers import natural_order
 from punica_serve.simulation.timeline import Timeline
 
 #: Real seconds between two samples.
@@ -21,7 +22,7 @@ class Sample:
     """A sample of the cluster."""
 
     time_s: float
-    #: GPU UUID -> mean requests of its steps of the last second; 0 if it ran none.
+    #: GPU name -> mean requests of its steps of the last second; 0 if it ran none.
     batch_sizes: Mapping[str, float]
     queue_length: int
     #: Counters summed over all schedulers since the first sample.
@@ -63,7 +64,7 @@ async def _get(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def _sample(time_s: float, cluster: dict[str, Any], counters: _Counters) -> Sample:
-    batch_sizes = {gpu["gpu"]["uuid"]: gpu["batch_size_mean"] for gpu in cluster["gpus"]}
+    batch_sizes = {gpu["gpu"]["name"]: gpu["batch_size_mean"] for gpu in cluster["gpus"]}
     counted = counters.take(cluster["incarnation"], cluster["counters"])
     return Sample(time_s, batch_sizes, cluster["queue_length"], counted)
 
@@ -83,14 +84,14 @@ def timeline_of(samples: Sequence[Sample], *, interval_s: float, max_batch_size:
     for sample in samples:
         if 0 <= sample.time_s < num_intervals * interval_s:
             seen[int(sample.time_s / interval_s)].append(sample)
-    uuids = sorted({uuid for sample in samples for uuid in sample.batch_sizes})
+    gpus = sorted({gpu for sample in samples for gpu in sample.batch_sizes}, key=natural_order)
     return Timeline(
         interval_s=interval_s,
         requests_per_s=rate("arrived"),
         tokens_per_s=rate("tokens"),
         queue_length=[mine[-1].queue_length if mine else 0 for mine in seen],
         batch_sizes={
-            uuid: [_mean([sample.batch_sizes.get(uuid, 0) for sample in mine]) for mine in seen] for uuid in uuids
+            gpu: [_mean([sample.batch_sizes.get(gpu, 0) for sample in mine]) for mine in seen] for gpu in gpus
         },
         max_batch_size=max_batch_size,
     )

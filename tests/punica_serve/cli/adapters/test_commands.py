@@ -137,8 +137,8 @@ def test_remove_may_leave_the_rest_to_the_cluster(cli: Cli, frontend: StubFronte
 def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(202, {}), (202, {})]
     cli("adapters", "prefetch", "roman", "--url", frontend.url)
-    cli("adapters", "prefetch", "roman", "--gpu", "GPU-1", "--gpu", "GPU-2", "--url", frontend.url)
-    assert [json.loads(body) for body in frontend.bodies] == [{}, {"gpus": ["GPU-1", "GPU-2"]}]
+    cli("adapters", "prefetch", "roman", "--gpu", "host/0", "--gpu", "GPU-2", "--url", frontend.url)
+    assert [json.loads(body) for body in frontend.bodies] == [{}, {"gpus": ["host/0", "GPU-2"]}]
 
 
 def test_a_refusal_is_one_line(cli: Cli, frontend: StubFrontend) -> None:

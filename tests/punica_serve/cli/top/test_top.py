@@ -20,10 +20,26 @@ from websockets.http11 import Request, Response
 
 from waits import DEADLINE_S, until
 
+GPU = {
+    "gpu": {"uuid": "GPU-1", "name": "host/0", "max_batch_size": 32, "num_kv_pages": 100},
+    "batch_size_mean": 16.0,
+    "num_adapters": 0,
+    "free_kv_pages": 100,
+    "resident_adapters": [],
+    "adapters_used_ns": [],
+    "tokens": 0,
+    "is_draining": False,
+}
+#: The three seconds before now_ns.
+HISTORY = {
+    "at_ns": [7_000_000_000, 8_000_000_000, 9_000_000_000],
+    "gpus": {"GPU-1": {"batch_size_mean": [None, 0.0, 32.0]}},
+}
+
 CLUSTER = {
     "incarnation": 1,
-    "now_ns": 1,
-    "gpus": [],
+    "now_ns": 10_000_000_000,
+    "gpus": [GPU],
     "queue_length": 7,
     "num_runners": 1,
     "num_frontends": 1,
@@ -45,7 +61,7 @@ def frame(**changes: Any) -> str:
 
 
 async def tell(socket: ServerConnection) -> None:
-    await socket.send(json.dumps({"type": "history", "history": {}}))
+    await socket.send(json.dumps({"type": "history", "history": HISTORY}))
     await socket.send(frame())
     await socket.wait_closed()
 
@@ -102,10 +118,13 @@ async def top_on(url: str) -> AsyncIterator[Terminal]:
         os.close(theirs)
 
 
-async def top_once(*arguments: str) -> tuple[int, str, str]:
+async def top_once(*arguments: str, encoding: str = "utf-8") -> tuple[int, str, str]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "punica_serve.cli", "top", *arguments), stdout=pipe, stderr=pipe
+        *(sys.executable, "-m", "punica_serve.cli", "top", *arguments),
+        stdout=pipe,
+        stderr=pipe,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
     )
     async with asyncio.timeout(DEADLINE_S):
         stdout, stderr = await process.communicate()
@@ -152,6 +171,15 @@ async def test_once_is_for_scripts() -> None:
         code, stdout, stderr = await top_once("--once", "--url", f"http://127.0.0.1:{port_of(server)}")
     assert (code, stderr) == (0, "")
     assert "queue 7" in stdout and "\x1b" not in stdout
+
+
+@pytest.mark.parametrize(("encoding", "cells"), [("utf-8", "·█▄"), ("ascii", ".@+")])
+async def test_once_prints_the_history_too(encoding: str, cells: str) -> None:
+    async with frontend() as server:
+        url = f"http://127.0.0.1:{port_of(server)}"
+        code, stdout, _ = await top_once("--once", "--sort", "name", "--url", url, encoding=encoding)
+    row = next(line.split() for line in stdout.splitlines() if line.startswith("host/0"))
+    assert (code, row[:3]) == (0, ["host/0", cells, "16.0/32"])
 
 
 async def test_without_a_frontend_or_a_terminal_it_says_so() -> None:
