@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from websockets.asyncio.client import connect
 
 from echo_cluster import EchoCluster
+from punica_serve.protocol import PlacedRequest
 from tenant_keys import ClientOf, Keys
 
 #: acme's, in the registry of these tests, and what its files are called there. bolt asks.
@@ -45,7 +46,14 @@ NAMING: dict[str, Any] = {
 }
 
 #: What tells of many things at once, and must not tell of others'.
-LISTING = {"GET /v1/models", "GET /v1/adapters", "GET /v1/cluster", "GET /v1/usage", "GET /info"}
+LISTING = {
+    "GET /v1/models",
+    "GET /v1/adapters",
+    "GET /v1/cluster",
+    "GET /v1/cluster/gpus/{gpu:path}",
+    "GET /v1/usage",
+    "GET /info",
+}
 
 #: Administrators see everything, and nobody else anything: test_admin_routes.py.
 FOR_ADMINISTRATORS = {
@@ -133,8 +141,9 @@ async def test_lists_do_not_tell_of_others(
     bolt: httpx.AsyncClient, client_of: ClientOf, keys: Keys, cluster: EchoCluster, route: str
 ) -> None:
     cluster.resident_adapters = (DIGEST, "d1")
+    cluster.placed = [PlacedRequest(f"{THEIRS}-1", "acme-id", "acme", DIGEST, 3, 5, 64, 7)]
     assert (await client_of(keys.acme).post("/v1/generate", json={"prompt": "4", "lora_id": THEIRS})).is_success
-    response = await bolt.get(route.split(" ")[1])
+    response = await bolt.get(route.split(" ")[1].replace("{gpu:path}", "CPU-1"))
     assert response.status_code == 200
     assert THEIRS not in response.text and DIGEST not in response.text and "acme" not in response.text
 
