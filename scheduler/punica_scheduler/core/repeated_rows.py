@@ -107,8 +107,7 @@ class RepeatedRows:
 
     def begin(self) -> None:
         """Makes itself the owner of its requests' new tokens, until ``end``."""
-        for record in self.records:
-            record.join_repeated_rows(self)
+        RequestRecord.join_rows(self.records, self)
 
     def is_continued_by(self, report: StepReport) -> bool:
         """Whether the report is of the same requests, each at its next position, with none too many."""
@@ -133,10 +132,8 @@ class RepeatedRows:
         if step + STEPS_AHEAD < self.max_steps:
             return self._turns.count(turn)
         rows = zip(self._turns, self._num_left, strict=True)
-        return sum(own == turn and step + STEPS_AHEAD < left for own, left in rows)
+        return len([None for own, left in rows if own == turn and step + STEPS_AHEAD < left])
 
     def end(self) -> None:
         """Hands each request its tokens and GPU time."""
-        token_ids, num_rows, gpu_s = array(TOKEN_TYPE, b"".join(self._steps)), len(self.records), self.gpu_s
-        for row, record in enumerate(self.records):
-            record.leave_repeated_rows(token_ids[row::num_rows], gpu_s)
+        RequestRecord.leave_rows(self.records, array(TOKEN_TYPE, b"".join(self._steps)), self.gpu_s)

@@ -8,7 +8,7 @@ queued ──▶ placed ──▶ finished
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -148,6 +148,9 @@ class RequestRecord:
     num_evictions: int = 0
     #: Version of the fleet in which some GPU can hold it with its whole answer.
     fits_fleet_version: int = -1
+    request_id: str = field(init=False)
+    #: Of its adapter; None runs the base model.
+    digest: str | None = field(init=False)
     #: Length of the prompt, and of the longest answer.
     num_prompt: int = field(init=False)
     max_tokens: int = field(init=False)
@@ -157,7 +160,8 @@ class RequestRecord:
     arrival: tuple[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrival = (self.request.arrival_ns, self.request.request_id)
+        self.request_id, self.digest = self.request.request_id, self.request.digest
+        self.arrival = (self.request.arrival_ns, self.request_id)
         self.num_prompt = len(self.request.prompt_ids)
         self.max_tokens = self.request.sampling.max_tokens
         self.max_num_tokens = self.num_prompt + self.max_tokens
@@ -167,15 +171,6 @@ class RequestRecord:
         lora_pages = _lora_pages(tuple(request.adapter.ranks.items())) if request.adapter else {}
         generated_ids = array(TOKEN_TYPE, request.generated_ids)
         return cls(frontend_id, handle, request, generated_ids, lora_pages, was_admitted=was_admitted)
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def digest(self) -> str | None:
-        """The adapter's digest; None runs the base model."""
-        return self.request.digest
 
     @property
     def num_generated(self) -> int:
@@ -223,15 +218,20 @@ class RequestRecord:
     def end_assignment(self) -> None:
         self.assignment = self.gpu_uuid = None
 
-    def join_repeated_rows(self, rows: "RepeatedRows") -> None:
-        """From now on the rows count the request's tokens and GPU time."""
-        self.repeated_rows = rows
+    @staticmethod
+    def join_rows(records: "Sequence[RequestRecord]", rows: "RepeatedRows") -> None:
+        """From now on the rows count these requests' tokens and GPU time. One call for all: rows change often."""
+        for record in records:
+            record.repeated_rows = rows
 
-    def leave_repeated_rows(self, token_ids: "array[int]", gpu_s: float) -> None:
-        """Takes over the tokens and the GPU time that the rows counted."""
-        self.generated_ids += token_ids
-        self.gpu_s += gpu_s
-        self.repeated_rows = None
+    @staticmethod
+    def leave_rows(records: "Sequence[RequestRecord]", token_ids: "array[int]", gpu_s: float) -> None:
+        """Each takes over its tokens, those of a step side by side, and the GPU time of a row."""
+        num_rows = len(records)
+        for row, record in enumerate(records):
+            record.generated_ids += token_ids[row::num_rows]
+            record.gpu_s += gpu_s
+            record.repeated_rows = None
 
     def end_prefill(self, now_ns: int) -> None:
         """The first token of its answer has come."""

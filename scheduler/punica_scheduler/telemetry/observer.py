@@ -31,17 +31,16 @@ class ClusterObserver:
 
     def observe(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Call it once for each event, with the actions that ``Scheduler.handle`` returned."""
+        # Exact types and no patterns: this runs for every report of every GPU.
         for action in actions:
-            match action:
-                case RecordTokens():
-                    self._stats.observe(action)
-                case RecordEvent(kind, gpu_uuid):
-                    self._events.add(kind, gpu_uuid, now_ns)
-        match event:
-            case StepFinished(report):
-                self._steps.observe(report)
-            case Tick():
-                self._sample(now_ns)
+            if type(action) is RecordTokens:
+                self._stats.observe(action)
+            elif type(action) is RecordEvent:
+                self._events.add(action.kind, action.gpu_uuid, now_ns)
+        if type(event) is StepFinished:
+            self._steps.observe(event.report)
+        elif type(event) is Tick:
+            self._sample(now_ns)
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """The scheduler's snapshot, with rolling statistics, cluster events and the tokens of steps."""
