@@ -1,5 +1,6 @@
 """The step loop of a worker that runs an engine."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
@@ -20,10 +21,20 @@ IDLE_WAIT_S = 1.0
 
 
 def run(
-    config: EngineConfig, device: str, runner_id: str, index: int, link: SupervisorLink, otlp_endpoint: str | None
+    config: EngineConfig,
+    device: str,
+    runner_id: str,
+    index: int,
+    link: SupervisorLink,
+    cache_folder: Path,
+    cache_bytes: int,
+    otlp_endpoint: str | None,
 ) -> NoReturn:
-    """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected."""
-    engine = _make_engine(config, device, link)
+    """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected.
+
+    Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
+    """
+    engine = _make_engine(config, device, link, cache_folder, cache_bytes)
     gpu = _describe(engine, config, device, runner_id, index)
     link.wake = engine.wake
     freeze_gc()
@@ -39,13 +50,16 @@ def run(
             engine.wait(IDLE_WAIT_S)
 
 
-def _make_engine(config: EngineConfig, device: str, link: SupervisorLink) -> "Engine":
+def _make_engine(
+    config: EngineConfig, device: str, link: SupervisorLink, cache_folder: Path, cache_bytes: int
+) -> "Engine":
     """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
     try:
         # Imported here, because it takes seconds: signals and the pipe's end are handled by now.
         from punica_serve.engine.engine import Engine
+        from punica_serve.store.packed_folder import PackedCache
 
-        return Engine(config, device, link.fetch)
+        return Engine(config, device, link.fetch, PackedCache(cache_folder, cache_bytes))
     except ModuleNotFoundError as error:
         message = missing_extra(error)
         if message is None:

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Never
 
 from punica_runner.host_disk import HostDisk
@@ -110,6 +111,8 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
         *("--device", config.runner.devices[index]),
         *("--runner-id", runner_id),
         *("--index", str(index)),
+        *("--cache-folder", str(_cache_folder(config))),
+        *("--cache-bytes", str(config.store.cache_bytes)),
         *("--log-level", logging.getLevelName(log.getEffectiveLevel()).lower()),
         *("--log-format", config.log.format.value),
         *(("--otlp-endpoint", config.tracing.otlp_endpoint) if config.tracing.otlp_endpoint else ()),
@@ -249,9 +252,13 @@ def _log_start(message: StartRequest | StopRequest, gpu_name: str) -> None:
         log.debug("request passed on", extra=about(**named(message.request), gpu=gpu_name))
 
 
+def _cache_folder(config: ClusterConfig) -> Path:
+    return (config.data_folder / "cache").absolute()
+
+
 def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
     """Opens the host's disk cache. Raises ConfigError if its folder can't be created."""
-    folder = config.data_folder / "cache"
+    folder = _cache_folder(config)
     try:
         return DiskCache(
             folder,

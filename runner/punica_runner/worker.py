@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from punica_runner import engine_steps, simulated_steps
@@ -58,6 +59,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
     parser.add_argument("--log-level", required=True, type=LogLevel)
     parser.add_argument("--log-format", required=True, type=LogFormat)
+    parser.add_argument("--cache-folder", required=True, type=Path, help="the host's adapters on disk")
+    parser.add_argument("--cache-bytes", required=True, type=int, help="all that this folder may take")
     parser.add_argument("--otlp-endpoint")
     parser.add_argument("--read-fd", required=True, type=int)
     parser.add_argument("--write-fd", required=True, type=int)
@@ -95,7 +98,14 @@ def _run(options: argparse.Namespace, link: SupervisorLink) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
         simulated_steps.run(options.engine_config, options.simulation, options.runner_id, options.index, link)
     engine_steps.run(
-        options.engine_config, options.device, options.runner_id, options.index, link, options.otlp_endpoint
+        options.engine_config,
+        options.device,
+        options.runner_id,
+        options.index,
+        link,
+        options.cache_folder,
+        options.cache_bytes,
+        options.otlp_endpoint,
     )
 
 

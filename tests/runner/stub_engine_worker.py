@@ -23,7 +23,7 @@ class Engine:
 
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))
 
-    def __init__(self, config: Any, device: str, fetch: Any) -> None:
+    def __init__(self, config: Any, device: str, fetch: Any, packed_cache: Any) -> None:
         self.behaviour = device
         self.has_runnable = device == "lazy"
         self.device = SimpleNamespace(type="cpu")

@@ -1,8 +1,9 @@
 """The wait of a request whose adapter is not on the device, and its effect on other requests.
 
 All places of the batch but one decode, each with its own adapter. A stream of requests arrives, one after the other,
-each with an adapter that is only in host memory, or only on disk. For comparison, another stream uses adapters that are
-all on the device. The two alternate in their order from round to round.
+each with an adapter that is only in host memory, or only on disk: packed by an earlier load, or not yet. For
+comparison, another stream uses adapters that are all on the device. The two alternate in their order from round to
+round.
 """
 
 import time
@@ -15,13 +16,14 @@ import numpy as np
 from rich.progress import Progress
 
 from punica_serve.bench.driver import bring, step
-from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
+from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.store.packed_folder import PackedCache
 
 _PROMPT_SEED = 7
 #: Steps in which all warm requests decode before the stream begins.
@@ -29,7 +31,10 @@ _SETTLING_STEPS = 10
 #: Arrivals of a warm-up round that is not counted.
 _PILOT_ARRIVALS = 4
 
-Source = Literal["host", "files"]
+#: Everything is kept.
+_CACHE_BYTES = 1 << 50
+
+Source = Literal["host", "packed", "files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +91,18 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     measured = Measured(StreamTimes(), StreamTimes())
     with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
-            engine = Engine(config, str(subject.device))
+            cache = PackedCache(folder / "cache", _CACHE_BYTES)
+            engine = Engine(config, str(subject.device), packed_cache=cache)
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
             refs = fill_host_cache(engine, num_host, settings.rank, subject.dtype, lambda: progress.advance(task))
-            if settings.source == "files":
+            if settings.source != "host":
                 refs += write_folders(
                     folder, subject.model, num_cold, settings.rank, subject.device, lambda: progress.advance(task)
                 )
+            if settings.source == "packed":
+                task = progress.add_task("packing", total=num_cold)
+                pack_to_disk(refs[num_host:], cache, subject.model, subject.dtype, lambda: progress.advance(task))
             _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, progress)
         finally:
             engine.close()

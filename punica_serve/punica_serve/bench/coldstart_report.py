@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.coldstart import Measured, Settings, StreamTimes, run
+from punica_serve.bench.coldstart import Measured, Settings, Source, StreamTimes, run
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.bench.reference_figures import goals
@@ -31,6 +31,11 @@ _COLUMNS = (
     Column("between_ms_max", "max", ".2f"),
 )
 
+_COLD: dict[Source, str] = {
+    "host": "cold, in host memory",
+    "packed": "cold, packed on the disk",
+    "files": "cold, in files",
+}
 _NOTE = "first token: from a request's arrival; others: requests that decode beside the stream, while it runs"
 
 
@@ -41,7 +46,7 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
 
 def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
     """The tables, goals and picture of one run."""
-    names = ("all warm", "cold, in host memory" if settings.source == "host" else "cold, in files")
+    names = ("all warm", _COLD[settings.source])
     rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]
     title = (
         f"coldstart: {subject.model.name}, rank {settings.rank}, {counted(settings.batch_size - 1, 'request')} decoding"

@@ -6,33 +6,38 @@ The numbers are drawn on the device and copied to the host, since drawing 40 GB 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, load_adapter, read_adapter
 from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.packing import pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import noise, pack_random
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted
 from punica_serve.process.outputs import writing
 from punica_serve.protocol import AdapterRef
+from punica_serve.store.packed_folder import PackedCache
 
 #: More threads would only compete for memory bandwidth.
 _MAX_THREADS = 8
 
 #: The commands' option for adapter files.
 _OPTION = "--folder"
+
+T = TypeVar("T")
 
 #: Called after each adapter.
 OnMade = Callable[[], None]
@@ -148,6 +153,22 @@ def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[i
         yield weight_name(path, "B"), (out_features, rank)
 
 
-def _in_threads(make: Callable[[int], AdapterRef], count: int) -> list[AdapterRef]:
+def _in_threads(make: Callable[[int], T], count: int) -> list[T]:
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         return list(threads.map(make, range(count)))
+
+
+def pack_to_disk(
+    refs: Sequence[AdapterRef], cache: PackedCache, model: ModelConfig, dtype: torch.dtype, on_made: OnMade
+) -> None:
+    """Writes the packed forms of adapters in folders, as workers do after their first loads. Raises OSError."""
+    store = PackedStore(cache, model, dtype)
+
+    def pack(number: int) -> None:
+        ref = refs[number]
+        memory = torch.empty(packed_num_bytes(ref.ranks, model, dtype), dtype=torch.uint8)
+        store.write(ref, pack_adapter(load_adapter(ref, model), model, dtype, memory))
+        on_made()
+
+    _in_threads(pack, len(refs))
+    store.close()

@@ -18,6 +18,7 @@ from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import make_lora_pool
+from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.batching.kv_cache import make_kv_cache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
@@ -33,6 +34,7 @@ from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
+from punica_serve.store.packed_folder import PackedCache
 
 
 class Engine:
@@ -41,7 +43,14 @@ class Engine:
     Raises ModelRejected if the model can't be served and ConfigError if the device or the settings can't work.
     """
 
-    def __init__(self, config: EngineConfig, device: str = "cpu", fetch: Fetch = no_fetch) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: str = "cpu",
+        fetch: Fetch = no_fetch,
+        packed_cache: PackedCache | None = None,
+    ) -> None:
+        """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time."""
         if config.cpu_threads is not None:
             torch.set_num_threads(config.cpu_threads)
         self.device = open_device(device)
@@ -60,8 +69,16 @@ class Engine:
         self._work = Event()
         #: Adapters in host memory.
         self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
+        packed_store = PackedStore(packed_cache, self.model_config, dtype) if packed_cache else None
         self._loader = AdapterLoader(
-            self._lora_pool, self.host_cache, self.model_config, dtype, self._work.set, self._newest_end, fetch
+            self._lora_pool,
+            self.host_cache,
+            self.model_config,
+            dtype,
+            self._work.set,
+            self._newest_end,
+            fetch,
+            packed_store,
         )
         planner = StepPlanner(
             self._cache,

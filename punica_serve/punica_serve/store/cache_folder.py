@@ -1,6 +1,7 @@
 """The cache folder that all processes of a host download adapters into: the blocking part of disk_cache.py.
 
 DIGEST/            an adapter; its modification time is when it was last used
+packed/...         packed forms of adapters; see packed_folder.py
 incoming/...       an adapter that a process downloads or removes, or did when it died
 """
 
@@ -15,15 +16,19 @@ from pathlib import Path
 from punica_serve.process.private_files import FOLDER_MODE, make_private_folder
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.locked_folder import LockedFolder
+from punica_serve.store.packed_folder import PackedFolder
 
 _INCOMING = "incoming"
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """An adapter, or its packed forms."""
+
     digest: str
     num_bytes: int
     used_ns: int
+    is_packed: bool = False
 
 
 class CacheFolder:
@@ -31,6 +36,7 @@ class CacheFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.packed = PackedFolder(root)
         make_private_folder(root / _INCOMING)
         for rest in (root / _INCOMING).iterdir():
             if owned := LockedFolder.own(rest):
@@ -72,10 +78,14 @@ class CacheFolder:
         return self.hold(digest)
 
     def remove(self, digest: str) -> bool:
-        """Removes the adapter and returns whether it is gone. False while anyone uses it."""
+        """Removes the adapter with its packed forms, and returns whether it is gone. False while anyone uses it."""
         owned = LockedFolder.own(self.path(digest))
         if owned is None:
-            return not self.path(digest).exists()
+            if self.path(digest).exists():
+                return False
+            self.packed.remove(digest)  # of an adapter that is used in place
+            return True
+        self.packed.remove(digest)
         # Renamed first: a process that dies while removing files must not leave part of an adapter.
         going = self._root / _INCOMING / uuid.uuid4().hex
         self.path(digest).rename(going)
@@ -84,14 +94,20 @@ class CacheFolder:
         return True
 
     def make_room(self, num_bytes: int, budget_bytes: int) -> None:
-        """Removes the least recently used adapters until ``num_bytes`` more fit the budget or the rest are in use."""
+        """Removes the least recently used adapters until ``num_bytes`` more fit the budget or the rest are in use.
+
+        Packed forms go before their adapters.
+        """
         entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
         excess = sum(entry.num_bytes for entry in entries) + num_bytes - budget_bytes
         for entry in entries:
             if excess <= 0:
                 return
-            if self.remove(entry.digest):
-                excess -= entry.num_bytes
+            if entry.is_packed:
+                self.packed.remove(entry.digest)
+            elif not self.remove(entry.digest):
+                continue
+            excess -= entry.num_bytes
 
     def _entries(self) -> list[_Entry]:
         entries = []
@@ -100,4 +116,8 @@ class CacheFolder:
                 with os.scandir(self.path(digest)) as files:
                     num_bytes = sum(file.stat().st_size for file in files)
                 entries.append(_Entry(digest, num_bytes, self.path(digest).stat().st_mtime_ns))
+        used_ns = {entry.digest: entry.used_ns for entry in entries}
+        for packed in self.packed.entries():
+            before_ns = min(packed.used_ns, used_ns.get(packed.digest, packed.used_ns) - 1)
+            entries.append(_Entry(packed.digest, packed.num_bytes, before_ns, is_packed=True))
         return entries

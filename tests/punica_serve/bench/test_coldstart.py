@@ -32,7 +32,7 @@ def subject(tiny_llama: Path) -> Subject:
     return Subject.of(config, "cpu")
 
 
-@pytest.fixture(scope="module", params=["host", "files"])
+@pytest.fixture(scope="module", params=["host", "packed", "files"])
 def source(request: pytest.FixtureRequest) -> Source:
     chosen: Source = request.param
     return chosen

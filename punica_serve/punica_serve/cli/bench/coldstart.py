@@ -30,6 +30,7 @@ _GAP_HELP = (
 
 class _Source(StrEnum):
     HOST = "host"
+    PACKED = "packed"
     FILES = "files"
 
 

@@ -133,6 +133,11 @@ class HostCache:
             self._changed.add(digest)
         return copy
 
+    def hold(self, copy: HostCopy) -> None:
+        """Adds a reference to a copy that the caller holds."""
+        with self._lock:
+            copy.refcount += 1
+
     def release(self, copy: HostCopy) -> None:
         """Drops one reference."""
         with self._lock:

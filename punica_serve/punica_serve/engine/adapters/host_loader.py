@@ -95,13 +95,14 @@ class HostLoader:
         return True
 
     def evict(self, digest: str) -> None:
-        """Frees the adapter's host memory, if it is loading as soon as that has ended."""
+        """Frees the adapter's host memory, if it is loading as soon as that has ended; and removes its packed form."""
         self._prefetched.pop(digest, None)
         if (load := self._remove(digest)) is not None:
             load.end(LoadState.DROPPED)
         elif (load := self._running.get(digest)) is not None:
             load.mark_unwanted()
         self._host_cache.evict(digest)
+        self._reader.evict(digest)
 
     def poll(self) -> list[LoadResult]:
         """The loads that have ended since the last call. Starts queued prefetches in free slots."""

@@ -16,6 +16,7 @@ from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Ada
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.adapters.writer import LoraWriter
@@ -39,13 +40,14 @@ class AdapterLoader:
         on_progress: Callable[[], None],
         fence: Fence,
         fetch: Fetch = no_fetch,
+        packed_store: PackedStore | None = None,
     ) -> None:
         self._pool = pool
         self._host_cache = host_cache
         self._model = model
         self._dtype = dtype
         self._fence = fence
-        reader = AdapterReader(host_cache, model, dtype, pool.device)
+        reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store)
         self._host = HostLoader(host_cache, reader, fetch, on_progress)
         self._writer = LoraWriter(pool, on_progress)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first

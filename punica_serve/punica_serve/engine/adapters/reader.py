@@ -1,4 +1,4 @@
-"""Reads adapters into host memory on threads: file, digest, checks, packing."""
+"""Reads adapters into host memory on threads: as they were packed before, or file, digest, checks and packing."""
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +11,8 @@ from punica_serve.adapters.dummy import dummy_number
 from punica_serve.adapters.folder import ReadBuffer, load_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
 from punica_serve.protocol import AdapterRef
 
@@ -20,11 +21,24 @@ from punica_serve.protocol import AdapterRef
 _MIN_THREADS, _MAX_THREADS, _SPARED_CORES = 4, 12, 2
 
 
+class _NotPacked(Exception):
+    """The adapter's packed form is no good."""
+
+
 class AdapterReader:
     """Threads that read adapters which are not in the host cache yet, one at a time each."""
 
-    def __init__(self, host_cache: HostCache, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        host_cache: HostCache,
+        model: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        packed_store: PackedStore | None = None,
+    ) -> None:
+        """Without a ``packed_store`` every load hashes and packs the adapter again."""
         self._host_cache = host_cache
+        self._packed_store = packed_store
         self._model = model
         self._dtype = dtype
         self.num_threads = max(_MIN_THREADS, min(_MAX_THREADS, (os.cpu_count() or 1) - _SPARED_CORES))
@@ -38,6 +52,13 @@ class AdapterReader:
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._packed_store is not None:
+            self._packed_store.close()
+
+    def evict(self, digest: str) -> None:
+        """Removes the adapter's packed form from the disk, soon."""
+        if self._packed_store is not None:
+            self._packed_store.remove(digest)
 
     def _read(self, ref: AdapterRef) -> HostCopy:
         number = dummy_number(ref)
@@ -51,6 +72,32 @@ class AdapterReader:
         return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
 
     def _read_folder(self, ref: AdapterRef) -> HostCopy:
+        store = self._packed_store
+        if store is None:
+            return self._pack_folder(ref)
+        copy = self._read_packed(ref, store) if store.has(ref) else None
+        if copy is None:
+            copy = self._pack_folder(ref)
+            self._host_cache.hold(copy)
+            held = copy
+            store.save(ref, copy.packed, lambda: self._host_cache.release(held))
+        return copy
+
+    def _read_packed(self, ref: AdapterRef, store: PackedStore) -> HostCopy | None:
+        """None if the packed form is no good."""
+
+        def read(memory: Tensor) -> PackedAdapter:
+            packed = packed_views(memory, ref.ranks, self._model, self._dtype)
+            if not store.read(ref, packed):
+                raise _NotPacked
+            return packed
+
+        try:
+            return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read)
+        except _NotPacked:
+            return None
+
+    def _pack_folder(self, ref: AdapterRef) -> HostCopy:
         if not hasattr(self._buffers, "own"):
             self._buffers.own = ReadBuffer()
         adapter = load_adapter(ref, self._model, self._buffers.own)

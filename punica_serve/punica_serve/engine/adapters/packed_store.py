@@ -1,0 +1,162 @@
+"""Keeps adapters' packed forms on the host's disk: reads them on several threads, writes them behind everything else.
+
+A file that is no good is dropped, and the adapter is packed from its folder again: nobody gets an error for it.
+"""
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.packed_file import (
+    PackedFileInvalid,
+    PackedLayout,
+    chunk_pieces,
+    read_chunk,
+    read_header,
+    write_packed,
+)
+from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.adapter_files import is_digest
+from punica_serve.store.cache_folder import CacheFolder
+from punica_serve.store.packed_folder import PackedCache
+
+log = logging.getLogger(__name__)
+
+#: Threads that read the chunks of all adapters: a few saturate a disk, or the memory's bandwidth.
+_NUM_READERS = 4
+#: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
+_MAX_WAITING = 2
+_NICE = 19
+_IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
+
+
+class PackedStore:
+    """The packed forms of one model's adapters, in a folder that all workers of the host share."""
+
+    def __init__(self, cache: PackedCache, model: ModelConfig, dtype: torch.dtype) -> None:
+        """Raises ConfigError for a folder that others may write to, or that can't be made."""
+        try:
+            self._folder = CacheFolder(cache.folder)
+        except OSError as error:
+            message = f"`data_folder`: adapters can't be kept in {cache.folder}: {error.strerror}; set another folder"
+            raise ConfigError(message, param="data_folder") from error
+        self._budget_bytes = cache.budget_bytes
+        self._layout = PackedLayout.of(model, dtype)
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "packed-reader")
+        self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
+        self._num_waiting = 0
+        self._lock = threading.Lock()
+        #: Digests that were removed and not loaded since: nothing of them is written.
+        self._unwanted: set[str] = set()
+        self._has_failed = False
+
+    def has(self, ref: AdapterRef) -> bool:
+        return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
+
+    def read(self, ref: AdapterRef, packed: PackedAdapter) -> bool:
+        """Reads the adapter into the memory of ``packed``. False if its file is not there, or no good."""
+        try:
+            descriptor = self._folder.packed.open(ref.digest, self._layout.name)
+            if descriptor is None:
+                return False
+            try:
+                self._read(descriptor, ref, packed)
+            finally:
+                os.close(descriptor)
+        except (PackedFileInvalid, OSError) as error:
+            log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
+            with suppress(OSError):
+                self._folder.packed.drop(ref.digest, self._layout.name)
+            return False
+        return True
+
+    def save(self, ref: AdapterRef, packed: PackedAdapter, on_end: Callable[[], None]) -> None:
+        """Writes the adapter in the background, and calls ``on_end`` on some thread; until then ``packed`` is read.
+
+        A hint: it may be skipped, and a disk that is full or gone costs nothing but the next load's time.
+        """
+        with self._lock:
+            self._unwanted.discard(ref.digest)
+            is_refused = self._num_waiting >= _MAX_WAITING or not is_digest(ref.digest)
+            self._num_waiting += not is_refused
+        if is_refused:
+            on_end()
+            return
+        work = self._writer.submit(self.write, ref, packed)
+        work.add_done_callback(lambda work: self._end_write(work, on_end))
+
+    def remove(self, digest: str) -> None:
+        """Removes the adapter's files in the background, also one that is being written."""
+        if not is_digest(digest):
+            return
+        with self._lock:
+            self._unwanted.add(digest)
+        with suppress(RuntimeError):  # closed
+            self._writer.submit(self._remove, digest)
+
+    def close(self) -> None:
+        """Starts nothing more. Does not wait: a disk may hang."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, descriptor: int, ref: AdapterRef, packed: PackedAdapter) -> None:
+        header = read_header(descriptor, ref, self._layout)
+        reads = [
+            self._readers.submit(read_chunk, descriptor, chunk, pieces)
+            for chunk, pieces in chunk_pieces(header, packed, self._layout)
+        ]
+        # All of them end before the memory or the descriptor is used for anything else.
+        errors = [read.exception() for read in reads]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
+        """Writes the adapter's file unless it is there. Raises OSError."""
+        num_bytes = sum(part.nbytes for group in packed.groups.values() for part in (group.a, group.b))
+        if self.has(ref) or num_bytes > self._budget_bytes:
+            return
+        self._folder.make_room(num_bytes, self._budget_bytes)
+        self._folder.packed.write(
+            ref.digest,
+            self._layout.name,
+            lambda descriptor: write_packed(descriptor, ref, packed, self._layout),
+            lambda: ref.digest not in self._unwanted,
+        )
+
+    def _end_write(self, work: "Future[None]", on_end: Callable[[], None]) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+        on_end()
+        error = None if work.cancelled() else work.exception()
+        if error is not None and not self._has_failed:
+            self._has_failed = True
+            log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
+        elif error is None:
+            self._has_failed = False
+
+    def _remove(self, digest: str) -> None:
+        if digest in self._unwanted:
+            self._folder.packed.remove(digest)
+            self._unwanted.discard(digest)
+
+
+def _lower_priority() -> None:
+    """This thread runs, and uses the disk, when nobody else does."""
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_THREAD, 0, _IOPRIO_IDLE)

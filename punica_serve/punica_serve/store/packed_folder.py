@@ -1,0 +1,123 @@
+"""Where the packed forms of a host's adapters lie: packed/DIGEST/LAYOUT below the host's cache folder.
+
+A file appears whole, by a rename. Readers need no lock: a file that is removed while it is open stays readable. The
+folder holds weights that are trusted by their checksums alone, so nobody else may write to it; see docs/security.md.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from punica_serve.errors import ConfigError
+from punica_serve.process.private_files import make_private_folder
+from punica_serve.store.adapter_files import is_digest
+
+_FOLDER, _INCOMING = "packed", "incoming"
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCache:
+    """The host's cache folder, which adapters' files and packed forms share, and the bytes that it may take."""
+
+    folder: Path
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEntry:
+    """All packed forms of one adapter."""
+
+    digest: str
+    num_bytes: int
+    used_ns: int
+
+
+class PackedFolder:
+    """The files of all layouts, for any number of processes. Every method blocks."""
+
+    def __init__(self, cache_folder: Path) -> None:
+        """Raises ConfigError for a folder that others may write to."""
+        self._root = cache_folder / _FOLDER
+        make_private_folder(self._root / _INCOMING)
+        for folder in (self._root, self._root / _INCOMING):
+            _check_own(folder)
+        self._remove_rest()
+
+    def open(self, digest: str, layout: str) -> int | None:
+        """A file descriptor for reading, which the caller closes, and a mark of use; None if there is no such file."""
+        path = self._path(digest, layout)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        os.utime(descriptor)
+        return descriptor
+
+    def has(self, digest: str, layout: str) -> bool:
+        return self._path(digest, layout).exists()
+
+    def write(self, digest: str, layout: str, write: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
+        """Makes a file by ``write``, which gets its descriptor. It is there whole or, after any error, not at all.
+
+        Nor is it if ``is_wanted`` is false in the end. Raises OSError.
+        """
+        path, incoming = self._path(digest, layout), self._root / _INCOMING / uuid.uuid4().hex
+        descriptor = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells it from one whose process has died
+            write(descriptor)
+            if is_wanted():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                incoming.rename(path)
+        finally:
+            os.close(descriptor)
+            incoming.unlink(missing_ok=True)
+
+    def drop(self, digest: str, layout: str) -> None:
+        """Removes one file, which is no good."""
+        self._path(digest, layout).unlink(missing_ok=True)
+
+    def remove(self, digest: str) -> None:
+        """Removes an adapter's files of all layouts."""
+        shutil.rmtree(self._root / digest, ignore_errors=True)
+
+    def entries(self) -> Iterator[PackedEntry]:
+        for digest in filter(is_digest, os.listdir(self._root)):
+            with suppress(FileNotFoundError), os.scandir(self._root / digest) as files:
+                stats = [file.stat() for file in files]
+                if stats:
+                    yield PackedEntry(
+                        digest, sum(file.st_size for file in stats), max(file.st_mtime_ns for file in stats)
+                    )
+
+    def _path(self, digest: str, layout: str) -> Path:
+        assert is_digest(digest), digest
+        return self._root / digest / layout
+
+    def _remove_rest(self) -> None:
+        """Removes what processes left behind when they died."""
+        for rest in (self._root / _INCOMING).iterdir():
+            with suppress(OSError):
+                descriptor = os.open(rest, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    rest.unlink(missing_ok=True)
+                finally:
+                    os.close(descriptor)
+
+
+def _check_own(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+        message = (
+            f"`data_folder`: {folder} holds weights that workers trust, and others may write to it; make it the "
+            "service's own with `chown` and `chmod go-w`, or remove it"
+        )
+        raise ConfigError(message, param="data_folder")

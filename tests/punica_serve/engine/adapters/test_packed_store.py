@@ -1,0 +1,277 @@
+"""Packed adapters on the disk: read as they were written, or dropped and made again, and never an error."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_fixtures import MakeAdapter
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import packed_file, packed_store
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.packed_file import PackedLayout
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.packed_folder import PackedCache
+from waits import DEADLINE_S
+
+CPU = torch.device("cpu")
+GB = 1 << 30
+
+
+class Worker:
+    """One process's reader, with a cold host cache."""
+
+    def __init__(self, folder: Path, model: ModelConfig, dtype: torch.dtype = torch.float32, budget: int = GB) -> None:
+        self.store = PackedStore(PackedCache(folder, budget), model, dtype)
+        self.cache = HostCache(HostMemory(1 << 25))
+        self.reader = AdapterReader(self.cache, model, dtype, CPU, self.store)
+
+    def load(self, ref: AdapterRef) -> HostCopy:
+        return self.reader.start(ref).result(DEADLINE_S)
+
+    def settle(self) -> None:
+        """Waits for what is written and removed in the background."""
+        self.store._writer.submit(lambda: None).result(DEADLINE_S)
+
+    def packs(self, ref: AdapterRef) -> Path:
+        """Loads an adapter for the first time; returns its packed file."""
+        self.cache.release(self.load(ref))
+        self.settle()
+        (file,) = (self.store._folder.packed._root / ref.digest).iterdir()
+        return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tiny_model: ModelConfig) -> ModelConfig:
+    """Of several chunks."""
+    return replaced(tiny_model, num_hidden_layers=7)
+
+
+@pytest.fixture
+def ref(model: ModelConfig, tmp_path: Path) -> AdapterRef:
+    return read_adapter(write_random_adapter(tmp_path / "adapter", model, rank=12, seed=1, lora_alpha=7), model)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("punica_serve.engine.adapters.packed_file._CHUNK_BYTES", 1 << 14)
+
+
+@pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Digests of the adapters that were read from their folders."""
+    seen: list[str] = []
+    original = AdapterReader._pack_folder
+
+    def pack(self: AdapterReader, ref: AdapterRef) -> HostCopy:
+        seen.append(ref.digest)
+        return original(self, ref)
+
+    monkeypatch.setattr(AdapterReader, "_pack_folder", pack)
+    yield seen
+
+
+def equal(one: HostCopy, other: HostCopy) -> bool:
+    return all(
+        torch.equal(getattr(pages, part), getattr(other.packed.groups[name], part))
+        for name, pages in one.packed.groups.items()
+        for part in ("a", "b")
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_load_reads_what_the_first_has_packed(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], dtype: torch.dtype
+) -> None:
+    first, second = Worker(folder, model, dtype), Worker(folder, model, dtype)
+    packed = first.load(ref)
+    first.settle()
+    shutil.rmtree(ref.uri)  # it needs the folder no more
+    assert equal(second.load(ref), packed)
+    assert packings == [ref.digest]
+
+
+def test_ranks_and_modules_that_are_not_full(
+    folder: Path, tiny_model: ModelConfig, make_adapter: MakeAdapter, packings: list[str]
+) -> None:
+    options: dict[str, Any]
+    for options in ({"rank": 3}, {"rank": 20, "target_modules": ("q_proj", "down_proj")}):
+        ref = make_adapter(**options)
+        first, second = Worker(folder, tiny_model), Worker(folder, tiny_model)
+        packed = first.load(ref)
+        first.settle()
+        assert equal(second.load(ref), packed)
+    assert len(packings) == 2
+
+
+def test_chunks_are_of_whole_layers_at_whole_blocks(folder: Path, model: ModelConfig, ref: AdapterRef) -> None:
+    from punica_serve.engine.adapters.packed_file import read_header
+
+    file = Worker(folder, model).packs(ref)
+    with open(file, "rb") as opened:
+        header = read_header(opened.fileno(), ref, PackedLayout.of(model, torch.float32))
+    assert len(header.chunks) == -(-7 // header.layers_per_chunk) > 1
+    assert all(chunk.offset % 4096 == 0 for chunk in header.chunks)
+
+
+@pytest.mark.parametrize("place", [0, 20, 40, 60, 5000, -5000, -1])
+def test_one_changed_byte_is_found_and_the_file_made_again(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], place: int
+) -> None:
+    file = Worker(folder, model).packs(ref)
+    whole = bytearray(file.read_bytes())
+    is_padding = _is_padding(bytes(whole), file, ref, model, place)
+    whole[place] ^= 1
+    file.write_bytes(whole)
+    second = Worker(folder, model)
+    copy = second.load(ref)
+    second.settle()
+    assert len(packings) == (1 if is_padding else 2)
+    fresh = Worker(folder.parent / "other", model).load(ref)
+    assert equal(copy, fresh)
+    third = Worker(folder, model)
+    assert equal(third.load(ref), fresh), "the file is good again"
+
+
+def _is_padding(whole: bytes, file: Path, ref: AdapterRef, model: ModelConfig, place: int) -> bool:
+    """Whether the byte is between two chunks, where it means nothing."""
+    from punica_serve.engine.adapters.packed_file import read_header
+
+    with open(file, "rb") as opened:
+        header = read_header(opened.fileno(), ref, PackedLayout.of(model, torch.float32))
+    at = place % len(whole)
+    length = int.from_bytes(whole[14:22], "little")
+    return at >= 22 + length and not any(chunk.offset <= at < chunk.offset + chunk.num_bytes for chunk in header.chunks)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 100, 4096, 20_000])
+def test_a_file_that_is_cut_short_is_made_again(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], num_bytes: int
+) -> None:
+    file = Worker(folder, model).packs(ref)
+    size = file.stat().st_size
+    os.truncate(file, num_bytes)
+    second = Worker(folder, model)
+    second.load(ref)
+    second.settle()
+    assert len(packings) == 2 and file.stat().st_size == size
+
+
+def test_a_file_under_another_adapters_name_or_of_another_meaning_is_not_taken(
+    folder: Path, model: ModelConfig, ref: AdapterRef, tmp_path: Path, packings: list[str]
+) -> None:
+    other = read_adapter(write_random_adapter(tmp_path / "b", model, rank=12, seed=2, lora_alpha=7), model)
+    worker = Worker(folder, model)
+    file = worker.packs(ref)
+    (file.parent.parent / other.digest).mkdir()
+    shutil.copy(file, file.parent.parent / other.digest / file.name)
+    assert not equal(Worker(folder, model).load(other), Worker(folder, model).load(ref))
+    assert packings == [ref.digest, other.digest]
+    scaled = replace(ref, scalings=tuple(2 * scaling for scaling in ref.scalings))
+    Worker(folder, model).load(scaled)
+    assert packings[2:] == [ref.digest], "its configuration means something else now"
+
+
+def test_another_dtype_or_model_has_files_of_its_own(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str]
+) -> None:
+    names = {Worker(folder, model).packs(ref).name}
+    names.add(PackedLayout.of(model, torch.bfloat16).name)
+    names.add(PackedLayout.of(replaced(model, num_hidden_layers=8), torch.float32).name)
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_takes_nothing_costs_nobody_an_error(
+    folder: Path,
+    model: ModelConfig,
+    ref: AdapterRef,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(packed_store, "write_packed", fail)
+    worker = Worker(folder, model)
+    for _ in range(3):
+        worker.cache.release(worker.load(ref))
+        worker.settle()
+        worker.cache.evict(ref.digest)
+    assert worker.cache.used_bytes == 0, "nothing is held"
+    assert len([record for record in caplog.records if "can't be kept" in record.message]) == 1
+    assert not list((folder / "packed" / "incoming").iterdir())
+
+
+def test_an_adapter_that_is_removed_while_it_is_written_leaves_nothing(
+    folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    original = packed_file.write_packed
+
+    def slow(*arguments: object) -> None:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packed_store, "write_packed", slow)
+    worker = Worker(folder, model)
+    worker.cache.release(worker.load(ref))
+    assert begun.wait(DEADLINE_S)
+    worker.reader.evict(ref.digest)
+    go_on.set()
+    worker.settle()
+    worker.settle()
+    assert not worker.store.has(ref)
+
+
+def test_two_workers_that_pack_at_once_leave_one_good_file(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str]
+) -> None:
+    workers = [Worker(folder, model) for _ in range(4)]
+    loads = [worker.reader.start(ref) for worker in workers]
+    copies = [load.result(DEADLINE_S) for load in loads]
+    for worker in workers:
+        worker.settle()
+    before = len(packings)
+    assert all(equal(copy, Worker(folder, model).load(ref)) for copy in copies)
+    assert len(packings) == before
+
+
+def test_no_more_than_the_budget_is_kept(folder: Path, model: ModelConfig, tmp_path: Path) -> None:
+    refs = [
+        read_adapter(write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7), model)
+        for seed in range(4)
+    ]
+    size = Worker(tmp_path / "measure", model).packs(refs[0]).stat().st_size
+    worker = Worker(folder, model, budget=2 * size + size // 2)
+    for number, ref in enumerate(refs):
+        os.utime(worker.packs(ref), ns=(number, number))
+    assert [worker.store.has(ref) for ref in refs] == [False, False, True, True]
+
+
+def test_a_folder_that_others_may_write_to_is_refused(folder: Path, model: ModelConfig) -> None:
+    Worker(folder, model)
+    (folder / "packed").chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write"):
+        Worker(folder, model)

@@ -1,0 +1,98 @@
+"""Packed forms share the budget of the host's cache, and go before their adapters, and with them."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from punica_serve.store.cache_folder import CacheFolder
+
+DIGESTS = [letter * 64 for letter in "abcd"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path)
+
+
+def adds(cache: CacheFolder, digest: str, num_bytes: int, used_ns: int) -> None:
+    def download(folder: Path) -> None:
+        (folder / "weights").write_bytes(bytes(num_bytes))
+
+    held = cache.fill(digest, download)
+    assert held is not None
+    held.close()
+    os.utime(cache.path(digest), ns=(used_ns, used_ns))
+
+
+def packs(cache: CacheFolder, digest: str, num_bytes: int, used_ns: int) -> None:
+    cache.packed.write(digest, "layout", lambda descriptor: _fill(descriptor, num_bytes), lambda: True)
+    os.utime(cache.path(digest).parent / "packed" / digest / "layout", ns=(used_ns, used_ns))
+
+
+def _fill(descriptor: int, num_bytes: int) -> None:
+    os.write(descriptor, bytes(num_bytes))
+
+
+def there(cache: CacheFolder) -> tuple[set[str], set[str]]:
+    """First letters of the adapters, and of those with a packed form."""
+    packed = {entry.digest[0] for entry in cache.packed.entries()}
+    return {digest[0] for digest in cache.digests()}, packed
+
+
+def test_a_packed_form_goes_before_its_adapter_however_lately_it_was_used(cache: CacheFolder) -> None:
+    adds(cache, DIGESTS[0], 100, 10)
+    packs(cache, DIGESTS[0], 100, 99)
+    adds(cache, DIGESTS[1], 100, 20)
+    cache.make_room(100, 350)
+    assert there(cache) == ({"a", "b"}, set())
+    cache.make_room(100, 250)
+    assert there(cache) == ({"b"}, set())
+
+
+def test_one_without_files_here_goes_by_its_own_use(cache: CacheFolder) -> None:
+    packs(cache, DIGESTS[2], 100, 5)
+    packs(cache, DIGESTS[3], 100, 30)
+    adds(cache, DIGESTS[0], 100, 10)
+    cache.make_room(0, 250)
+    assert there(cache) == ({"a"}, {"d"})
+
+
+def test_it_goes_with_its_adapter_also_with_one_that_is_elsewhere(cache: CacheFolder) -> None:
+    adds(cache, DIGESTS[0], 100, 10)
+    for digest in DIGESTS[:2]:
+        packs(cache, digest, 100, 10)
+        assert cache.remove(digest)
+    assert there(cache) == (set(), set())
+
+
+def test_it_stays_with_an_adapter_in_use(cache: CacheFolder) -> None:
+    adds(cache, DIGESTS[0], 100, 10)
+    packs(cache, DIGESTS[0], 100, 10)
+    held = cache.hold(DIGESTS[0])
+    assert held is not None and not cache.remove(DIGESTS[0])
+    assert there(cache) == ({"a"}, {"a"})
+    held.close()
+
+
+def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path) -> None:
+    incoming = CacheFolder(tmp_path).packed._root / "incoming"
+    (incoming / "dead").write_bytes(b"half")
+    live = incoming / "live"
+    live.write_bytes(b"half")
+    with open(live, "rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        CacheFolder(tmp_path)
+        assert [rest.name for rest in incoming.iterdir()] == ["live"]
+
+
+def test_after_an_error_nothing_is_there(cache: CacheFolder) -> None:
+    def fail(descriptor: int) -> None:
+        os.write(descriptor, b"half")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        cache.packed.write(DIGESTS[0], "layout", fail, lambda: True)
+    assert there(cache) == (set(), set())
+    assert cache.packed.open(DIGESTS[0], "layout") is None
