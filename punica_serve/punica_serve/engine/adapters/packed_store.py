@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _NUM_READERS = 4
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
+#: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
+_MAX_REMEMBERED = 4096
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
 
@@ -56,9 +58,14 @@ class PackedStore:
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
         self._lock = threading.Lock()
-        #: Digests that were removed and not loaded since: nothing of them is written.
-        self._unwanted: set[str] = set()
+        #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
+        self._unwanted: dict[str, None] = {}
         self._has_failed = False
+
+    def want(self, digest: str) -> None:
+        """A load begins, so the adapter may be written again. On the same thread as ``remove``."""
+        with self._lock:
+            self._unwanted.pop(digest, None)
 
     def has(self, ref: AdapterRef) -> bool:
         return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
@@ -86,7 +93,6 @@ class PackedStore:
         A hint: it may be skipped, and a disk that is full or gone costs nothing but the next load's time.
         """
         with self._lock:
-            self._unwanted.discard(ref.digest)
             is_refused = self._num_waiting >= _MAX_WAITING or not is_digest(ref.digest)
             self._num_waiting += not is_refused
         if is_refused:
@@ -100,9 +106,11 @@ class PackedStore:
         if not is_digest(digest):
             return
         with self._lock:
-            self._unwanted.add(digest)
+            self._unwanted[digest] = None
+            if len(self._unwanted) > _MAX_REMEMBERED:
+                del self._unwanted[next(iter(self._unwanted))]
         with suppress(RuntimeError):  # closed
-            self._writer.submit(self._remove, digest)
+            self._writer.submit(self._folder.packed.remove, digest)
 
     def close(self) -> None:
         """Starts nothing more. Does not wait: a disk may hang."""
@@ -124,7 +132,7 @@ class PackedStore:
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError."""
         num_bytes = sum(part.nbytes for group in packed.groups.values() for part in (group.a, group.b))
-        if self.has(ref) or num_bytes > self._budget_bytes:
+        if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
         self._folder.make_room(num_bytes, self._budget_bytes)
         self._folder.packed.write(
@@ -144,11 +152,6 @@ class PackedStore:
             log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
         elif error is None:
             self._has_failed = False
-
-    def _remove(self, digest: str) -> None:
-        if digest in self._unwanted:
-            self._folder.packed.remove(digest)
-            self._unwanted.discard(digest)
 
 
 def _lower_priority() -> None:

@@ -47,6 +47,8 @@ class AdapterReader:
 
     def start(self, ref: AdapterRef) -> Future[HostCopy]:
         """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter."""
+        if self._packed_store is not None:
+            self._packed_store.want(ref.digest)
         return self._threads.submit(self._read, ref)
 
     def close(self) -> None:

@@ -245,6 +245,33 @@ def test_an_adapter_that_is_removed_while_it_is_written_leaves_nothing(
     assert not worker.store.has(ref)
 
 
+def test_a_load_that_outlasts_the_removal_writes_nothing(
+    folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    original = AdapterReader._pack_folder
+
+    def slow(self: AdapterReader, ref: AdapterRef) -> HostCopy:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return original(self, ref)
+
+    monkeypatch.setattr(AdapterReader, "_pack_folder", slow)
+    worker = Worker(folder, model)
+    load = worker.reader.start(ref)
+    assert begun.wait(DEADLINE_S)
+    worker.reader.evict(ref.digest)
+    worker.settle()
+    go_on.set()
+    worker.cache.release(load.result(DEADLINE_S))
+    worker.settle()
+    assert not worker.store.has(ref)
+    worker.cache.evict(ref.digest)
+    worker.cache.release(worker.load(ref))  # registered again
+    worker.settle()
+    assert worker.store.has(ref)
+
+
 def test_two_workers_that_pack_at_once_leave_one_good_file(
     folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str]
 ) -> None:
