@@ -56,9 +56,12 @@ async def test_from_an_upload_to_the_last_byte(
     assert shown(cluster, "uploaded")["ranks"] == {"q_proj": 8, "v_proj": 8}
     store = cluster.log.parent / "data" / "store"
     assert card["digest"] in os.listdir(store)
+    packed = cluster.log.parent / "data" / "cache" / "packed" / card["digest"]
+    await until(lambda: packed.exists() and os.listdir(packed))
     answer = await delete(http, "uploaded")
     assert (answer.status_code, answer.json()["status"]) == (200, "deleted")
     assert card["digest"] not in os.listdir(store)
+    await until(lambda: not packed.exists())
     snapshot = (await http.get("/v1/cluster")).json()
     assert all(card["digest"] not in gpu["resident_adapters"] for gpu in snapshot["gpus"])
     assert (await http.post("/v1/generate", json={"prompt": "42", "lora_id": "uploaded"})).status_code == 404
