@@ -6,7 +6,7 @@ _NAMESPACE = uuid.UUID("8f6bd2c0-41a5-5d0a-9c0b-0d9a6d8d1c11")
 
 
 def gpu_name(runner_id: str, index: int) -> str:
-    """What people call the device with this index in runner.devices; the same after every restart."""
+    """The name, for people, of the device with this index in runner.devices; the same after every restart."""
     return f"{runner_id}/{index}"
 
 

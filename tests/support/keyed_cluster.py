@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "clients" / "scripts"
-#: Of a script, far more than any takes.
+#: Time limit for a script: far more than any takes.
 SCRIPT_TIMEOUT_S = 180
 
 

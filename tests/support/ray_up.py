@@ -32,7 +32,7 @@ class RayUp:
         return re.findall(r"the scheduler is on node (\w+), at", self.log())
 
     async def gpus(self) -> list[Any]:
-        """As /v1/cluster has them; none while it does not answer."""
+        """The GPUs in /v1/cluster; none while it does not answer."""
         (url,) = self.frontends.values()
         async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             try:

@@ -155,9 +155,9 @@ class Cluster:
     # ---------------------------------------------------------- what may happen
 
     def gpu_joins(
-        self, uuid: str, *, pages: int = 16, batch: int = 8, lora: int = 8, runner: str = "runner"
+        self, uuid: str, *, pages: int = 16, batch: int = 8, lora: int = 8, runner: str = "runner", name: str = ""
     ) -> list[str]:
-        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora})
+        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora}, name)
         self.workers[uuid] = Worker(info)
         return self.tell(events.GpuJoined(runner, info))
 

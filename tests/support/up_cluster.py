@@ -49,7 +49,7 @@ class UpCluster:
 
     @property
     def urls(self) -> list[str]:
-        """Of the frontends, as the banner lists them."""
+        """The frontends' URLs, as the banner lists them."""
         return re.findall(r"(?:is ready:|also at) +(https?://\S+)", self.log.read_text())
 
     @property

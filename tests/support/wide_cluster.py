@@ -17,9 +17,11 @@ S = 1_000_000_000
 
 
 class WideCluster(EchoCluster):
-    """Each look at it is a fifth of a second after the one before; all batches change, and adapters come and go."""
+    """All batches change from look to look, and adapters come and go."""
 
     num_gpus, num_adapters, num_samples = 64, 40, 600
+    #: From one look to the next; 0 stops the clock.
+    look_ns = S // 5
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,9 +39,12 @@ class WideCluster(EchoCluster):
     def batch_size(self, gpu: int) -> int:
         return (7 * gpu + self.num_looks) % 33
 
+    def past_batch_size(self, gpu: int, sample: int) -> int:
+        return (gpu + sample) % 33
+
     async def cluster(self) -> ClusterSnapshot:
         self.num_looks += 1
-        self.now_ns += S // 5
+        self.now_ns += self.look_ns
         self.marks = [
             *self.marks,
             Mark(self.num_looks, self.now_ns, "migrated", (self.uuid(self.num_looks % self.num_gpus),), 3),
@@ -80,8 +85,8 @@ class WideCluster(EchoCluster):
             inter_token_s=times,
             gpus={
                 self.uuid(gpu): GpuHistory(
-                    tuple(float((gpu + at) % 33) for at in counters),
-                    tuple((gpu + at) % 33 for at in counters),
+                    tuple(float(self.past_batch_size(gpu, at)) for at in counters),
+                    tuple(self.past_batch_size(gpu, at) for at in counters),
                     counters,
                     self.name(gpu),
                 )

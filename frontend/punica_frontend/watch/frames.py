@@ -10,7 +10,7 @@ from punica_frontend.api.schemas import ErrorObject
 from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
 from punica_frontend.scheduler_link.single_flight import CachedCall
 from punica_frontend.watch.view import ClusterView, Viewer, encode
-from punica_serve.protocol import ClusterHistory, ClusterSnapshot, Mark
+from punica_serve.protocol import ClusterHistory, ClusterSnapshot
 
 #: The scheduler samples once a second, so a newer history would be the same.
 _PAST_GOOD_FOR_S = 1.0
@@ -54,15 +54,16 @@ class Frames:
         #: Returns the encoded history. Raises ClusterUnavailable.
         self.past = CachedCall(self._encode_past, good_for_s=_PAST_GOOD_FOR_S)
         self._newest: ClusterSnapshot | None = None
-        #: Encodings of the newest snapshot, finished or running, by what the viewer may see and the marks.
-        self._encoded: dict[tuple[str, bool, tuple[Mark, ...]], asyncio.Task[EncodedCluster]] = {}
+        #: Encodings of the newest snapshot, finished or running, by what the viewer may see and the number of marks,
+        #: which are those since a time.
+        self._encoded: dict[tuple[str, bool, int], asyncio.Task[EncodedCluster]] = {}
 
     async def cluster(self, cluster: ClusterSnapshot, viewer: Viewer, since_ns: int = 0) -> EncodedCluster:
         """Returns the viewer's view, with the marks since then."""
         if cluster is not self._newest:
             self._newest, self._encoded = cluster, {}
         marks = tuple(mark for mark in cluster.marks if mark.at_ns >= since_ns)
-        key = (viewer.caller.tenant_id, viewer.caller.is_admin, marks)
+        key = (viewer.caller.tenant_id, viewer.caller.is_admin, len(marks))
         if key not in self._encoded:
             encoding = asyncio.to_thread(_encode, replace(cluster, marks=marks), viewer)
             self._encoded[key] = asyncio.create_task(encoding)

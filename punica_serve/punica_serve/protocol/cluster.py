@@ -73,7 +73,7 @@ class Mark(Struct, frozen=True):
     number: int
     at_ns: int
     kind: MarkKind
-    #: The GPUs, each once; empty for an event of none.
+    #: The GPUs, each once, and no more than the first few hundred; empty for an event of none.
     gpu_uuids: tuple[str, ...]
     count: int
 
@@ -158,7 +158,7 @@ class PlacedRequest(Struct, frozen=True):
     #: None, here and for ``tenant``: the request has no tenant.
     tenant_id: str | None
     tenant: str | None
-    #: Of its adapter; None runs the base model.
+    #: Digest of its adapter; None runs the base model.
     digest: str | None
     num_prompt_tokens: int
     num_generated_tokens: int

@@ -20,6 +20,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.gpus: dict[str, GpuRecord] = {}
+        #: By name: a call may name thousands.
+        self._named: dict[str, GpuRecord] = {}
         self.index = GpuIndex()
         #: Number of GPUs of each kind; no entry is 0.
         self.capacities: Counter[Capacity] = Counter()
@@ -37,7 +39,7 @@ class Fleet:
         """Adds a GPU that has not joined."""
         require(info.uuid not in self.gpus, f"{info.uuid} is there")
         gpu = GpuRecord(info, runner_id, idle_since_ns=now_ns)
-        self.gpus[gpu.uuid] = gpu
+        self.gpus[gpu.uuid] = self._named[info.name] = gpu
         self._count(self.capacities, gpu, 1)
         gpu.is_draining = self._is_drained(gpu)
         if not gpu.is_draining:
@@ -46,17 +48,18 @@ class Fleet:
     def remove(self, gpu: GpuRecord) -> None:
         """A GPU whose working set is empty."""
         del self.gpus[gpu.uuid]
+        if self._named.get(gpu.info.name) is gpu:  # and not the one that replaced it before it was lost
+            del self._named[gpu.info.name]
         self._count(self.capacities, gpu, -1)
         if not gpu.is_draining:
             self._close(gpu)
 
     def find(self, uuid_or_name: str) -> GpuRecord | None:
         """The GPU with this UUID or name; None if none has joined."""
-        gpu = self.gpus.get(uuid_or_name)
-        return gpu or next((gpu for gpu in self.gpus.values() if gpu.info.name == uuid_or_name), None)
+        return self.gpus.get(uuid_or_name) or self._named.get(uuid_or_name)
 
     def get(self, uuid_or_name: str, *, param: str) -> GpuRecord:
-        """The same. Raises GpuNotFound, about this parameter."""
+        """The GPU with this UUID or name. Raises GpuNotFound, about this parameter."""
         gpu = self.find(uuid_or_name)
         if gpu is None:
             names = ", ".join(sorted(gpu.info.name for gpu in self.gpus.values())) or "none"
@@ -84,13 +87,13 @@ class Fleet:
     def drain_gpu(self, uuid_or_name: str, drain: bool) -> str:
         """Drains a GPU, or takes that back; returns its UUID.
 
-        Raises GpuNotFound, or InvalidRequest for one that can't be kept. One that is drained may be gone for now.
+        Raises GpuNotFound, or InvalidRequest for one that can't be kept. One that is drained may be gone for now; a GPU
+        that has its name since goes first.
         """
-        for uuid, name in self._drained.items():
-            if uuid_or_name in (uuid, name) and uuid not in self.gpus:
-                if not drain:
-                    del self._drained[uuid]
-                return uuid
+        if self.find(uuid_or_name) is None and (gone := self._find_drained(uuid_or_name)) is not None:
+            if not drain:
+                del self._drained[gone]
+            return gone
         gpu = self.get(uuid_or_name, param="gpu")
         if not drain and gpu.runner_id in self._drained_runners:
             message = f"GPU {gpu.info.name} goes with its runner {gpu.runner_id}, which is stopping"
@@ -101,6 +104,10 @@ class Fleet:
             self._drained.pop(gpu.uuid, None)
         self._update(gpu)
         return gpu.uuid
+
+    def _find_drained(self, uuid_or_name: str) -> str | None:
+        """The UUID of a drained GPU, which may be gone."""
+        return next((uuid for uuid, name in self._drained.items() if uuid_or_name in (uuid, name)), None)
 
     def drain_runner(self, runner_id: str) -> None:
         """Drains all GPUs that the runner has or will have, until its link goes down."""
@@ -152,6 +159,8 @@ class Fleet:
         for gpu in self.gpus.values():
             gpu.check_invariants()
             require(gpu.is_draining == self._is_drained(gpu), f"{gpu.uuid} is drained in part")
+        named = self._named.values()
+        require(all(self.gpus.get(gpu.uuid) is gpu for gpu in named), "a GPU that is gone has a name")
         self.index.check_invariants(self.gpus.values())
         require(self.capacities == Counter(gpu.capacity for gpu in self.gpus.values()), "kinds of GPUs are wrong")
         open_capacities = Counter(gpu.capacity for gpu in self.gpus.values() if not gpu.is_draining)

@@ -268,7 +268,7 @@ class GpuRecord:
         )
 
     def details(self, now_ns: int) -> GpuDetails:
-        """The same with its requests, oldest first."""
+        """The snapshot with the GPU's requests, oldest first."""
         records = sorted(self.working_set.values(), key=attrgetter("arrival"))
         used = {group: pages for group, pages in self.lora_pages.items() if pages}
         return GpuDetails(now_ns, self.snapshot(now_ns), used, tuple([_placed(record) for record in records]))

@@ -115,7 +115,7 @@ class RequestRecord:
     queued_ns: int = 0
     #: When it was first placed.
     placed_ns: int = 0
-    #: Those of its GPU, while each of the GPU's steps gives it a token.
+    #: The rows of its GPU, while each of the GPU's steps gives it a token.
     repeated_rows: "RepeatedRows | None" = None
     assignment: AssignmentId | None = None
     gpu_uuid: str | None = None
@@ -149,7 +149,7 @@ class RequestRecord:
     #: Version of the fleet in which some GPU can hold it with its whole answer.
     fits_fleet_version: int = -1
     request_id: str = field(init=False)
-    #: Of its adapter; None runs the base model.
+    #: Digest of its adapter; None runs the base model.
     digest: str | None = field(init=False)
     #: Length of the prompt, and of the longest answer.
     num_prompt: int = field(init=False)

@@ -7,6 +7,8 @@ from punica_serve.protocol import Mark, MarkKind
 
 #: Older ones are forgotten.
 MAX_MARKS = 256
+#: GPUs that an entry names: it stays small in a cluster of thousands.
+MAX_GPUS = 256
 #: Events of one kind within this time are one entry with a count.
 _MERGE_NS = 1_000_000_000
 
@@ -18,6 +20,13 @@ class _Growing:
     kind: MarkKind
     gpu_uuids: set[str]
     count: int
+    #: The entry as it was told, until it grows.
+    told: Mark | None = None
+
+    def tell(self) -> Mark:
+        if self.told is None:
+            self.told = Mark(self.number, self.at_ns, self.kind, tuple(sorted(self.gpu_uuids)), self.count)
+        return self.told
 
 
 class ClusterEvents:
@@ -32,16 +41,14 @@ class ClusterEvents:
         """One more of a kind, on this GPU if on any."""
         mark = self._newest.get(kind)
         if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
-            mark.count += 1
+            mark.count, mark.told = mark.count + 1, None
         else:
             self._num_marks += 1
             self._newest[kind] = mark = _Growing(self._num_marks, now_ns, kind, set(), 1)
             self._marks.append(mark)
-        if gpu_uuid is not None:
+        if gpu_uuid is not None and len(mark.gpu_uuids) < MAX_GPUS:
             mark.gpu_uuids.add(gpu_uuid)
 
     def snapshot(self) -> tuple[Mark, ...]:
         """Oldest first."""
-        return tuple(
-            Mark(mark.number, mark.at_ns, mark.kind, tuple(sorted(mark.gpu_uuids)), mark.count) for mark in self._marks
-        )
+        return tuple([mark.tell() for mark in self._marks])

@@ -13,7 +13,7 @@ from punica_scheduler.core.scheduler import ClusterSample
 from punica_scheduler.telemetry.step_stats import StepFigures
 from punica_serve.protocol import ClusterHistory, GpuHistory, RecentFigures, encode_history
 
-#: Ten minutes. For a thousand GPUs that is some megabytes.
+#: Ten minutes. For a thousand GPUs that is some 40 MB.
 MAX_SAMPLES = 600
 _INTERVAL_NS = 1_000_000_000
 

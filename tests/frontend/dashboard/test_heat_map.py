@@ -9,7 +9,8 @@ from playwright.async_api import Browser
 
 from browser import Tab, tab
 from echo_cluster import EchoCluster
-from punica_serve.protocol import Mark, PlacedRequest
+from punica_serve.errors import GpuNotFound
+from punica_serve.protocol import GpuDetails, Mark, PlacedRequest
 from waits import until
 from wide_cluster import S, WideCluster
 
@@ -22,12 +23,15 @@ def url(address: str) -> str:
 
 
 class Sixteen(WideCluster):
-    """16 GPUs; the first is the busiest."""
+    """16 GPUs, the last of them the busiest, and a clock that stands still: all that a test sees is settled."""
 
-    num_gpus, num_adapters, num_samples = 16, 4, 100
+    num_gpus, num_adapters, num_samples, look_ns = 16, 4, 100, 0
 
     def batch_size(self, gpu: int) -> int:
-        return 32 - 2 * gpu
+        return 2 + 2 * gpu
+
+    def past_batch_size(self, gpu: int, sample: int) -> int:
+        return self.batch_size(gpu)
 
 
 class TestWide:
@@ -41,37 +45,34 @@ class TestWide:
         box = await tab.page.locator(".heat-plot").bounding_box()
         assert box is not None and box["y"] + box["height"] < 900
         names = [f"host-{gpu // 8}/{gpu % 8}" for gpu in range(16)]
+        assert await tab.page.locator(".heat-label").all_inner_texts() == names[::-1]
         await tab.page.select_option("#batch-order", "host")
         assert await tab.page.locator(".heat-label").all_inner_texts() == names
 
-    async def test_cells_are_darker_the_fuller_the_batch(self, tab: Tab, url: str, cluster: Sixteen) -> None:
+    async def test_cells_are_darker_the_fuller_the_batch(self, tab: Tab, url: str) -> None:
         await tab.open(url)
-        await tab.page.select_option("#batch-order", "host")
         await tab.waits_until("document.querySelectorAll('.heat-label').length === 16")
-        await until(lambda: cluster.num_looks > 8)
         light = [await lightness(tab, row) for row in (0, 5, 10, 15)]
         assert light == sorted(light) and light[0] < light[-1] - 50
 
     async def test_the_cursor_tells_a_gpus_second_and_its_events(
         self, tab: Tab, url: str, cluster: Sixteen, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        marked_ns = cluster.now_ns
+        ago_s = 20
         told = type(cluster).cluster
 
         async def with_marks(self: Sixteen) -> Any:
-            marks = (Mark(1, marked_ns, "migrated", (self.uuid(2), self.uuid(3)), 13),)
+            marks = (Mark(1, cluster.now_ns - ago_s * S, "migrated", (self.uuid(2), self.uuid(3)), 13),)
             return replace(await told(self), marks=marks)
 
         monkeypatch.setattr(type(cluster), "cluster", with_marks)
         await tab.open(url)
         await tab.page.select_option("#batch-order", "host")
         await tab.waits_until("document.querySelectorAll('.heat-label').length === 16")
-        await tab.page.click("#pause")
-        seen_s = cluster.now_ns / S
         box = await tab.page.locator(".heat-plot").bounding_box()
         assert box is not None
         row_px = (box["height"] - 24) / 16
-        x = box["x"] + box["width"] * (1 - (seen_s - marked_ns / S) / 120)
+        x = box["x"] + box["width"] * (1 - ago_s / 120)
         await tab.page.mouse.move(x, box["y"] + 2.5 * row_px)
         await tab.waits_until("document.querySelector('#batch-readout').textContent.includes('13 requests moved')")
         text = await tab.text("#batch-readout")
@@ -80,8 +81,36 @@ class TestWide:
         await tab.waits_until("document.querySelector('#batch-readout').textContent.includes('host-1/1')")
         assert "moved" not in await tab.text("#batch-readout")
         await tab.page.mouse.move(box["x"] + box["width"] - 30, box["y"] + 2.5 * row_px)
-        await tab.waits_until("document.querySelector('#batch-readout').textContent.includes('of 32')")
+        readout = "document.querySelector('#batch-readout').textContent"
+        await tab.waits_until(f"{readout}.includes('host-0/2 · mean 6, most 6 of 32')")
+        # It stays while the pointer rests, however often the page is drawn.
+        await tab.page.evaluate("document.querySelector('#batch-order').dispatchEvent(new Event('change'))")
+        num_looks = cluster.num_looks
+        await until(lambda: cluster.num_looks > num_looks + 2)
+        assert "host-0/2" in await tab.text("#batch-readout")
+        await tab.page.mouse.move(0, 0)
+        await tab.waits_until(f"{readout}.startsWith('16 GPUs')")
         assert not tab.own_errors
+
+    async def test_a_gpu_that_is_gone_does_not_show_anothers_figures(
+        self, tab: Tab, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told = Sixteen.gpu
+
+        async def without_the_first(self: Sixteen, gpu: str) -> GpuDetails:
+            if gpu == self.uuid(0):
+                raise GpuNotFound("it is gone")
+            return await told(self, gpu)
+
+        monkeypatch.setattr(Sixteen, "gpu", without_the_first)
+        await tab.open(url)
+        await tab.page.select_option("#batch-order", "host")
+        await tab.waits_until("document.querySelectorAll('.heat-label').length === 16")
+        await tab.page.locator(".heat-label").nth(1).click()
+        await tab.waits_until("document.querySelector('#gpu-body').innerText.includes('10 / 100 pages')")
+        await tab.page.locator(".heat-label").nth(0).click()
+        await tab.waits_until("document.querySelector('#gpu-body').innerText.includes('it is gone')")
+        assert "100 pages" not in await tab.text("#gpu-body")
 
     async def test_each_canvas_has_a_text_and_stacked_shows_the_capacity(self, tab: Tab, url: str) -> None:
         await tab.open(url)
@@ -95,7 +124,7 @@ class TestWide:
 
 
 async def lightness(tab: Tab, row: int) -> int:
-    """Of the newest cell of a row of the heat map."""
+    """The lightness of the newest cell of a row of the heat map."""
     script = """row => {
         const canvas = document.querySelector('.heat-cells');
         const labels = document.querySelectorAll('.heat-label');
@@ -118,6 +147,30 @@ async def test_a_short_request_is_seen_after_its_end(tab: Tab, url: str, cluster
     cluster.now_ns += 2 * S
     await tab.shows({"CPU-1": 0})
     assert await lightness(tab, 0) > busy + 40  # one request does not look like none
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cells"),
+    [
+        ([10, 11, 12], "xxx"),
+        ([10, 12], "xxx"),  # a second that no row has: rows come about once a second
+        ([10, 13], "xxxx"),
+        ([10, None, 14], "x...x"),  # a gap
+        ([12, 13], "xx"),
+    ],
+)
+async def test_a_row_stands_for_the_seconds_since_the_one_before(
+    tab: Tab, url: str, seconds: list[int | None], cells: str
+) -> None:
+    rows = [{"at": at, "uuids": ["A"], "batch": [3]} if at else {"at": 11, "uuids": [], "batch": []} for at in seconds]
+    call = f"""import('/dashboard/heat_rows.js').then(({{ cellsOf, rowOf }}) => {{
+        const rows = {json.dumps(rows)};
+        const cells = [...cellsOf(rows, ["A"], {seconds[0]}, {len(cells)}, () => 0)].map(cell => cell ? "x" : ".");
+        const told = cells.map((_, column) => rowOf(rows, {seconds[0]} + column)?.uuids.length ? "x" : ".");
+        return [cells.join(""), told.join("")];
+    }})"""
+    await tab.open(url)
+    assert await tab.page.evaluate(call) == [cells, cells]
 
 
 async def test_a_click_opens_a_gpu_and_escape_closes_it(tab: Tab, url: str, cluster: EchoCluster) -> None:

@@ -78,6 +78,11 @@ async def test_a_gpu_by_name_or_uuid_with_its_requests(client: httpx.AsyncClient
     assert missing.status_code == 404 and "host/9" in missing.text
 
 
+async def test_the_name_of_a_gpu_is_short(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+    cluster.connected = False  # the scheduler is not asked
+    assert (await client.get(f"/v1/cluster/gpus/{'x' * 129}")).status_code == 422
+
+
 async def test_a_tenant_sees_its_own_requests_alone(registry: Registry) -> None:
     others = replace(PLACED, request_id="theirs", tenant_id="t2", tenant="acme", digest="d2")
     info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {}, "host/0")

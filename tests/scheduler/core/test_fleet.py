@@ -69,6 +69,32 @@ def test_a_worker_that_starts_again_is_still_drained(filled: NewCluster) -> None
     assert cluster.gpu_joins("A") == ["A: start r1"]
 
 
+def test_a_gpu_that_replaces_a_drained_one_is_drained_by_their_name(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("old", name="host/0")
+    cluster.is_drained("host/0")
+    cluster.gpu_is_lost("old")
+    cluster.gpu_joins("new", name="host/0")
+    assert not cluster.scheduler.snapshot(0).gpus[0].is_draining
+    assert cluster.is_drained("host/0") == ["f: answer 7"]
+    assert cluster.scheduler.snapshot(0).gpus[0].is_draining
+    cluster.is_drained("host/0", drain=False)
+    assert not cluster.scheduler.snapshot(0).gpus[0].is_draining
+    cluster.gpu_is_lost("new")
+    assert cluster.is_drained("host/0", drain=False) == ["f: answer 7"], "the old one, which is gone"
+    assert cluster.is_drained("host/0", drain=False) == ["f: answer 7 gpu_not_found"]
+
+
+def test_a_name_belongs_to_the_gpu_that_joined_last(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("old", name="host/0")
+    cluster.gpu_joins("new", name="host/0")
+    cluster.gpu_is_lost("old")
+    assert cluster.is_drained("host/0") == ["f: answer 7"]
+    assert cluster.scheduler.snapshot(0).gpus[0].is_draining
+    cluster.gpu_is_lost("new")
+
+
 def test_a_runner_is_told_once_when_nothing_is_left_there(filled: NewCluster) -> None:
     cluster = filled("A", "B", batch=1, runner="host")
     cluster.gpu_joins("C", batch=1, runner="other host")

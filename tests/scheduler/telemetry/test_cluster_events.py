@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from punica_scheduler.core import events
-from punica_scheduler.telemetry.cluster_events import MAX_MARKS, ClusterEvents
+from punica_scheduler.telemetry.cluster_events import MAX_GPUS, MAX_MARKS, ClusterEvents
 from scheduler_in_words import Cluster, NewCluster
 
 S = 1_000_000_000
@@ -53,6 +53,18 @@ def test_an_eviction_and_where_the_request_went(cluster: Cluster) -> None:
         cluster.steps("gpu-1", "a b")
     marks = cluster.observer.snapshot(cluster.now_ns).marks
     assert [(mark.kind, mark.gpu_uuids) for mark in marks[-2:]] == [("evicted", ("gpu-1",)), ("migrated", ("gpu-0",))]
+
+
+def test_a_mark_grows_after_it_was_told_and_names_so_many_gpus_at_most() -> None:
+    events = ClusterEvents()
+    events.add("gpu_joined", "B", 5 * S)
+    assert events.snapshot()[0].gpu_uuids == ("B",)
+    events.add("gpu_joined", "A", 5 * S)
+    assert events.snapshot()[0].gpu_uuids == ("A", "B")
+    for number in range(2 * MAX_GPUS):
+        events.add("gpu_joined", f"GPU-{number}", 5 * S)
+    (mark,) = events.snapshot()
+    assert (len(mark.gpu_uuids), mark.count) == (MAX_GPUS, 2 * MAX_GPUS + 2)
 
 
 def test_what_happens_again_within_a_second_is_one_mark() -> None:

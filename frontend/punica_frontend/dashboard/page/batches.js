@@ -4,6 +4,7 @@ import { TimeChart } from "./chart.js";
 import { byId, keepChildren, make, setText } from "./dom.js";
 import { clock, number } from "./format.js";
 import { HeatMap } from "./heat_map.js";
+import { rowOf } from "./heat_rows.js";
 import { Legend } from "./legend.js";
 import { near, textOf } from "./marks.js";
 
@@ -27,6 +28,8 @@ export class Batches {
   /** @type {Row[]} */
   #rows = [];
   #summary = "";
+  /** The one that is pointed at. @type {import("./heat_map.js").Cell | null} */
+  #cell = null;
 
   /** @param {Parts} parts */
   constructor(parts) {
@@ -54,17 +57,19 @@ export class Batches {
   restyle() {
     this.heatMap.restyle();
     this.chart.restyle();
-    byId("ramp", HTMLElement).style.background = this.heatMap.gradient;
+    const { gradient, idleColor } = this.heatMap.ramp;
+    byId("ramp", HTMLElement).style.background = gradient;
+    byId("ramp-idle", HTMLElement).style.background = idleColor;
   }
 
-  /** Of the window; often. @param {Row[]} rows */
+  /** Draws the window; called often. @param {Row[]} rows */
   draw(rows) {
     this.#rows = rows;
     if (this.#isStacked) this.chart.draw(rows);
     else this.heatMap.draw(rows);
   }
 
-  /** Order, scale and texts; seldom. @param {Row[]} rows */
+  /** Renews order, scale and texts; called seldom. @param {Row[]} rows */
   arrange(rows) {
     const { timeline, names, capacity } = this.parts;
     this.heatMap.sort(rows);
@@ -77,7 +82,7 @@ export class Batches {
     const busiest = busy ? `; the busiest is ${names.of(row.uuids[place])} with ${number(row.batch[place])} requests a step` : "";
     this.#summary = `${row.uuids.length} GPUs, ${busy} busy in the last second${busiest}`;
     this.heatMap.canvas.setAttribute("aria-label", `Heat map of batch sizes. ${this.#summary}. The table below has all.`);
-    this.#point(null);
+    this.#tell();
     this.legend.keep(timeline.uuids);
   }
 
@@ -97,10 +102,20 @@ export class Batches {
 
   /** @param {import("./heat_map.js").Cell | null} cell */
   #point(cell) {
+    this.#cell = cell;
     this.parts.onTime(cell ? Math.ceil(cell.at) : null);
-    if (!cell) return setText(this.readout, this.#summary);
+    this.#tell();
+  }
+
+  /** Says what the cell under the pointer is, or how the cluster does. */
+  #tell() {
+    setText(this.readout, this.#cell ? this.#textOf(this.#cell) : this.#summary);
+  }
+
+  /** @param {import("./heat_map.js").Cell} cell */
+  #textOf(cell) {
     const { names, marks, view, capacity } = this.parts;
-    const row = this.#rows.find(({ at }) => at === Math.ceil(cell.at));
+    const row = rowOf(this.#rows, Math.ceil(cell.at));
     const place = row?.uuids.indexOf(cell.uuid) ?? -1;
     const [from, to] = view.window();
     const here = near(marks.all, cell.at, Math.max((to - from) / 150, 0.6)).filter(
@@ -108,7 +123,7 @@ export class Batches {
     );
     const size = !row || place < 0 ? "not in the cluster"
       : row.most[place] ? `mean ${number(row.batch[place])}, most ${row.most[place]} of ${capacity(cell.uuid)}` : "idle";
-    setText(this.readout, [clock(cell.at), names.of(cell.uuid), size, ...here.map((mark) => textOf(mark, names))].join(" · "));
+    return [clock(cell.at), names.of(cell.uuid), size, ...here.map((mark) => textOf(mark, names))].join(" · ");
   }
 
   /** @param {Row[]} rows @param {number} index */

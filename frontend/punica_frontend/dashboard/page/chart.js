@@ -23,6 +23,7 @@
 import { make, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { drawMarks } from "./marks.js";
+import { inDrawingOrder, stacked, styled } from "./series.js";
 import { color } from "./theme.js";
 
 /** @type {any} */
@@ -203,31 +204,4 @@ export class TimeChart {
     this.#values.forEach((value, series) => setText(value, this.panel.format(this.#columns[series]?.[index])));
     this.onHover(this.#rows, index, pointed !== null);
   }
-}
-
-/**
- * The highest sums of a stack come first: each is filled down to zero, and those below it are painted over it. To clip
- * each to its band would cost several times as much.
- * @template T @param {T[]} ofSeries @param {Panel} panel
- */
-function inDrawingOrder(ofSeries, panel) {
-  return panel.isStacked ? [...ofSeries].reverse() : ofSeries;
-}
-
-/** @param {Series} series @param {Panel} panel */
-function styled({ label, color, isFilled }, panel) {
-  if (panel.isStacked) return { label, width: 0, fill: color, points: { show: false } };
-  const fill = isFilled ? `color-mix(in oklab, ${color} 18%, transparent)` : undefined;
-  return { label, stroke: color, width: 1.75, fill, points: { show: false } };
-}
-
-/** Sums from the first column on; where nothing is, nothing is added. @param {Column[]} columns */
-function stacked(columns) {
-  /** @type {Column | null} */
-  let below = null;
-  return columns.map((column) => {
-    const sums = column.map((value, row) => (value ?? 0) + (below?.[row] ?? 0));
-    below = sums;
-    return sums;
-  });
 }

@@ -11,6 +11,8 @@ const GROUPS = { qkv: "q, k, v", o: "o", gate_up: "gate, up", down: "down" };
 export class GpuPanel {
   /** @type {string | null} */
   #uuid = null;
+  /** The GPU of the facts that are there. @type {string | null} */
+  #shown = null;
   #timer = 0;
   /** @type {HTMLElement | null} */
   #opener = null;
@@ -25,6 +27,7 @@ export class GpuPanel {
     this.root = byId("gpu-panel", HTMLElement);
     this.title = byId("gpu-title", HTMLElement);
     this.note = make("p", "muted gpu-note");
+    this.facts = make("div", "panel-facts");
     this.batch = new Meter("Batch");
     this.pages = new Meter("KvCache");
     this.pool = make("div", "pool");
@@ -34,10 +37,11 @@ export class GpuPanel {
     this.rows = make("tbody");
     const head = make("tr", "", ...["Request", "Adapter", "Tokens", "Age"].map((text) => make("th", "", text)));
     this.table = make("table", "requests", make("thead", "", head), this.rows);
-    byId("gpu-body", HTMLElement).append(
-      this.note, this.batch.root, this.pages.root, make("h3", "", "LoRA pool, pages of adapters in use"), this.pool,
+    this.facts.append(
+      this.batch.root, this.pages.root, make("h3", "", "LoRA pool, pages of adapters in use"), this.pool,
       this.numRequests, this.table, this.numAdapters, this.adapters.root,
     );
+    byId("gpu-body", HTMLElement).append(this.note, this.facts);
     byId("gpu-close", HTMLButtonElement).addEventListener("click", () => this.close());
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.close());
   }
@@ -45,6 +49,7 @@ export class GpuPanel {
   /** @param {string} uuid */
   open(uuid) {
     this.#opener = /** @type {HTMLElement} */ (document.activeElement);
+    if (uuid !== this.#shown) this.#hide();
     this.#uuid = uuid;
     this.root.hidden = false;
     setText(this.title, this.names.of(uuid));
@@ -61,6 +66,13 @@ export class GpuPanel {
     this.#opener?.focus({ preventScroll: true });
   }
 
+  /** Another GPU's facts would stay if this one could not be asked. */
+  #hide() {
+    this.#shown = null;
+    this.facts.hidden = true;
+    setText(this.note, "");
+  }
+
   async #refresh() {
     clearTimeout(this.#timer);
     const uuid = this.#uuid;
@@ -70,12 +82,15 @@ export class GpuPanel {
     if (uuid !== this.#uuid) return; // another was opened meanwhile
     if (answer?.ok && body) this.#show(body);
     else setText(this.note, body?.error?.message ?? "The frontend can't be reached.");
+    clearTimeout(this.#timer); // it may have been closed and opened again meanwhile
     this.#timer = setTimeout(() => void this.#refresh(), INTERVAL_MS);
   }
 
   /** @param {any} told */
   #show(told) {
     const { gpu, requests } = told;
+    this.#shown = gpu.gpu.uuid;
+    this.facts.hidden = false;
     const { uuid, device, max_batch_size: capacity, num_kv_pages: pages } = gpu.gpu;
     const state = gpu.is_draining ? " · draining" : "";
     setText(this.note, `${device} · runner ${gpu.runner_id} · ${number(gpu.tokens)} tokens in ${number(gpu.steps)} steps${state} · ${uuid}`);

@@ -21,31 +21,32 @@ export class Gpus {
   show(cluster) {
     const gpus = new Map(cluster.gpus.map((/** @type {any} */ gpu) => [gpu.gpu.uuid, gpu]));
     const uuids = [...gpus.keys()].sort((one, other) => this.names.compare(one, other));
-    keepChildren(this.root, this.#cards, uuids, (uuid) => new Card(uuid, this.names.of(uuid), this.onOpen));
-    for (const [uuid, card] of this.#cards) card.show(gpus.get(uuid), cluster);
+    keepChildren(this.root, this.#cards, uuids, (uuid) => new Card(uuid, this.onOpen));
+    for (const [uuid, card] of this.#cards) card.show(gpus.get(uuid), this.names.of(uuid), cluster);
   }
 }
 
 class Card {
-  /** @param {string} uuid @param {string} name @param {(uuid: string) => void} onOpen */
-  constructor(uuid, name, onOpen) {
+  /** @param {string} uuid @param {(uuid: string) => void} onOpen */
+  constructor(uuid, onOpen) {
     this.device = make("span", "muted");
     this.draining = make("span", "badge");
     this.batch = new Meter("Batch");
     this.pages = new Meter("KvCache");
     this.adapters = new AdapterList();
     this.more = make("span", "muted more");
-    const open = make("button", "link gpu-name", name);
-    open.title = uuid;
-    open.addEventListener("click", () => onOpen(uuid));
-    const head = make("div", "gpu-head", make("h3", "", open), this.draining, this.device);
+    this.name = make("button", "link gpu-name");
+    this.name.title = uuid;
+    this.name.addEventListener("click", () => onOpen(uuid));
+    const head = make("div", "gpu-head", make("h3", "", this.name), this.draining, this.device);
     this.root = make("article", "card gpu", head, this.batch.root, this.pages.root, this.adapters.root, this.more);
     this.root.dataset.gpu = uuid;
   }
 
-  /** @param {any} gpu @param {any} cluster */
-  show(gpu, cluster) {
+  /** @param {any} gpu @param {string} name @param {any} cluster */
+  show(gpu, name, cluster) {
     const { max_batch_size: capacity, num_kv_pages: pages, device } = gpu.gpu;
+    setText(this.name, name);
     setText(this.device, device);
     setText(this.draining, gpu.is_draining ? "draining" : "");
     this.batch.show(gpu.batch_size_mean, capacity, batchText(gpu));

@@ -1,9 +1,10 @@
 /**
  * The heat map: a row a GPU, time to the right, the colour its batch size. It draws cells on one canvas, and marks and
- * the cursor on another above it, so that the cursor moves without painting the cells again.
+ * the cursor on another above it. The marks are painted in advance, so that a move of the cursor copies one picture.
  */
 
-import { keepChildren, make } from "./dom.js";
+import { drawSeparators, hatch, sized } from "./canvas.js";
+import { keepChildren, make, setText } from "./dom.js";
 import { cellsOf, namedRows, orderedGpus, rowHeight } from "./heat_rows.js";
 import { drawGlyph } from "./marks.js";
 import { Ramp } from "./ramp.js";
@@ -25,12 +26,15 @@ export class HeatMap {
   /** Top to bottom. @type {string[]} */
   #uuids = [];
   #height = 20;
+  /** Where the pointer rests, in pixels of the window. @type {{ clientX: number, clientY: number } | null} */
+  #pointer = null;
   /** @type {Cell | null} */
   #pointed = null;
   /** @type {number | null} */
   #cursorAt = null;
   #ramp = new Ramp(isDark());
   #cells = document.createElement("canvas");
+  #marks = document.createElement("canvas");
   /** @type {Map<string, { root: HTMLElement }>} */
   #labels = new Map();
   /** @type {import("./heat_rows.js").Order} */
@@ -57,21 +61,21 @@ export class HeatMap {
     this.plot = make("div", "heat-plot", this.canvas, this.overlay);
     root.append(this.labels, this.plot);
     this.plot.addEventListener("pointermove", (event) => this.#point(event));
-    this.plot.addEventListener("pointerleave", () => this.#pointAt(null));
+    this.plot.addEventListener("pointerleave", () => this.#point(null));
     this.plot.addEventListener("click", (event) => {
-      this.#point(event);
-      if (this.#pointed) of.onOpen(this.#pointed.uuid);
+      const cell = this.#cellAt(event);
+      if (cell) of.onOpen(cell.uuid);
     });
     new ResizeObserver(() => this.#paint()).observe(this.plot);
   }
 
-  /** With the colours of the scheme. */
+  /** Takes the colours of the scheme. */
   restyle() {
     this.#ramp = new Ramp(isDark());
   }
 
-  get gradient() {
-    return this.#ramp.gradient;
+  get ramp() {
+    return this.#ramp;
   }
 
   /** Orders the GPUs anew, as they were in these rows. @param {Row[]} rows */
@@ -80,13 +84,16 @@ export class HeatMap {
     this.#height = rowHeight(this.#uuids.length, MAX_ROWS_PX);
     const named = namedRows(this.#uuids.length, this.#height).map((place) => this.#uuids[place]);
     keepChildren(this.labels, this.#labels, named, (uuid) => this.#label(uuid));
+    for (const [uuid, { root }] of this.#labels) setText(root, this.of.names.of(uuid));
     this.labels.style.setProperty("--label-height", `${Math.ceil(17 / this.#height) * this.#height}px`);
   }
 
-  /** @param {Row[]} rows Of the window. */
+  /** @param {Row[]} rows Those of the window. */
   draw(rows) {
     this.#rows = rows;
     this.#paint();
+    // Under a pointer that rests, time moves on.
+    if (this.#pointer) this.#point(this.#pointer);
   }
 
   /** A time that is pointed at in another chart. @param {number | null} at */
@@ -98,7 +105,7 @@ export class HeatMap {
 
   /** @param {string} uuid */
   #label(uuid) {
-    const root = make("button", "heat-label", this.of.names.of(uuid));
+    const root = make("button", "heat-label");
     root.title = uuid;
     root.dataset.gpu = uuid;
     root.addEventListener("click", () => this.of.onOpen(uuid));
@@ -122,6 +129,7 @@ export class HeatMap {
     if (height) context.drawImage(this.#cells, left, 0, right - left, height);
     if (this.#height >= 9) drawSeparators(context, this.#uuids.length, this.#height, width);
     drawTimeAxis(context, { from, to, width, top: height, x: (at) => this.#x(at, width) });
+    this.#paintMarks(width, height);
     this.#paintOverlay();
   }
 
@@ -140,12 +148,10 @@ export class HeatMap {
     context.putImageData(image, 0, 0);
   }
 
-  #paintOverlay() {
-    const { width, height } = this.plot.getBoundingClientRect();
-    if (!width) return;
-    const context = sized(this.overlay, width, height);
+  /** @param {number} width @param {number} height */
+  #paintMarks(width, height) {
+    const context = sized(this.#marks, width, height + AXIS_PX);
     const [from, to] = this.of.view.window();
-    const rowsHeight = this.#uuids.length * this.#height;
     const placeOf = new Map(this.#uuids.map((uuid, place) => [uuid, place]));
     for (const mark of this.of.marks()) {
       if (mark.at < from || mark.at > to) continue;
@@ -156,13 +162,21 @@ export class HeatMap {
         if (place !== undefined) drawGlyph(context, mark.kind, x, (place + 0.5) * this.#height, Math.min(this.#height, 13));
       }
     }
+  }
+
+  #paintOverlay() {
+    const { width } = this.plot.getBoundingClientRect();
+    if (!width) return;
+    const height = this.#uuids.length * this.#height;
+    const context = sized(this.overlay, width, height + AXIS_PX);
+    context.drawImage(this.#marks, 0, 0, width, height + AXIS_PX);
     const at = this.#pointed?.at ?? this.#cursorAt;
     if (at !== null && at !== undefined) {
       context.fillStyle = color("muted");
-      context.fillRect(Math.round(this.#x(at, width)), 0, 1, rowsHeight);
+      context.fillRect(Math.round(this.#x(at, width)), 0, 1, height);
     }
-    const place = this.#pointed ? placeOf.get(this.#pointed.uuid) : undefined;
-    if (place === undefined) return;
+    const place = this.#pointed ? this.#uuids.indexOf(this.#pointed.uuid) : -1;
+    if (place < 0) return;
     context.strokeStyle = color("ink");
     context.strokeRect(0.5, place * this.#height + 0.5, width - 1, this.#height - 1);
   }
@@ -173,54 +187,20 @@ export class HeatMap {
     return ((at - from) / (to - from)) * width;
   }
 
-  /** @param {MouseEvent} event */
-  #point(event) {
+  /** @param {{ clientX: number, clientY: number }} pointer @returns {Cell | null} */
+  #cellAt({ clientX, clientY }) {
     const box = this.plot.getBoundingClientRect();
-    const uuid = this.#uuids[Math.floor((event.clientY - box.top) / this.#height)];
+    const uuid = this.#uuids[Math.floor((clientY - box.top) / this.#height)];
     const [from, to] = this.of.view.window();
-    const at = from + ((event.clientX - box.left) / box.width) * (to - from);
-    this.#pointAt(uuid ? { uuid, at } : null);
+    const at = from + ((clientX - box.left) / box.width) * (to - from);
+    return uuid ? { uuid, at } : null;
   }
 
-  /** @param {Cell | null} cell */
-  #pointAt(cell) {
-    this.#pointed = cell;
+  /** @param {{ clientX: number, clientY: number } | null} pointer */
+  #point(pointer) {
+    this.#pointer = pointer;
+    this.#pointed = pointer && this.#cellAt(pointer);
     this.#paintOverlay();
-    this.of.onPoint(cell);
+    this.of.onPoint(this.#pointed);
   }
-}
-
-/** A cleared canvas of so many CSS pixels. @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
-function sized(canvas, width, height) {
-  const ratio = devicePixelRatio;
-  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
-  if (canvas.width !== w || canvas.height !== h) {
-    [canvas.width, canvas.height] = [w, h];
-    [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
-  }
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, width, height);
-  return context;
-}
-
-/** Where a GPU was not in the cluster. @param {CanvasRenderingContext2D} context */
-function hatch(context) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const lines = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  lines.strokeStyle = color("line");
-  lines.beginPath();
-  for (const [x, y] of [[-1, 1], [0, 6], [5, 7]]) {
-    lines.moveTo(x, y);
-    lines.lineTo(x + (x ? 2 : 6), y - (x ? 2 : 6));
-  }
-  lines.stroke();
-  return context.createPattern(tile, "repeat") ?? "transparent";
-}
-
-/** @param {CanvasRenderingContext2D} context @param {number} numRows @param {number} height @param {number} width */
-function drawSeparators(context, numRows, height, width) {
-  context.fillStyle = color("paper");
-  for (let place = 1; place < numRows; place++) context.fillRect(0, place * height - 1, width, 1);
 }

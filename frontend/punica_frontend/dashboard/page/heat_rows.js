@@ -1,4 +1,6 @@
-/** What the heat map shows of each GPU: its row, and a column a second. No drawing. */
+/** The heat map's rows, one for each GPU, and its columns, one for each second. This module draws nothing. */
+
+import { GAP_S } from "./timeline.js";
 
 /**
  * @typedef {import("./timeline.js").Row} Row
@@ -16,6 +18,22 @@ export function orderedGpus(rows, names, order) {
 }
 
 /**
+ * The first second that a row of the timeline stands for. Rows come about once a second, so that some seconds have none:
+ * the next row tells of them, unless it came after a gap.
+ * @param {Row[]} rows @param {number} index
+ */
+function firstSecond(rows, index) {
+  const [before, row] = [rows[index - 1], rows[index]];
+  return before?.uuids.length && row.at <= before.at + GAP_S ? before.at + 1 : row.at;
+}
+
+/** The row that tells of a second. @param {Row[]} rows @param {number} second */
+export function rowOf(rows, second) {
+  const index = rows.findIndex((row) => row.at >= second);
+  return index >= 0 && firstSecond(rows, index) <= second ? rows[index] : undefined;
+}
+
+/**
  * Cells, row by row: an index of the ramp and 1, or 0 where the GPU was not there.
  * @param {Row[]} rows @param {string[]} uuids @param {number} from The first column's second. @param {number} numColumns
  * @param {(size: number, uuid: string) => number} step
@@ -27,17 +45,19 @@ export function cellsOf(rows, uuids, from, numColumns, step) {
   let known = null;
   /** @type {number[]} */
   let places = [];
-  for (const row of rows) {
-    const column = row.at - from;
-    if (column < 0 || column >= numColumns) continue;
+  rows.forEach((row, at) => {
+    const begin = Math.max(firstSecond(rows, at) - from, 0);
+    const end = Math.min(row.at - from, numColumns - 1);
     if (row.uuids !== known) {
       known = row.uuids;
       places = row.uuids.map((uuid) => placeOf.get(uuid) ?? -1);
     }
     places.forEach((place, index) => {
-      if (place >= 0) cells[place * numColumns + column] = 1 + step(row.batch[index], row.uuids[index]);
+      if (place < 0 || begin > end) return;
+      const cell = 1 + step(row.batch[index], row.uuids[index]);
+      for (let column = begin; column <= end; column++) cells[place * numColumns + column] = cell;
     });
-  }
+  });
   return cells;
 }
 

@@ -65,13 +65,17 @@ export class Marks {
       this.#numbered.set(number, mark);
       this.all.push(mark);
     }
-    for (const { number } of this.all.splice(0, this.all.length - MAX_MARKS)) this.#numbered.delete(number);
+    for (const mark of this.all.splice(0, this.all.length - MAX_MARKS)) {
+      // Another incarnation's may have the same number.
+      if (this.#numbered.get(mark.number) === mark) this.#numbered.delete(mark.number);
+    }
   }
 }
 
 /** @param {Mark} mark @param {import("./names.js").Names} names */
 export function textOf({ kind, count, gpus: uuids }, names) {
-  const named = uuids.slice(0, MAX_NAMED).map((uuid) => names.of(uuid)).sort();
+  const first = uuids.slice(0, MAX_NAMED).sort((one, other) => names.compare(one, other));
+  const named = first.map((uuid) => names.of(uuid));
   if (uuids.length > MAX_NAMED) named.push(`${uuids.length - MAX_NAMED} more`);
   return [KINDS[kind]?.text(count) ?? kind, named.join(", ")].filter(Boolean).join(" · ");
 }
@@ -106,8 +110,10 @@ function corners(path, points, r) {
   points.forEach(([x, y], index) => (index ? path.lineTo(x * r, y * r) : path.moveTo(x * r, y * r)));
 }
 
-/** A mark on the row of its GPU, with a rim that sets it off from any cell. */
-/** @param {CanvasRenderingContext2D} context @param {string} kind @param {number} x @param {number} y @param {number} size */
+/**
+ * Draws a mark on the row of its GPU, with a rim that sets it off from any cell.
+ * @param {CanvasRenderingContext2D} context @param {string} kind @param {number} x @param {number} y @param {number} size
+ */
 export function drawGlyph(context, kind, x, y, size) {
   const { shape, color: name } = KINDS[kind] ?? { shape: "circle", color: "muted" };
   const path = new Path2D();
@@ -137,7 +143,7 @@ export function glyph(kind) {
   return canvas;
 }
 
-/** Those near a time. @param {Mark[]} marks @param {number} at @param {number} toleranceS */
+/** The marks near a time. @param {Mark[]} marks @param {number} at @param {number} toleranceS */
 export function near(marks, at, toleranceS) {
   return marks.filter((mark) => Math.abs(mark.at - at) <= toleranceS);
 }

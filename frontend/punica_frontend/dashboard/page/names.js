@@ -1,10 +1,12 @@
 /** The names of GPUs, by UUID: those of now, and those that were seen before. */
 
+import { Newest } from "./newest.js";
+
 const collator = new Intl.Collator("en", { numeric: true });
 
 export class Names {
-  /** @type {Map<string, string>} */
-  #names = new Map();
+  /** @type {Newest<string>} */
+  #names = new Newest();
 
   /** @param {string} uuid @param {string} name */
   learn(uuid, name) {

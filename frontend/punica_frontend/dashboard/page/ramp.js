@@ -32,7 +32,7 @@ export class Ramp {
     const steps = [...Array(NUM_STEPS).keys()].map((step) => step / (NUM_STEPS - 1));
     this.idle = isDark ? [42, 37, 49] : [236, 233, 240];
     this.colors = steps.map((share) => magma(isDark ? 0.26 + 0.74 * share : 0.84 - 0.78 * share));
-    /** As pixels of ImageData: idle first. */
+    /** Pixels of ImageData: idle first. */
     this.pixels = new Uint32Array([this.idle, ...this.colors].map(([r, g, b]) => (0xff000000 | (b << 16) | (g << 8) | r) >>> 0));
   }
 
@@ -40,6 +40,11 @@ export class Ramp {
   step(size, capacity) {
     if (size <= 0) return 0;
     return 1 + Math.min(NUM_STEPS - 1, Math.floor((size / Math.max(capacity, 1)) * NUM_STEPS));
+  }
+
+  /** In CSS. */
+  get idleColor() {
+    return `rgb(${this.idle.join(" ")})`;
   }
 
   /** A CSS gradient from one request to a full batch. */

@@ -1,9 +1,11 @@
-/** What each GPU can hold. GPUs that have left are remembered: their past is drawn, too. */
+/** Each GPU's capacity. GPUs that have left are remembered: their past is drawn, too. */
+
+import { Newest } from "./newest.js";
 
 export class Sizes {
-  /** @type {Map<string, { batch: number, pages: number }>} */
-  #sizes = new Map();
-  /** Of a GPU that left before the page was opened. */
+  /** @type {Newest<{ batch: number, pages: number }>} */
+  #sizes = new Newest();
+  /** Stands for a GPU that left before the page was opened. */
   #largestBatch = 1;
 
   /** @param {any} cluster */

@@ -1,11 +1,17 @@
 /** Colours of charts: those of the style sheet, light or dark, and one for each GPU. */
 
-/** @param {string} name Of a custom property, without its dashes. */
-export function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-}
-
 const dark = matchMedia("(prefers-color-scheme: dark)");
+
+/** Colours by name, until the scheme changes: canvases ask for them at each mark. @type {Map<string, string>} */
+const known = new Map();
+dark.addEventListener("change", () => known.clear());
+
+/** @param {string} name The custom property, without its dashes. */
+export function color(name) {
+  const value = known.get(name) || getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  known.set(name, value);
+  return value;
+}
 
 export function isDark() {
   return dark.matches;

@@ -24,12 +24,12 @@ export function numberTicks(ticks, increment) {
   return labels(ticks, increment, Number(unit), String(suffix));
 }
 
-/** Of seconds. @type {Ticks} */
+/** Labels of seconds. @type {Ticks} */
 export function durationTicks(ticks, increment) {
   return Math.max(...ticks) < 1 ? labels(ticks, increment, 1e-3, " ms") : labels(ticks, increment, 1, " s");
 }
 
-/** Of shares. @type {Ticks} */
+/** Labels of shares. @type {Ticks} */
 export function percentTicks(ticks, increment) {
   return labels(ticks, increment, 1e-2, " %");
 }

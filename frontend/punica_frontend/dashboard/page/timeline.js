@@ -18,7 +18,7 @@
 export const MAX_ROWS = 600;
 
 /** Rows that are further apart have a gap between them. */
-const GAP_S = 3;
+export const GAP_S = 3;
 
 /** @param {string[]} one @param {string[]} other */
 function areEqual(one, other) {

@@ -24,5 +24,5 @@ class Display:
 
     @property
     def overflow(self) -> Literal["crop", "ellipsis"]:
-        """What becomes of a line that is too long."""
+        """How a line that is too long ends."""
         return "crop" if self.is_ascii else "ellipsis"

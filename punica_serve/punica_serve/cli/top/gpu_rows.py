@@ -17,7 +17,7 @@ class GpuRow:
 
     uuid: str
     known: KnownGpu
-    #: As in GET /v1/cluster; None once it has left.
+    #: The GPU in GET /v1/cluster; None once it has left.
     now: dict[str, Any] | None
 
 

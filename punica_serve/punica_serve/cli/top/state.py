@@ -13,7 +13,7 @@ MAX_KNOWN_GPUS = 4096
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """What does not change about a GPU."""
+    """A GPU's name and size, which do not change."""
 
     name: str
     max_batch_size: int

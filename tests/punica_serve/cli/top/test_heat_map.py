@@ -22,7 +22,7 @@ def row(display: Display, events: dict[tuple[str, int], EventKind] = NOTHING) ->
 
 
 def backgrounds(text: Text) -> list[Color | None]:
-    """Of each character."""
+    """The background of each character."""
     found: list[Color | None] = [None] * len(text)
     for start, end, style in text.spans:
         if not isinstance(style, str):
