@@ -57,7 +57,7 @@ async def test_from_an_upload_to_the_last_byte(
     store = cluster.log.parent / "data" / "store"
     assert card["digest"] in os.listdir(store)
     packed = cluster.log.parent / "data" / "cache" / "packed" / card["digest"]
-    await until(lambda: packed.exists() and os.listdir(packed))
+    await until(lambda: packed.exists() and bool(os.listdir(packed)))
     answer = await delete(http, "uploaded")
     assert (answer.status_code, answer.json()["status"]) == (200, "deleted")
     assert card["digest"] not in os.listdir(store)

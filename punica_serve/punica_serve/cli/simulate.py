@@ -10,7 +10,7 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console
 from punica_serve.cli.options import KeyOption
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
-from punica_serve.cli.simulate_files import write_files
+from punica_serve.cli.simulate_files import check_pictures, write_files
 from punica_serve.cli.text_tables import figures_table
 from punica_serve.process.outputs import check_folder
 
@@ -74,6 +74,7 @@ def command(
 
     cluster = load_config(config)
     check_folder(out)
+    check_pictures()
     console = make_console()
     if live is not None:
         if ablations:

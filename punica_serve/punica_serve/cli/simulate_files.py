@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from punica_serve.simulation.timeline import Timeline
 
 
+def check_pictures() -> None:
+    """Raises ModuleNotFoundError, which names the extra, before a long run that could draw nothing."""
+    import matplotlib  # noqa: F401
+
+
 def write_files(
     summaries: "Mapping[str, DataclassInstance]",
     tables: "Mapping[str, Timeline]",

@@ -40,7 +40,8 @@ class History:
         self._encoded: msgspec.Raw | None = None
 
     def is_due(self, now_ns: int) -> bool:
-        return not self._rows or now_ns >= self._rows[-1].at_ns + _INTERVAL_NS
+        """At the first look in each second, so that no second is left out."""
+        return not self._rows or now_ns // _INTERVAL_NS > self._rows[-1].at_ns // _INTERVAL_NS
 
     def add(self, sample: ClusterSample, steps: Sequence[StepFigures], recent: RecentFigures, now_ns: int) -> None:
         """Appends a row; ``steps`` has an entry for each GPU of the sample."""

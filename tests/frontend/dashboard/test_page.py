@@ -71,17 +71,21 @@ async def test_the_form_tells_adapters_of_one_name_apart(tab: Tab, url: str, reg
     assert sorted(options) == ["default/roman", "shared/roman"]
 
 
-async def test_a_stretch_that_is_dragged_over_is_shown_alone(tab: Tab, url: str, cluster: EchoCluster) -> None:
+@pytest.mark.parametrize("chart", ['[data-chart="tokens"] .u-over', ".heat-plot"])
+async def test_a_stretch_that_is_dragged_over_is_shown_alone(
+    tab: Tab, url: str, cluster: EchoCluster, chart: str
+) -> None:
     cluster.now_ns = 1_800_000_000_000_000_000
     await tab.open(url)
     # What is drawn last moves the chart no more.
     await tab.waits_until("document.querySelectorAll('#gpus article').length === 1")
-    box = await tab.page.locator('[data-chart="tokens"] .u-over').bounding_box()
+    box = await tab.page.locator(chart).bounding_box()
     assert box is not None
     await tab.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
     await tab.page.mouse.down()
     await tab.page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 20, steps=3)
     await tab.page.mouse.up()
+    assert await tab.page.locator("#gpu-panel").is_hidden()
     await tab.page.click("#unzoom")
     await tab.waits_until("document.querySelector('#unzoom').hidden")
     assert not tab.own_errors

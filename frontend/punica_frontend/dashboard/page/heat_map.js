@@ -12,6 +12,8 @@ import { color, isDark } from "./theme.js";
 import { drawTimeAxis } from "./time_axis.js";
 
 const AXIS_PX = 24;
+/** A pointer that moves less between press and release has clicked. */
+const DRAG_PX = 6;
 /** Rows take no more, however many there are, unless they would be too small to see. */
 const MAX_ROWS_PX = 560;
 
@@ -26,6 +28,7 @@ export class HeatMap {
   /** Top to bottom. @type {string[]} */
   #uuids = [];
   #height = 20;
+  #pressedX = 0;
   /** Where the pointer rests, in pixels of the window. @type {{ clientX: number, clientY: number } | null} */
   #pointer = null;
   /** @type {Cell | null} */
@@ -62,10 +65,8 @@ export class HeatMap {
     root.append(this.labels, this.plot);
     this.plot.addEventListener("pointermove", (event) => this.#point(event));
     this.plot.addEventListener("pointerleave", () => this.#point(null));
-    this.plot.addEventListener("click", (event) => {
-      const cell = this.#cellAt(event);
-      if (cell) of.onOpen(cell.uuid);
-    });
+    this.plot.addEventListener("pointerdown", (event) => (this.#pressedX = event.clientX));
+    this.plot.addEventListener("click", (event) => this.#click(event));
     new ResizeObserver(() => this.#paint()).observe(this.plot);
   }
 
@@ -103,6 +104,23 @@ export class HeatMap {
     this.#paintOverlay();
   }
 
+  /** Opens a GPU or, at the end of a drag, shows the stretch that was dragged over. @param {MouseEvent} event */
+  #click(event) {
+    if (Math.abs(event.clientX - this.#pressedX) > DRAG_PX) {
+      const [from, to] = [this.#pressedX, event.clientX].map((x) => this.#time(x)).sort((one, other) => one - other);
+      return this.of.view.set({ zoom: [from, to] });
+    }
+    const cell = this.#cellAt(event);
+    if (cell) this.of.onOpen(cell.uuid);
+  }
+
+  /** @param {number} clientX */
+  #time(clientX) {
+    const box = this.plot.getBoundingClientRect();
+    const [from, to] = this.of.view.window();
+    return from + ((clientX - box.left) / box.width) * (to - from);
+  }
+
   /** @param {string} uuid */
   #label(uuid) {
     const root = make("button", "heat-label");
@@ -119,7 +137,7 @@ export class HeatMap {
     if (!width) return;
     const [from, to] = this.of.view.window();
     const first = Math.floor(from) + 1;
-    const numColumns = Math.max(1, Math.floor(to) - first + 1);
+    const numColumns = Math.max(1, Math.ceil(to) - first + 1);
     this.#fillCells(first, numColumns);
     const context = sized(this.canvas, width, height + AXIS_PX);
     context.fillStyle = hatch(context);
@@ -191,9 +209,7 @@ export class HeatMap {
   #cellAt({ clientX, clientY }) {
     const box = this.plot.getBoundingClientRect();
     const uuid = this.#uuids[Math.floor((clientY - box.top) / this.#height)];
-    const [from, to] = this.of.view.window();
-    const at = from + ((clientX - box.left) / box.width) * (to - from);
-    return uuid ? { uuid, at } : null;
+    return uuid ? { uuid, at: this.#time(clientX) } : null;
   }
 
   /** @param {{ clientX: number, clientY: number } | null} pointer */

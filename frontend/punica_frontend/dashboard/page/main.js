@@ -19,8 +19,6 @@ import { Watch } from "./watch.js";
 
 /** Lists, cards and texts are read, not watched: they change once a second at most. */
 const SLOW_MS = 1000;
-/** Of a line: a longer stretch of time shows every second row, or every third. */
-const MAX_POINTS = 300;
 
 const names = new Names();
 const sizes = new Sizes();
@@ -89,13 +87,11 @@ function draw(nowMs) {
   if (!newest || !cluster) return;
   view.follow(newest.at);
   const [from, to] = view.window();
-  const step = Math.ceil((to - from) / MAX_POINTS);
-  const rows = timeline.rows.filter((row) => row.at >= from - step && row.at <= to + step);
+  const rows = timeline.rows.filter((row) => row.at >= from - 1 && row.at <= Math.ceil(to));
   const isSlow = nowMs >= slowAtMs;
   if (isSlow) batches.arrange(rows);
   batches.draw(rows);
-  const points = step > 1 ? rows.filter((row) => row.at % step === 0 || row === newest) : rows;
-  for (const chart of charts) chart.draw(points);
+  for (const chart of charts) chart.draw(rows);
   byId("unzoom", HTMLButtonElement).hidden = view.zoom === null;
   if (isSlow) for (const chart of charts) chart.describe();
   if (view.isPaused) return;

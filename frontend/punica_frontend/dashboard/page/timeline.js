@@ -58,7 +58,7 @@ export class Timeline {
   /** The past as the scheduler knows it; what it does not know is kept as it was seen. @param {any} history */
   addHistory(history) {
     if (history.at_ns.length === 0) return;
-    const first = Math.floor(history.at_ns[0] / 1e9);
+    const first = Math.round(history.at_ns[0] / 1e9);
     this.rows = this.rows.filter((row) => row.at < first);
     this.#rates = new Rates();
     const gpus = Object.entries(history.gpus);
@@ -93,7 +93,8 @@ export class Timeline {
 
   /** @param {number} at @param {number} arrived @param {number} tokens @param {any} rest */
   #add(at, arrived, tokens, rest) {
-    const second = Math.floor(at);
+    // The figures are of the second before this time.
+    const second = Math.round(at);
     const before = this.rows[this.rows.length - 1];
     if (before && second < before.at) return; // the scheduler's clock was set back: wait for it
     if (before && areEqual(before.uuids, rest.uuids)) rest.uuids = before.uuids;

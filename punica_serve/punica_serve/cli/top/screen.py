@@ -17,10 +17,12 @@ from punica_serve.numbers import counted, natural_order
 _TITLE = "bold"
 _DIM = "dim"
 _LEGEND_LINES = 1
+#: Of adapters and of events, however many GPUs there are.
+_KEPT_ROWS = 3
 
 
 def screen(state: State, url: str, display: Display) -> RenderableType:
-    head: list[RenderableType] = [Text(f"Punica Serve at {url}", style=_TITLE, no_wrap=True, overflow=display.overflow)]
+    head: list[Text] = [Text(f"Punica Serve at {url}", style=_TITLE, no_wrap=True, overflow=display.overflow)]
     if state.trouble:
         head.append(Text(state.trouble, style="red"))
     if state.cluster is None:
@@ -28,7 +30,10 @@ def screen(state: State, url: str, display: Display) -> RenderableType:
     cluster = state.cluster
     head += [_counts(cluster), _latencies(cluster)]
     rows = gpu_rows(state, display.order)
-    num_lines = None if display.height is None else max(0, display.height - 2 - 2 * len(head) - _LEGEND_LINES)
+    num_lines = None
+    if display.height is not None:
+        num_head = sum(max(1, -(-text.cell_len // display.width)) for text in head)
+        num_lines = max(0, display.height - num_head - _LEGEND_LINES - 1)
     gpus, adapters, events = _shares(num_lines, len(rows), len(cluster["adapters"]), len(state.marks))
     parts = [_gpus(state, rows, gpus, display), _adapters(cluster, adapters, display), _events(state, events, display)]
     return Group(*head, *(part for part in parts if part is not None))
@@ -41,8 +46,9 @@ def _shares(num_lines: int | None, *wanted: int) -> list[int]:
     given = []
     for index, rows in enumerate(wanted):
         num_parts = len(wanted) - index
-        # Lines that later parts don't need are this part's.
-        later = sum(min(rows_later + 2, num_lines // num_parts) for rows_later in wanted[index + 1 :])
+        # Later parts keep a few rows; what they don't need is this part's.
+        most = min(_KEPT_ROWS + 2, num_lines // num_parts)
+        later = sum(min(rows_later + 2, most) for rows_later in wanted[index + 1 :])
         given.append(max(0, min(rows, num_lines - later - 2)))
         num_lines -= given[-1] + 2
     return given
