@@ -5,6 +5,7 @@ folder holds weights that are trusted by their checksums alone, so nobody else m
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from punica_serve.errors import ConfigError
-from punica_serve.process.private_files import make_private_folder
+from punica_serve.process.private_files import FILE_MODE, FOLDER_MODE, make_private_folder
 from punica_serve.store.adapter_files import is_digest
+
+log = logging.getLogger(__name__)
 
 _FOLDER, _INCOMING = "packed", "incoming"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -43,11 +46,12 @@ class PackedFolder:
     """The files of all layouts, for any number of processes. Every method blocks."""
 
     def __init__(self, cache_folder: Path) -> None:
-        """Raises ConfigError for a folder that others may write to."""
+        """Raises ConfigError for a folder of another user."""
         self._root = cache_folder / _FOLDER
+        make_private_folder(self._root)
+        _make_own(self._root)
         make_private_folder(self._root / _INCOMING)
-        for folder in (self._root, self._root / _INCOMING):
-            _check_own(folder)
+        _make_own(self._root / _INCOMING)
         self._remove_rest()
 
     def open(self, digest: str, layout: str) -> int | None:
@@ -69,12 +73,12 @@ class PackedFolder:
         Nor is it if ``is_wanted`` is false in the end. Raises OSError.
         """
         path, incoming = self._path(digest, layout), self._root / _INCOMING / uuid.uuid4().hex
-        descriptor = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells it from one whose process has died
             write(descriptor)
             if is_wanted():
-                path.parent.mkdir(mode=0o700, exist_ok=True)
+                path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
                 incoming.rename(path)
         finally:
             os.close(descriptor)
@@ -113,11 +117,20 @@ class PackedFolder:
                     os.close(descriptor)
 
 
-def _check_own(folder: Path) -> None:
+def _make_own(folder: Path) -> None:
+    """Empties and closes a folder that others may have written to. Raises ConfigError for one of another user."""
     found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+    if found.st_uid != os.geteuid():
         message = (
-            f"`data_folder`: {folder} holds weights that workers trust, and others may write to it; make it the "
-            "service's own with `chown` and `chmod go-w`, or remove it"
+            f"`data_folder`: {folder} holds weights that workers trust, and belongs to another user; `chown` it to the "
+            "user of the processes, or remove it"
         )
         raise ConfigError(message, param="data_folder")
+    if found.st_mode & _OTHERS_MAY_WRITE:
+        log.warning("others may have written to %s, so its packed adapters are removed and made again", folder)
+        folder.chmod(FOLDER_MODE)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ class PackedStore:
     """The packed forms of one model's adapters, in a folder that all workers of the host share."""
 
     def __init__(self, cache: PackedCache, model: ModelConfig, dtype: torch.dtype) -> None:
-        """Raises ConfigError for a folder that others may write to, or that can't be made."""
+        """Raises ConfigError for a folder of another user, or that can't be made."""
         try:
             self._folder = CacheFolder(cache.folder)
         except OSError as error:

@@ -297,8 +297,18 @@ def test_no_more_than_the_budget_is_kept(folder: Path, model: ModelConfig, tmp_p
     assert [worker.store.has(ref) for ref in refs] == [False, False, True, True]
 
 
-def test_a_folder_that_others_may_write_to_is_refused(folder: Path, model: ModelConfig) -> None:
-    Worker(folder, model)
+def test_what_others_may_have_written_is_not_trusted(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str]
+) -> None:
+    file = Worker(folder, model).packs(ref)
     (folder / "packed").chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write"):
+    second = Worker(folder, model)
+    assert not file.exists() and (folder / "packed").stat().st_mode & 0o777 == 0o700
+    assert second.packs(ref) == file and len(packings) == 2
+
+
+def test_a_folder_of_another_user_is_refused(folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    Worker(folder, model)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="another user"):
         Worker(folder, model)
