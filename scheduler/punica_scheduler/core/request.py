@@ -12,16 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AssignmentId, LoraGroup, Request
-
-if TYPE_CHECKING:
-    from punica_scheduler.core.repeated_rows import RepeatedRows
 
 #: For arrays of token ids, which take a ninth of a list's memory.
 TOKEN_TYPE = "I"
@@ -96,6 +93,13 @@ class InvalidTransition(AssertionError):
         self.event_log = tuple(event_log)
 
 
+class CountedSteps(Protocol):
+    """The rows that repeat in a GPU's steps, as a request sees them; see ``repeated_rows``."""
+
+    #: Each gave the request a token that it has not taken over yet.
+    num_steps: int
+
+
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     """A live request. ``assignment`` and ``gpu_uuid`` are set exactly while it is placed."""
@@ -116,7 +120,7 @@ class RequestRecord:
     #: When it was first placed.
     placed_ns: int = 0
     #: The rows of its GPU, while each of the GPU's steps gives it a token.
-    repeated_rows: "RepeatedRows | None" = None
+    repeated_rows: "CountedSteps | None" = None
     assignment: AssignmentId | None = None
     gpu_uuid: str | None = None
     #: Where it was placed last, also while it waits.
@@ -219,7 +223,7 @@ class RequestRecord:
         self.assignment = self.gpu_uuid = None
 
     @staticmethod
-    def join_rows(records: "Sequence[RequestRecord]", rows: "RepeatedRows") -> None:
+    def join_rows(records: "Sequence[RequestRecord]", rows: "CountedSteps") -> None:
         """From now on the rows count these requests' tokens and GPU time. One call for all: rows change often."""
         for record in records:
             record.repeated_rows = rows
