@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import signal
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib.resources import files
@@ -16,7 +17,7 @@ import pytest
 
 from s3_server import BUCKET, S3Server, serve_s3
 from up_cluster import Start, UpCluster
-from waits import until
+from waits import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # its waits have deadlines of their own, and say more
 
@@ -134,7 +135,12 @@ def test_an_upload_is_served_and_removed_and_a_dead_store_stops_only_registratio
         assert answer.json()["text"] == "XLII", answer.text
         assert http.delete("/v1/adapters/own", params={"wait_s": 50}).status_code == 200
         assert not s3.filesystem().find(BUCKET)
-        assert os.listdir(tmp_path / "data" / "cache") == ["incoming"]
+        cache = tmp_path / "data" / "cache"
+        assert sorted(os.listdir(cache)) == ["incoming", "packed"]
+        deadline_s = time.monotonic() + DEADLINE_S
+        while os.listdir(cache / "packed") != ["incoming"]:  # workers remove what they packed behind all else
+            assert time.monotonic() < deadline_s, os.listdir(cache / "packed")
+            time.sleep(0.1)
 
         s3.process.kill()
         s3.process.wait()
