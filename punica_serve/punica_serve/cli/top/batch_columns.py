@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from punica_serve.cli.top.event_kinds import NS_PER_S
+
 #: More than a row of any usual terminal has room for. At a thousand GPUs that is some 30 MB.
 MAX_COLUMNS = 300
 #: A column also stands for the seconds since the one before, up to this many: frames may come every 10 s.
 FILL_S = 12
-
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BatchColumns:
         return list(islice(self._columns, max(0, len(self._columns) - count), None))
 
     def _add(self, at_ns: int, batch_sizes: Mapping[str, float]) -> None:
-        at_s = at_ns // _NS_PER_S
+        at_s = at_ns // NS_PER_S
         while self._columns and self._columns[-1].at_s >= at_s:  # the same second, or the clock was set back
             self._columns.pop()
         missing = {} if self._is_interrupted or self._gap_s(at_s) > FILL_S else batch_sizes

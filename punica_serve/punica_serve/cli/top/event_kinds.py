@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-_NS_PER_S = 1_000_000_000
+NS_PER_S = 1_000_000_000
 
 
 class EventKind(NamedTuple):
@@ -35,7 +35,7 @@ def kinds_by_cell(marks: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], E
     """The event to draw at each GPU UUID and second."""
     cells: dict[tuple[str, int], EventKind] = {}
     for mark in marks:
-        kind, at_s = kind_of(mark), mark["at_ns"] // _NS_PER_S
+        kind, at_s = kind_of(mark), mark["at_ns"] // NS_PER_S
         for uuid in mark["gpu_uuids"]:
             cells[uuid, at_s] = min(cells.get((uuid, at_s), kind), kind, key=importance)
     return cells

@@ -145,8 +145,7 @@ def _meaning(ref: AdapterRef) -> str:
 
 
 def _layers_per_chunk(packed: PackedAdapter, num_layers: int) -> int:
-    num_bytes = sum(part.nbytes for group in packed.groups.values() for part in (group.a, group.b))
-    return max(1, min(num_layers, -(-_CHUNK_BYTES * num_layers // max(num_bytes, 1))))
+    return max(1, min(num_layers, -(-_CHUNK_BYTES * num_layers // max(packed.num_bytes, 1))))
 
 
 def _parts(packed: PackedAdapter, num_layers: int, layers_per_chunk: int) -> Iterator[list[memoryview]]:

@@ -131,7 +131,7 @@ class PackedStore:
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError."""
-        num_bytes = sum(part.nbytes for group in packed.groups.values() for part in (group.a, group.b))
+        num_bytes = packed.num_bytes
         if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
         self._folder.make_room(num_bytes, self._budget_bytes)

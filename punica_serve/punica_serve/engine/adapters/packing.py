@@ -40,6 +40,11 @@ class PackedAdapter:
 
     groups: Mapping[LoraGroup, PackedGroup]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages, without the gaps between them."""
+        return sum(part.nbytes for group in self.groups.values() for part in (group.a, group.b))
+
 
 def packed_num_bytes(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of a packed adapter with these ranks."""
