@@ -4,10 +4,14 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
+from statistics import NormalDist
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+
+#: Serverless applications behind `maf_like`, about as many as a day of the published trace has.
+_NUM_APPLICATIONS = 16_384
 
 
 class Population(StrEnum):
@@ -107,6 +111,43 @@ def conversation_lengths(
     history = ends[last] - ends[last - num_turns]
     prompts = np.minimum(history + [length.prompt for length in own], longest_prompt).tolist()
     return [RequestLength(prompt, length.output) for prompt, length in zip(prompts, own, strict=True)]
+
+
+def alpaca_like_lengths(num_requests: int, seed: int) -> list[RequestLength]:
+    """Lengths like those of Stanford Alpaca's instructions and answers, in tokens.
+
+    A plain fit, not the data set: log-normal with the means that vLLM's paper (SOSP 2023, section 6.1) gives, 19.31 for
+    prompts and 58.45 for answers. The spreads, 0.5 and 1.0, are assumed, and a few long answers are cut at 512.
+    """
+    rng = np.random.default_rng(seed)
+    prompts = _clipped_lognormal(rng, num_requests, mu=math.log(19.31) - 0.5**2 / 2, sigma=0.5, longest=256)
+    outputs = _clipped_lognormal(rng, num_requests, mu=math.log(58.45) - 1.0**2 / 2, sigma=1.0, longest=512)
+    return list(map(RequestLength, prompts, outputs))
+
+
+def maf_like_rates(num_applications: int) -> list[float]:
+    """Invocations per hour of serverless applications, fewest first: the evenly spaced quantiles of a log-normal.
+
+    It is fitted to two published quantiles of the Azure Functions trace (Shahrad et al., "Serverless in the Wild", ATC
+    2020): 45 % of applications are invoked once an hour or less, and 81 % once a minute or less. That the most popular
+    18.6 % get 99.6 % of all invocations then follows closely: here it is 99.9 %.
+    """
+    normal = NormalDist()
+    sigma = math.log(60) / (normal.inv_cdf(0.81) - normal.inv_cdf(0.45))
+    fitted = NormalDist(-sigma * normal.inv_cdf(0.45), sigma)
+    return [math.exp(fitted.inv_cdf((number + 0.5) / num_applications)) for number in range(num_applications)]
+
+
+def maf_like(num_adapters: int, seed: int) -> list[float]:
+    """The share of all requests that each adapter gets in a trace like that of Azure Functions; they sum to 1.
+
+    The applications of `maf_like_rates`, in an order drawn by ``seed``, are dealt to the adapters in turn.
+    """
+    num_each = -(-_NUM_APPLICATIONS // num_adapters)
+    rates = np.random.default_rng(seed).permutation(maf_like_rates(num_each * num_adapters))
+    weights = rates.reshape(num_each, num_adapters).sum(axis=0)
+    shares: list[float] = (weights / weights.sum()).tolist()
+    return shares
 
 
 def popularity(population: Population, num_adapters: int) -> list[float]:

@@ -72,7 +72,7 @@ class StepLoop:
         has_news = False
         for command in commands:
             reports += self._apply(command)
-            has_news = True
+            has_news |= not (isinstance(command, Warm) and command.host_only)  # nobody waits for a hint's effect
         return [*reports, self._report()] if has_news else reports
 
     def step(self) -> tuple[list[Report], bool]:
@@ -105,6 +105,8 @@ class StepLoop:
             case StopRequest():
                 self._applied_seq = command.seq
                 self._stop(command.assignment)
+            case Warm(host_only=True):
+                self._engine.prefetch_to_host(command.adapter)
             case Warm():
                 self._engine.prefetch(command.adapter, pin=command.pin)
             case Forget():

@@ -16,6 +16,7 @@ from typing import Never
 
 from punica_runner.host_disk import HostDisk
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.links.backoff import Backoff
@@ -127,6 +128,8 @@ class Supervisor:
         cache = _open_cache(config, self._report_disk)
         self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
+        #: One for each device, whether its worker is ready or not.
+        self._tiers = [WorkerTiers() for _ in self._config.devices]
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is right, and a restart may help after any later failure.
         self._was_ready = False
@@ -143,7 +146,7 @@ class Supervisor:
         while True:
             ready_at: float | None = None
             try:
-                async with run_worker(command, config) as worker:
+                async with run_worker(command, config, self._tiers[index]) as worker:
                     ready_at = time.monotonic()
                     await self._serve_worker(name, worker, is_back=has_died)
             except WorkerDied as death:
@@ -228,6 +231,8 @@ class Supervisor:
             case RunnerDrained():
                 self._is_drained.set()
             case Forget(digest):
+                for tiers in self._tiers:
+                    tiers.forget(digest)
                 for worker in self._workers.values():
                     worker.tell(message)
                 self._disk.evict(digest)

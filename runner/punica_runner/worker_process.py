@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from punica_runner.pipes import SupervisorPipe
 from punica_runner.watchdog import Watchdog
+from punica_runner.worker_tiers import PREFETCH_TIMEOUT_S, WorkerTiers
 from punica_serve.config.cluster import RunnerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.process.run import death_reason
@@ -51,10 +53,13 @@ class WorkerDied(Exception):
 class WorkerProcess:
     """A ready worker. ``run_worker`` makes and ends it."""
 
-    def __init__(self, gpu: GpuInfo, connection: "_Connection", watchdog: Watchdog) -> None:
+    def __init__(self, gpu: GpuInfo, connection: "_Connection", watchdog: Watchdog, tiers: WorkerTiers) -> None:
         self.gpu = gpu
         self._connection = connection
         self._watchdog = watchdog
+        self._tiers = tiers
+        #: Its host memory has changed.
+        self._has_loaded = asyncio.Event()
         #: Counts Resets. Reports of an earlier epoch are about assignments that a Reset has dropped.
         self._epoch = 0
         #: Number of the newest command since the GPU joined.
@@ -75,10 +80,14 @@ class WorkerProcess:
         if self._last_seq == 0 and command.seq != 1:
             return
         self._last_seq = command.seq
+        if isinstance(command, StartRequest) and command.request.adapter is not None:
+            self._tiers.used(command.request.adapter)
         self._connection.pipe.send(command)
 
     def tell(self, message: Warm | Forget | AdapterFetched) -> None:
         """Passes on a message that concerns no assignment, without ever waiting."""
+        if isinstance(message, Warm):
+            self._tiers.named(message.adapter)
         self._connection.pipe.send(message)
 
     async def receive(self) -> StepReport | AssignmentsFailed | AdaptersCached | FetchAdapter:
@@ -94,11 +103,27 @@ class WorkerProcess:
                     self._watchdog.answered(message)
                 case StepReport() | AssignmentsFailed():
                     if message.epoch == self._epoch:
+                        if isinstance(message, StepReport) and message.resident is not None:
+                            self._tiers.resident(message.resident)
                         return message
-                case AdaptersCached() | FetchAdapter():
+                case AdaptersCached():
+                    self._tiers.cached(message.came, message.left)
+                    self._has_loaded.set()
+                    return message
+                case FetchAdapter():
                     return message
                 case _:
                     raise WorkerDied(f"it sent {type(message).__name__} after it was ready")
+
+    async def restore(self) -> None:
+        """Prefetches in the background what the worker before it held. ``receive`` must run: it hears of progress."""
+        while self._tiers.has_lost:
+            self._has_loaded.clear()
+            for ref, for_device in self._tiers.next_prefetches(time.monotonic()):
+                self.tell(Warm(self.gpu.uuid, ref, host_only=not for_device))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PREFETCH_TIMEOUT_S):
+                    await self._has_loaded.wait()
 
     async def watch(self) -> None:
         """Pings the worker, and kills it if its answers show a stall. ``receive`` must run, because it gets them."""
@@ -109,19 +134,21 @@ class WorkerProcess:
 
 
 @contextlib.asynccontextmanager
-async def run_worker(command: Sequence[str], config: RunnerConfig) -> AsyncIterator[WorkerProcess]:
+async def run_worker(command: Sequence[str], config: RunnerConfig, tiers: WorkerTiers) -> AsyncIterator[WorkerProcess]:
     """Starts a worker and waits until it is ready; leaves no process behind at the end.
 
-    The file descriptors of its pipes are appended to ``command``: ``--read-fd N --write-fd M``. Raises WorkerDied if
-    the worker is not ready in time or ends before.
+    ``tiers`` has what the worker before it held on this device. The file descriptors of its pipes are appended to
+    ``command``: ``--read-fd N --write-fd M``. Raises WorkerDied if the worker is not ready in time or ends before.
     """
     process, pipe = await _start(command)
     connection = _Connection(process, pipe)
     watchdog = Watchdog(silence_timeout_s=config.silence_timeout_s, step_timeout_s=config.step_timeout_s)
     tasks = [asyncio.create_task(connection.end_with_process())]
     try:
-        worker = WorkerProcess(await connection.ready(config.ready_timeout_s), connection, watchdog)
-        tasks.append(asyncio.create_task(worker.watch()))
+        gpu = await connection.ready(config.ready_timeout_s)
+        tiers.restart()
+        worker = WorkerProcess(gpu, connection, watchdog, tiers)
+        tasks += [asyncio.create_task(worker.watch()), asyncio.create_task(worker.restore())]
         yield worker
     finally:
         for task in tasks:

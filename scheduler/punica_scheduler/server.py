@@ -244,8 +244,8 @@ class Server:
                 _send(self._links[_runner(runner_id)], RunnerDrained())
             case CallAnswered(frontend_id, call_id, error):
                 _send(self._links[_frontend(frontend_id)], CallReply(call_id, error))
-            case actions.Warm(gpu_uuid, adapter, pin):
-                _send(self._gpus[gpu_uuid], Warm(gpu_uuid, adapter, pin))
+            case actions.Warm(gpu_uuid, adapter, pin, host_only):
+                _send(self._gpus[gpu_uuid], Warm(gpu_uuid, adapter, pin, host_only))
             case actions.Forget(runner_id, digest):
                 _send(self._links[_runner(runner_id)], Forget(digest))
             case Advise(advice):

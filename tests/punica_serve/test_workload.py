@@ -6,8 +6,11 @@ import pytest
 from punica_serve.workload import (
     Population,
     adapter_indices,
+    alpaca_like_lengths,
     conversation_lengths,
     counts,
+    maf_like,
+    maf_like_rates,
     popularity,
     request_lengths,
     shipped_workload,
@@ -103,3 +106,29 @@ def test_popularity_of_a_population_without_end() -> None:
     assert popularity(Population.SKEWED, 3) == pytest.approx([9 / 19, 6 / 19, 4 / 19])
     assert popularity(Population.UNIFORM, 4) == [0.25] * 4
     assert popularity(Population.IDENTICAL, 2) == [1.0, 0.0]
+
+
+def test_alpaca_like_lengths_have_the_published_means() -> None:
+    lengths = alpaca_like_lengths(20_000, seed=1)
+    assert mean(length.prompt for length in lengths) == pytest.approx(19.31, rel=0.03)
+    assert mean(length.output for length in lengths) == pytest.approx(58.45, rel=0.03)
+    assert min(min(length) for length in lengths) >= 4 and max(length.output for length in lengths) <= 512
+    assert alpaca_like_lengths(50, seed=1) == alpaca_like_lengths(50, seed=1) != alpaca_like_lengths(50, seed=2)
+
+
+def test_maf_like_rates_have_the_published_quantiles() -> None:
+    rates = maf_like_rates(10_000)
+    assert rates == sorted(rates)
+    assert sum(rate <= 1 for rate in rates) / len(rates) == pytest.approx(0.45, abs=0.001), "once an hour or less"
+    assert sum(rate <= 60 for rate in rates) / len(rates) == pytest.approx(0.81, abs=0.001), "once a minute or less"
+    most_popular = rates[-1860:]
+    assert sum(most_popular) / sum(rates) == pytest.approx(0.996, abs=0.004)
+
+
+@pytest.mark.parametrize("num_adapters", [1, 7, 128, 512])
+def test_maf_like_shares_sum_to_one_and_are_skewed(num_adapters: int) -> None:
+    shares = maf_like(num_adapters, seed=3)
+    assert len(shares) == num_adapters and sum(shares) == pytest.approx(1) and min(shares) > 0
+    assert shares == maf_like(num_adapters, seed=3)
+    if num_adapters >= 128:
+        assert sum(sorted(shares)[-num_adapters // 8 :]) > 0.5, "an eighth of the adapters get most requests"

@@ -9,6 +9,7 @@ import pytest
 from punica_runner import simulated_steps
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, run_worker
+from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
@@ -36,7 +37,7 @@ async def test_a_simulated_worker_runs_requests_in_a_process_of_its_own() -> Non
     finished: dict[int, str] = {}
     async with (
         asyncio.timeout(DEADLINE_S),
-        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker,
+        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner, WorkerTiers()) as worker,
     ):
         assert worker.gpu.uuid.startswith("SIM-") and worker.gpu.num_kv_pages == 100
         worker.send(start(1, seed=7, max_tokens=5))
@@ -61,7 +62,7 @@ async def test_after_a_reset_reports_name_the_new_incarnation() -> None:
     cluster = config(num_kv_pages=100)
     async with (
         asyncio.timeout(DEADLINE_S),
-        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner) as worker,
+        run_worker(engine_worker_command(cluster, "host", 0), cluster.runner, WorkerTiers()) as worker,
     ):
         worker.send(start(1, seed=7, max_tokens=1000))
         while not (report := await worker.receive()).assignments:  # type: ignore[union-attr]
@@ -77,7 +78,7 @@ async def test_after_a_reset_reports_name_the_new_incarnation() -> None:
 async def test_a_simulated_gpu_must_be_given_a_size() -> None:
     cluster = config()
     with pytest.raises(WorkerDied, match=r"set `engine\.num_kv_pages`") as death:
-        async with run_worker(engine_worker_command(cluster, "host", 0), cluster.runner):
+        async with run_worker(engine_worker_command(cluster, "host", 0), cluster.runner, WorkerTiers()):
             pass
     assert death.value.is_permanent
 

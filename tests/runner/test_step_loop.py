@@ -54,6 +54,9 @@ class ScriptedEngine:
     def prefetch(self, ref: AdapterRef, *, pin: bool | None) -> None:
         self.calls.append((f"warm {pin}", ref.digest))
 
+    def prefetch_to_host(self, ref: AdapterRef) -> None:
+        self.calls.append(("hint", ref.digest))
+
     def evict(self, digest: str) -> None:
         self.calls.append(("evict", digest))
 
@@ -268,6 +271,11 @@ def test_prefetches_and_evictions_reach_the_engine(loop: StepLoop, engine: Scrip
     turn(loop, Warm("gpu", ref), Warm("gpu", ref, pin=True), Forget("d1"))
     assert engine.calls == [("warm None", "d1"), ("warm True", "d1"), ("evict", "d1")]
     assert last_report(loop, stop(5, 1)).applied_seq == 5
+
+
+def test_a_hint_reaches_the_engine_without_a_report(loop: StepLoop, engine: ScriptedEngine) -> None:
+    assert turn(loop, Warm("gpu", AdapterRef("d1", "/d1", 100, {}), host_only=True)) == ([], False)
+    assert engine.calls == [("hint", "d1")]
 
 
 def cache(engine: ScriptedEngine, digest: str) -> None:

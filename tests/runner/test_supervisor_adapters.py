@@ -58,7 +58,7 @@ async def test_workers_get_files_from_the_host_s_disk_and_the_scheduler_hears_of
         await until(lambda: told(scheduler, "CPU-a") and told(scheduler, "CPU-b"))
         assert told(scheduler, "CPU-a")[0].came == told(scheduler, "CPU-b")[0].came == (folder,)
         assert told(scheduler, None) == [AdaptersCached(None), AdaptersCached(None, (ref.digest,))]
-        assert sorted(os.listdir(folder)) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert sorted(os.listdir(folder)) == ["adapter_config.json", "adapter_model.safetensors", "checksums"]
         assert scheduler.channel is not None
         await scheduler.channel.close("a new link is told all")
         await until(lambda: told(scheduler, None)[2:] == [AdaptersCached(None, (ref.digest,))])

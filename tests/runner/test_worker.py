@@ -13,6 +13,7 @@ import pytest
 from process_tree import is_alive
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
 from punica_serve.protocol import (
     AssignmentId,
@@ -37,7 +38,7 @@ def command(model: Path, *, index: int = 0) -> Sequence[str]:
 
 @asynccontextmanager
 async def running(command: Sequence[str]) -> AsyncIterator[WorkerProcess]:
-    async with run_worker(command, LIMITS) as worker:
+    async with run_worker(command, LIMITS, WorkerTiers()) as worker:
         yield worker
 
 
@@ -121,7 +122,7 @@ async def test_an_error_in_a_step_is_reported_at_once_with_its_traceback_on_stde
 async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> None:
     limits = RunnerConfig(silence_timeout_s=4.0, step_timeout_s=0.5)
     with pytest.raises(WorkerDied, match=r"^it has made no step for 0\.5 s, though a request could run$"):
-        async with run_worker(stub(behaviour), limits) as worker:
+        async with run_worker(stub(behaviour), limits, WorkerTiers()) as worker:
             await worker.receive()
 
 
@@ -206,9 +207,10 @@ async def test_even_a_stopped_worker_ends_with_its_supervisor(tmp_path: Path) ->
         f"""
 import asyncio, os, signal
 from punica_runner.worker_process import run_worker
+from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.config.cluster import RunnerConfig
 async def main():
-    async with run_worker({stub("idle")!r}, RunnerConfig(silence_timeout_s=60.0)) as worker:
+    async with run_worker({stub("idle")!r}, RunnerConfig(silence_timeout_s=60.0), WorkerTiers()) as worker:
         pid = worker._connection.process.pid
         os.kill(pid, signal.SIGSTOP)
         print(pid, flush=True)

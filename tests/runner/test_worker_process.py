@@ -10,6 +10,7 @@ import pytest
 from process_tree import is_alive
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
+from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.config.cluster import RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from waits import DEADLINE_S, until
@@ -23,7 +24,7 @@ def start(seq: int, request_id: str = "r") -> StartRequest:
 
 def run(command: list[str], **limits: float) -> AbstractAsyncContextManager[WorkerProcess]:
     defaults = {"ready_timeout_s": 60.0, "stop_timeout_s": 5.0}
-    return run_worker(command, RunnerConfig(**{**defaults, **limits}))
+    return run_worker(command, RunnerConfig(**{**defaults, **limits}), WorkerTiers())
 
 
 async def next_report(worker: WorkerProcess) -> StepReport:

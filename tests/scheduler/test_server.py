@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from punica_scheduler import server
 from punica_scheduler.core import admission
@@ -266,7 +267,7 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match=r"9\.0.*5\.0"):
+    with pytest.raises(HandshakeRefused, match=r"9\.0.*5\.1"):
         await peers.frontend(major=9)
     with pytest.raises(HandshakeRefused, match="token"):
         await peers.frontend(token="guess")
@@ -381,6 +382,19 @@ async def test_adapters_are_warmed_found_and_evicted(peers: Peers) -> None:
     frontend.send(ForgetAdapter(3, "x"))
     assert await receive(frontend) == CallReply(3)
     assert await receive(runner) == Forget("x")
+
+
+async def test_a_runner_is_told_of_an_adapter_whose_request_waits(peers: Peers) -> None:
+    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
+    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
+    adapter = AdapterRef("x", "/adapters/x", 1, {})
+    capacity = gpu("A").max_batch_size
+    for number in range(capacity):
+        frontend.send(add(request(f"r{number}"), number))
+    frontend.send(add(replace(request("waits"), adapter=adapter), capacity))
+    for _ in range(capacity):
+        assert isinstance(await receive(runner), StartRequest)
+    assert await receive(runner) == Warm("A", adapter, None, host_only=True)
 
 
 async def test_a_frontend_asks_for_the_past(peers: Peers) -> None:

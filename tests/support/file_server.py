@@ -24,6 +24,8 @@ class FileServer:
     statuses: dict[str, int] = field(default_factory=dict)
     headers_of_404: dict[str, str] = field(default_factory=dict)
     num_gets: Counter[str] = field(default_factory=Counter)
+    #: It sends all of a file to whoever asks for a range.
+    ignores_ranges: bool = False
     #: By path: seconds between two bytes of a file.
     pauses_s: dict[str, float] = field(default_factory=dict)
     was_asked: threading.Event = field(default_factory=threading.Event)
@@ -94,13 +96,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(404)
             for name, value in state.headers_of_404.items():
                 self.send_header(name, value)
-        elif wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+        elif (wanted := self._range()) and not state.ignores_ranges:
             self.send_response(206)
             return state.files[self._file][int(wanted[1]) : int(wanted[2]) + 1]
         else:
             self.send_response(200)
             return state.files[self._file]
         return b""
+
+    def _range(self) -> re.Match[str] | None:
+        return re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.entry import AdapterFailure
@@ -67,10 +66,10 @@ def gate_reads(monkeypatch: pytest.MonkeyPatch, gate: Event) -> list[str]:
     """Lets no adapter's files be read before the gate opens. The digests whose reads have begun, as they begin."""
     reads: list[str] = []
 
-    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+    def load(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
         reads.append(ref.digest)
         assert gate.wait(DEADLINE_S)
-        return load_adapter(ref, model, buffer)
+        return begin_load(ref, *rest)
 
-    monkeypatch.setattr(adapter_reader, "load_adapter", load)
+    monkeypatch.setattr(adapter_reader, "begin_load", load)
     return reads

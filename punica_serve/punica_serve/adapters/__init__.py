@@ -10,6 +10,8 @@
     weights_scan.py     a weights file -> its hash; refuses values that can't be served; reads piece by piece
     adapter.py          the result: Adapter, LoraPair, HostTensor
     folder.py           a PEFT folder -> its AdapterRef at registration, the Adapter in a worker
+    file_reading.py     the weights of a folder -> memory; stream_hash.py hashes them meanwhile
+    checksums.py        what shows damage of files whose digest was right before
     random_adapter.py   PEFT folders of random weights, for tests and benchmarks
 
 This package knows nothing of the GPU, of pages or of requests. An adapter is applied exactly as PEFT would apply it, or

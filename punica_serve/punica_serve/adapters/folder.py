@@ -8,21 +8,25 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path, PurePath
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from punica_serve.adapters.adapter import Adapter, AdapterLayout
+from punica_serve.adapters.checksums import adapter_checksums, new_checksum
+from punica_serve.adapters.file_reading import ReadBuffer, naming, read_and_hash, read_bytes
 from punica_serve.adapters.layout import layout_of, modules_of_file, present_targets, scalings_of, weight_name
 from punica_serve.adapters.matching import LoraTarget, Matches
 from punica_serve.adapters.other_weights import refuse_other_weights
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.adapters.safetensors_file import list_tensors, read_header, split_header
+from punica_serve.adapters.stream_hash import Hasher, StreamHash
 from punica_serve.adapters.targets import lora_targets
 from punica_serve.adapters.weights_scan import ScannedTensor, scan_weights
 from punica_serve.base_model.model_config import ModelConfig
@@ -33,29 +37,12 @@ from punica_serve.protocol import AdapterRef
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
-#: Larger files are rare, and their memory is freed after use.
-_MAX_REUSED_BYTES = 256 << 20
 #: Number of cached layouts, one per kind of adapter: a cluster's adapters mostly come from one training program.
 _MAX_LAYOUTS = 32
 
 logger = logging.getLogger(__name__)
 
-
-class ReadBuffer:
-    """Memory that is reused for one file after the other. Not thread-safe.
-
-    Fresh memory costs as much as the reading itself, since the kernel clears every page.
-    """
-
-    def __init__(self) -> None:
-        self._bytes: npt.NDArray[np.uint8] | None = None
-
-    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        if num_bytes > _MAX_REUSED_BYTES:
-            return np.empty(num_bytes, dtype=np.uint8)
-        if self._bytes is None or num_bytes > len(self._bytes):
-            self._bytes = np.empty(num_bytes, dtype=np.uint8)
-        return self._bytes[:num_bytes]
+T = TypeVar("T")
 
 
 def read_adapter(
@@ -73,7 +60,7 @@ def read_adapter(
     called = called or str(folder)
     try:
         config_bytes = _read_config(folder)
-        with _naming(folder / CONFIG_NAME):
+        with naming(folder / CONFIG_NAME):
             config = parse_peft_config(config_bytes)
             _check_base_name(config, model, called=called, strict=strict_base)
             matches = _matches(config_bytes, model)
@@ -81,7 +68,7 @@ def read_adapter(
             logger.warning("adapter %s: %s: %s", called, CONFIG_NAME, warning)
         if not os.path.exists(folder / WEIGHTS_NAME):
             refuse_other_weights(os.listdir(folder), where=f"{folder}/")
-        with _naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
+        with naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
             num_bytes = os.fstat(file.fileno()).st_size
             header = read_header(file, num_bytes)
             tensors = list_tensors(header, num_bytes)
@@ -100,49 +87,81 @@ def read_adapter(
 def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None = None) -> Adapter:
     """Reads a registered adapter again, into ``buffer`` if given, whose next use overwrites it.
 
-    The digest shows that these are the bytes checked at registration, so the configuration is not parsed again: ``ref``
-    has what it means.
-
     Raises AdapterRejected if the files are no longer the registered ones. OSError and MemoryError, which name the file,
     don't condemn the adapter: another attempt, or another host, may read it.
     """
+    return begin_load(ref, model, buffer or ReadBuffer()).use(lambda adapter: adapter)
+
+
+def begin_load(
+    ref: AdapterRef,
+    model: ModelConfig,
+    buffer: ReadBuffer,
+    helpers: Executor | None = None,
+    checksums: bytes | None = None,
+) -> "UnverifiedAdapter":
+    """Reads a registered adapter's files, and hashes them meanwhile on ``helpers``. Raises as load_adapter does.
+
+    With ``checksums``, which adapter_checksums made of files of the right digest, they take the digest's place.
+    """
     folder = Path(ref.uri)
-    weights = _read_registered(folder, ref.digest, buffer or ReadBuffer())
-    with _naming(folder / WEIGHTS_NAME):
-        layout = _registered_layout(split_header(weights), len(weights), ref.scalings, model)
-    if layout.ranks != ref.ranks:
-        raise _changed("the ranks of its tensors differ from those it was registered with; register it again", folder)
-    return Adapter(ref, layout, weights)
+    config = _read_config(folder)
+    with naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
+        weights = buffer.take(os.fstat(file.fileno()).st_size)
+        hasher: Hasher = hashlib.sha256() if checksums is None else new_checksum()
+        stream = StreamHash(weights, hasher, helpers)
+        num_bytes = read_and_hash(file, weights, stream)
+    return UnverifiedAdapter(ref, model, config, weights[:num_bytes], stream, checksums)
+
+
+@dataclass(frozen=True, slots=True)
+class UnverifiedAdapter:
+    """A registered adapter in memory, while its digest is still being computed. It is used once."""
+
+    ref: AdapterRef
+    model: ModelConfig
+    config: bytes
+    weights: npt.NDArray[np.uint8]
+    #: Of the weights: SHA-256, or with ``checksums`` their hash.
+    stream: StreamHash
+    checksums: bytes | None = None
+
+    def use(self, use: Callable[[Adapter], T]) -> T:
+        """What ``use`` makes of the adapter, once its digest shows that these are the bytes checked at registration.
+
+        Raises as load_adapter does; an error of ``use`` only if the bytes are right. The configuration is not parsed
+        again: ``ref`` has what it means.
+        """
+        try:
+            made = use(self._adapter())
+        finally:
+            self._verify()
+        return made
+
+    def _adapter(self) -> Adapter:
+        folder = Path(self.ref.uri)
+        with naming(folder / WEIGHTS_NAME):
+            layout = _registered_layout(split_header(self.weights), len(self.weights), self.ref.scalings, self.model)
+        if layout.ranks != self.ref.ranks:
+            reason = "the ranks of its tensors differ from those it was registered with; register it again"
+            raise _changed(reason, folder)
+        return Adapter(self.ref, layout, self.weights)
+
+    def _verify(self) -> None:
+        weights_hash = self.stream.digest()
+        if self.checksums is not None:
+            if adapter_checksums(self.ref.digest, new_checksum(self.config).digest(), weights_hash) == self.checksums:
+                return
+            weights_hash = hashlib.sha256(self.weights.data).digest()
+        if _digest(hashlib.sha256(self.config).digest(), weights_hash) != self.ref.digest:
+            reason = "its files changed on disk since it was registered; restart or register it again"
+            raise _changed(reason, Path(self.ref.uri))
 
 
 def unreadable(error: OSError) -> AdapterRejected:
     """The AdapterRejected for an ``error`` that names an adapter's unreadable file."""
     path = PurePath(error.filename)
     return AdapterRejected(f"{path.name}: can't be read: {error.strerror}", param=path.name, where=f"{path.parent}/")
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Prefixes errors in a file, or in reading it, with the file's name."""
-    try:
-        yield
-    except AdapterRejected as error:
-        message, where = f"{path.name}: {error.message}", f"{path.parent}/"
-        raise AdapterRejected(message, param=error.param or path.name, where=where) from error
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except MemoryError as error:
-        raise MemoryError(f"{path.name}: {error}") from error
-
-
-def _read_registered(folder: Path, digest: str, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
-    """The weights file, if both files still have the digest."""
-    config = _read_config(folder)
-    with _naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
-        weights = _read_bytes(file, buffer)
-    if _digest(hashlib.sha256(config).digest(), hashlib.sha256(weights.data).digest()) != digest:
-        raise _changed("its files changed on disk since it was registered; restart or register it again", folder)
-    return weights
 
 
 def _changed(message: str, folder: Path) -> AdapterRejected:
@@ -156,17 +175,8 @@ def _digest(config_hash: bytes, weights_hash: bytes) -> str:
 def _read_config(folder: Path) -> bytes:
     if not os.path.isdir(folder):  # unlike Path.is_dir, this returns False for a path that it may not access
         raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder / CONFIG_NAME))
-    with _naming(folder / CONFIG_NAME), open_plain(folder / CONFIG_NAME) as file:
-        return _read_bytes(file, ReadBuffer()).tobytes()
-
-
-def _read_bytes(file: BufferedReader, buffer: ReadBuffer) -> npt.NDArray[np.uint8]:
-    """The file in an aligned, writable array, as torch wants it: it warns of read-only memory.
-
-    numpy's own reader takes a failing disk for the end of the file.
-    """
-    content = buffer.take(os.fstat(file.fileno()).st_size)
-    return content[: file.readinto(content.data)]
+    with naming(folder / CONFIG_NAME), open_plain(folder / CONFIG_NAME) as file:
+        return read_bytes(file)
 
 
 def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, strict: bool) -> None:

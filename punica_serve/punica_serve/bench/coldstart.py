@@ -19,6 +19,7 @@ from punica_serve.bench.driver import bring, step
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
+from punica_serve.config.cluster import ColdStart
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
@@ -52,7 +53,10 @@ class Settings:
     #: Each round has one cold and one warm stream. With an even number, each kind goes first equally often.
     num_rounds: int = 4
     rank: int = 16
+    #: Requests in a step, of which one is the stream's. With 1 the device is idle between the stream's requests.
     batch_size: int = 32
+    #: `engine.cold_start`.
+    mode: ColdStart = "layerwise"
     #: Folder for temporary adapter files; None means the system's.
     folder: Path | None = None
 
@@ -87,7 +91,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         rank=settings.rank,
         num_host=num_warm + num_cold,
         num_resident=max(num_warm + num_cold, 4 * settings.batch_size),
-    )
+    ).model_copy(update={"cold_start": settings.mode})
     measured = Measured(StreamTimes(), StreamTimes())
     with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):

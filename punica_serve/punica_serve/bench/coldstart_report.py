@@ -36,6 +36,7 @@ _COLD: dict[Source, str] = {
     "packed": "cold, packed on the disk",
     "files": "cold, in files",
 }
+_STRETCH = "p99 between tokens, cold / warm"
 _NOTE = "first token: from a request's arrival; others: requests that decode beside the stream, while it runs"
 
 
@@ -49,17 +50,20 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
     names = ("all warm", _COLD[settings.source])
     rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]
     title = (
-        f"coldstart: {subject.model.name}, rank {settings.rank}, {counted(settings.batch_size - 1, 'request')} decoding"
+        f"coldstart, {settings.mode}: {subject.model.name}, rank {settings.rank}, prompts of"
+        f" {counted(settings.num_prompt_tokens, 'token')}, {counted(settings.batch_size - 1, 'request')} decoding"
     )
     tables = [TableData("streams", title, _COLUMNS, rows, (_NOTE,))]
     warm, cold = tables[0].records
     added_ms = _number(cold, "first_token_ms_mean") - _number(warm, "first_token_ms_mean")
-    stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
-    if subject.on_gpu and subject.model.name == GOAL_SHAPE:
+    facts = {"first token, cold - warm, mean ms": added_ms}
+    if settings.batch_size > 1:
+        facts[_STRETCH] = stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
+    if settings.batch_size > 1 and subject.on_gpu and subject.model.name == GOAL_SHAPE:
         bounds = goals().coldstart
         found = [Goal(bounds["inter_token_stretch"], stretched)]
-        if settings.source == "host":
-            found.append(Goal(bounds["first_token_ms"], added_ms))
+        if (bound := bounds.get(f"{settings.source}-{settings.rank}")) is not None:
+            found.append(Goal(bound, added_ms))
         tables.append(goals_table(found))
     return Report(
         name="coldstart",
@@ -67,7 +71,7 @@ def make_report(subject: Subject, settings: Settings, measured: Measured) -> Rep
         settings={**asdict(settings), "folder": None, "model": subject.model.name},
         tables=tables,
         figures={"": lambda figure: _draw(figure, names, (measured.warm, measured.cold))},
-        facts={"first token, cold - warm, mean ms": added_ms, "p99 between tokens, cold / warm": stretched},
+        facts=facts,
     )
 
 
@@ -77,7 +81,7 @@ def _row(name: str, times: StreamTimes) -> tuple[Value, ...]:
         len(times.first_token_s),
         1e3 * float(np.mean(times.first_token_s)),
         *percentiles_ms(times.first_token_s, 50, 90, 100),
-        *percentiles_ms(times.between_tokens_s, 50, 90, 99, 100),
+        *(percentiles_ms(times.between_tokens_s, 50, 90, 99, 100) if times.between_tokens_s else [None] * 4),
     )
 
 

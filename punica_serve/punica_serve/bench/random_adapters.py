@@ -57,12 +57,19 @@ def adapter_files(parent: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def fill_host_cache(engine: Engine, count: int, rank: int, dtype: torch.dtype, on_made: OnMade) -> list[AdapterRef]:
-    """Puts ``count`` adapters of all seven projections into the engine's host cache, in its own layout.
+def fill_host_cache(
+    engine: Engine,
+    count: int,
+    rank: int,
+    dtype: torch.dtype,
+    on_made: OnMade,
+    modules: Sequence[str] = ALL_MODULES,
+) -> list[AdapterRef]:
+    """Puts ``count`` adapters, of all seven projections by default, into the engine's host cache, in its own layout.
 
     Raises ConfigError if the cache is too small for them.
     """
-    ranks = dict.fromkeys(ALL_MODULES, rank)
+    ranks = dict.fromkeys(modules, rank)
     num_bytes = packed_num_bytes(ranks, engine.model_config, dtype)
 
     def make(seed: int) -> AdapterRef:

@@ -64,6 +64,22 @@ class BatchingPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_ms: dict[str, dict[int, float]]
 
 
+class Overheads(NamedTuple):
+    """% over the row whose adapters are all on the device, of means."""
+
+    first_token: float
+    per_token: float
+    latency: float
+
+
+class ColdstartPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Overheads by series, then system."""
+
+    date: str
+    source: str
+    overheads: dict[str, dict[str, Overheads]]
+
+
 class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Results of other systems, each with its date and source."""
 
@@ -72,6 +88,7 @@ class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer: LayerPeers
     textgen: TextgenPeers
     batching: BatchingPeers
+    coldstart_series: ColdstartPeers
 
     def pair_peer(self, rank: int, batch_size: int, population: Population) -> Peer | None:
         return self._peer(self.pair.quickest.get(rank, {}).get(batch_size, {}).get(population))
@@ -109,6 +126,7 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_us: dict[int, dict[Population, float]]
     textgen: dict[str, Bound]
     coldstart: dict[str, Bound]
+    coldstart_series: dict[str, Bound]
     control_plane: dict[str, Bound]
 
     def pair_goal(self, rank: int, batch_size: int, population: Population) -> float | None:

@@ -39,6 +39,11 @@ from punica_serve.process.logs import LogFormat
 Resources = Annotated[dict[Name, Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
+#: How a request starts whose adapter is not on the device. wait: when all of it is there. layerwise: while it is being
+#: copied, as each layer waits for its own weights.
+ColdStart = Literal["wait", "layerwise"]
+
+
 class EngineConfig(ConfigModel):
     """One model replica: its weights, its memory pools and the shape of its steps."""
 
@@ -69,6 +74,9 @@ class EngineConfig(ConfigModel):
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
+    #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
+    #: layer. wait: when all of it is there.
+    cold_start: ColdStart = "layerwise"
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
     #: Torch threads of a CPU worker; torch's own choice by default.

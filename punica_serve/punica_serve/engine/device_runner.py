@@ -7,17 +7,23 @@ from punica_serve.engine.cuda.batch_bucket import BatchBuckets
 from punica_serve.engine.memory.device_memory import first_line, free_bytes, gib, is_out_of_memory
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_runner import CpuRunner, StepRunner
-from punica_serve.engine.torch_lora import PagesOf
+from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.errors import ConfigError
 from punica_serve.models.model import Model
 from punica_serve.numbers import counted
 
 
 def make_runner(
-    config: EngineConfig, model: Model, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf
+    config: EngineConfig,
+    model: Model,
+    cache: KvCache,
+    lora_pool: LoraPool,
+    sampler: Sampler,
+    pages_of: PagesOf,
+    arrival_of: ArrivalOf,
 ) -> StepRunner:
     """Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
-    parts, device = (model, cache, lora_pool, sampler, pages_of), cache.pool.device
+    parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
     if device.type != "cuda":
         return CpuRunner(*parts)
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
@@ -25,7 +31,7 @@ def make_runner(
     buckets = BatchBuckets(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
     before = free_bytes(device)
     try:
-        return CudaRunner(*parts, buckets, use_graphs=config.cuda_graphs)
+        return CudaRunner(*parts, buckets, use_graphs=config.cuda_graphs, by_layer=config.cold_start == "layerwise")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

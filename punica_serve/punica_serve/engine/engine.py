@@ -16,12 +16,13 @@ from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
+from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import make_lora_pool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.batching.kv_cache import make_kv_cache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlanner
+from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.in_flight import InFlight, commit, launch
 from punica_serve.engine.memory.device_memory import open_device
@@ -79,6 +80,7 @@ class Engine:
             self._newest_end,
             fetch,
             packed_store,
+            by_layer=config.cold_start == "layerwise",
         )
         planner = StepPlanner(
             self._cache,
@@ -87,7 +89,13 @@ class Engine:
         )
         try:
             self._runner = make_runner(
-                config, self._model, self._cache, self._lora_pool, self._sampler, self._loader.pages
+                config,
+                self._model,
+                self._cache,
+                self._lora_pool,
+                self._sampler,
+                self._loader.pages,
+                self._loader.arrival,
             )
         except BaseException:
             self._close_loader()
@@ -115,6 +123,11 @@ class Engine:
     def resident_adapters(self) -> tuple[str, ...]:
         """Digests of the adapters on the device."""
         return self._loader.resident
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether an adapter that a request waits for is being copied from host memory to the device."""
+        return self._loader.has_unfinished_copies
 
     @property
     def longest_request(self) -> int:
@@ -159,9 +172,18 @@ class Engine:
         self._loader.prefetch(ref, pin=pin)
         self._work.set()
 
+    def prefetch_to_host(self, ref: AdapterRef) -> None:
+        """Loads an adapter to host memory alone, which a request may need: a hint, with errors told at its use."""
+        self._loader.queue_to_host(ref)
+        self._work.set()
+
     def evict(self, digest: str) -> None:
         """Frees an adapter's memory once no request uses it. A later request simply reloads it."""
         self._loader.evict(digest)
+
+    def slow_copies(self, factor: int) -> None:
+        """Emulates a slower link, for benchmarks: adapters' bytes are copied to the device ``factor`` times."""
+        self._lora_pool.copies_per_page = factor
 
     def step(self) -> StepOutput:
         """Launches one invocation over all requests that can run, and returns the results of the newest that ended."""
@@ -170,10 +192,11 @@ class Engine:
         self._requests.admit()
         self._requests.prefetch_to_host()
         failures += self._await_copies()
-        plan, preempted = self._requests.plan()
+        in_flight = self._in_flight
+        plan, preempted = self._requests.plan(self._clock.forecast(in_flight.launched_s if in_flight else None))
         if preempted:
             self._work.set()  # their adapters can be evicted, so the next step may run others
-        launched = launch(plan, self._runner) if plan else None
+        launched = self._launch(plan) if plan else None
         ended = launched
         if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched
@@ -206,6 +229,20 @@ class Engine:
     def check_invariants(self) -> None:
         """Audits all page and adapter accounting. Raises AssertionError on the first error."""
         self._requests.check_invariants()
+
+    def _launch(self, plan: StepPlan) -> InFlight | None:
+        """None if the step was given up, since the copy that it waited for has failed. It is planned anew."""
+        joined = plan.prefill.sequence.digest if plan.prefill else None
+        try:
+            launched = launch(plan, self._runner)
+        except ArrivalFailed:
+            assert joined is not None
+            self._loader.stop_joining(joined)
+            self._work.set()
+            return None
+        if joined is not None:
+            self._loader.join(joined)
+        return launched
 
     def _await_copies(self) -> tuple[Failure, ...]:
         """Delays the launch while adapters are being copied and the device is busy anyway.

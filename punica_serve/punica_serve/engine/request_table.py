@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
@@ -10,6 +11,8 @@ from punica_serve.errors.invariants import require
 
 #: Waiting requests whose adapters are prefetched.
 _NUM_PREFETCHED = 32
+#: The longest that a step's decodes may be held for layers of another request's adapter.
+_MAX_HOLD_S = 0.0003
 
 
 class RequestTable:
@@ -38,7 +41,7 @@ class RequestTable:
     def has_runnable(self) -> bool:
         """Whether a step planned now would run anything: not while all await adapters, or one outgrew the KvCache."""
         if self._planner.running:
-            return self._planner.has_runnable(self._is_ready)
+            return self._planner.has_runnable(self._is_ready, lambda sequence, _: self._can_join(sequence))
         return any(
             self._planner.could_hold(sequence)
             and (sequence.adapter is None or self._loader.has_room_for(sequence.adapter))
@@ -64,9 +67,11 @@ class RequestTable:
             if sequence.adapter is not None:
                 self._loader.prefetch_to_host(sequence.adapter)
 
-    def plan(self) -> tuple[StepPlan | None, tuple[str, ...]]:
+    def plan(self, step: StepForecast) -> tuple[StepPlan | None, tuple[str, ...]]:
         """The next step, and the requests preempted for it, whose adapters can be evicted."""
-        plan, preempted = self._planner.plan(self._is_ready)
+        plan, preempted = self._planner.plan(
+            self._is_ready, lambda sequence, num_decodes: self._may_join(sequence, num_decodes, step)
+        )
         for sequence in preempted:
             self._release_adapter(sequence)
         return plan, tuple(sequence.request_id for sequence in preempted)
@@ -98,6 +103,19 @@ class RequestTable:
 
     def _is_ready(self, sequence: Sequence) -> bool:
         return sequence.digest is None or self._loader.is_ready(sequence.digest)
+
+    def _can_join(self, sequence: Sequence) -> bool:
+        """Whether a step could wait for the layers of the sequence's adapter."""
+        return not sequence.is_decoding and sequence.digest is not None and self._loader.can_join(sequence.digest)
+
+    def _may_join(self, sequence: Sequence, num_decodes: int, step: StepForecast) -> bool:
+        """A step without decodes waits for layers as long as it takes, since it holds nobody else."""
+        if not self._can_join(sequence) or sequence.digest is None:
+            return False
+        if num_decodes == 0:
+            return True
+        hold_s = self._loader.join_hold_s(sequence.digest, step)
+        return hold_s is not None and hold_s <= _MAX_HOLD_S
 
     def _release_adapter(self, sequence: Sequence) -> None:
         if sequence.digest is not None:

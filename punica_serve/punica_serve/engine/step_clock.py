@@ -3,6 +3,8 @@
 import math
 import time
 
+from punica_serve.engine.adapters.copy_forecast import StepForecast
+
 #: The next step is launched this long before the device becomes idle: the time of a launch, with a margin.
 _LAUNCH_LEAD_S = 0.002
 
@@ -24,6 +26,14 @@ class StepClock:
         duration_s = self._last_end_s - started_s
         self._shortest_s = min(duration_s, self._shortest_s * _SLOWLY)
         return duration_s
+
+    def forecast(self, launched_s: float | None) -> StepForecast:
+        """The step that would be launched now. ``launched_s``: the launch of the one that keeps the device busy."""
+        lasts_s = self._shortest_s if math.isfinite(self._shortest_s) else 0.0
+        if launched_s is None:
+            return StepForecast(0.0, lasts_s)
+        ends_s = max(launched_s, self._last_end_s) + lasts_s
+        return StepForecast(max(0.0, ends_s - time.perf_counter()), lasts_s)
 
     def time_to_launch_s(self, launched_s: float) -> float:
         """How long the next launch can wait while the step of ``launched_s`` keeps the device busy; 0 if it can't."""

@@ -5,13 +5,14 @@ from typing import Protocol
 
 import torch
 
+from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
 from punica_serve.engine.sampler import SampledToken, Sampler
 from punica_serve.engine.torch_attention import TorchAttention
-from punica_serve.engine.torch_lora import PagesOf, TorchLora
+from punica_serve.engine.torch_lora import ArrivalOf, PagesOf, TorchLora
 from punica_serve.models.model import ForwardBatch, Model
 
 
@@ -32,8 +33,17 @@ class StepRunner(Protocol):
     newest_end: torch.cuda.Event | None
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Starts a step. The caller must keep the pages and adapters that it reads until it has ended."""
+        """Starts a step. The caller must keep the pages and adapters that it reads until it has ended.
+
+        Raises ArrivalFailed if the adapter that its prefill waits for will not arrive; the step has done nothing then.
+        """
         ...
+
+
+def arrival_for(plan: StepPlan, arrival_of: ArrivalOf) -> Arrival | None:
+    """The copy that a step must wait for, layer by layer: its prefill's adapter may still be arriving."""
+    digest = plan.prefill.sequence.digest if plan.prefill else None
+    return arrival_of(digest) if digest is not None else None
 
 
 class FinishedStep:
@@ -52,10 +62,19 @@ class CpuRunner:
     overlap_scheduling = False
     newest_end: torch.cuda.Event | None = None
 
-    def __init__(self, model: Model, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        lora_pool: LoraPool,
+        sampler: Sampler,
+        pages_of: PagesOf,
+        arrival_of: ArrivalOf,
+    ) -> None:
         self._model = model
         self._attention = TorchAttention(cache)
         self._lora = TorchLora(lora_pool, pages_of)
+        self._arrival_of = arrival_of
         self._sampler = sampler
         self._device = cache.pool.device
 
@@ -63,7 +82,7 @@ class CpuRunner:
     def launch(self, plan: StepPlan) -> FinishedStep:
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
-        self._lora.plan(batch.segments)
+        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of))
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.positions, self._attention, self._lora))
         if not plan.sampled:
             return FinishedStep(())

@@ -8,6 +8,7 @@ from torch import Tensor
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_lora
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
+from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.step_rows import Segments
 from punica_serve.models.linear import Projected
@@ -15,6 +16,8 @@ from punica_serve.protocol import LoraGroup
 
 #: Pages of an adapter on the device, by digest.
 PagesOf = Callable[[str], AdapterPages]
+#: The copy that a step with an adapter must wait for, by digest; None if there is none.
+ArrivalOf = Callable[[str], Arrival | None]
 
 
 class TorchLora:
@@ -25,9 +28,14 @@ class TorchLora:
         self._pages_of = pages_of
         self._indices: dict[LoraGroup, SegmentIndex] = {}
         self._buffers: dict[LoraGroup, Tensor] = {}
+        self._arrival: CpuArrival | None = None
 
-    def plan(self, segments: Segments) -> None:
-        """Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all."""
+    def plan(self, segments: Segments, arrival: Arrival | None = None) -> None:
+        """``arrival``: layers wait for this copy.
+
+        Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all.
+        """
+        self._arrival = arrival if isinstance(arrival, CpuArrival) else None
         self._indices.clear()
         self._buffers.clear()
         owned = [self._pages_of(digest) if digest else {} for digest in segments.digests]
@@ -41,10 +49,15 @@ class TorchLora:
             self._buffers[group] = torch.empty(shape, dtype=torch.float32, device=pool.a.device)
 
     def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
-        """See ``LoraBatch.apply``. LoRA is added to the result of ``base`` in place, so no delta is left."""
+        """See ``LoraBatch.apply``. LoRA is added to the result of ``base`` in place, so no delta is left.
+
+        Raises ArrivalFailed if the copy that the step waits for has failed.
+        """
         y = base(x)
         index = self._indices.get(group)
         if index is not None:
+            if self._arrival is not None:
+                self._arrival.wait(layer)
             pool = self._pool.groups[group]
             add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, self._buffers[group])
         return Projected(y, None)

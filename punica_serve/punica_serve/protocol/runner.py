@@ -149,6 +149,8 @@ class Warm(Message, frozen=True):
     gpu_uuid: str
     adapter: AdapterRef
     pin: bool | None = None
+    #: A hint: to host memory alone, never pinned. It may be ignored, and its errors are told when the adapter is used.
+    host_only: bool = False
 
 
 class Forget(Message, frozen=True):

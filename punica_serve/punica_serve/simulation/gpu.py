@@ -108,6 +108,10 @@ class SimulatedGpu:
         """Loads an adapter before a request needs it."""
         self._loras.prefetch(ref, now_s, pin=pin)
 
+    def prefetch_to_host(self, ref: AdapterRef) -> None:
+        """Loads an adapter to host memory alone."""
+        self.host.add(ref.digest)
+
     def evict(self, digest: str) -> None:
         """Evicts an adapter once no request uses it."""
         self._loras.evict(digest)

@@ -91,7 +91,7 @@ class SimulatedWorker:
         has_news = False
         for command in commands:
             reports += self._apply(command, now_s)
-            has_news = True
+            has_news |= not (isinstance(command, Warm) and command.host_only)
         return [*reports, self._report(_NOTHING)] if has_news else reports
 
     def begin_step(self, now_s: float) -> float | None:
@@ -135,6 +135,8 @@ class SimulatedWorker:
             case StopRequest():
                 self._applied_seq = command.seq
                 self._stop(command.assignment.counter)
+            case Warm(host_only=True):
+                self._gpu.prefetch_to_host(command.adapter)
             case Warm():
                 self._gpu.prefetch(command.adapter, now_s, pin=command.pin)
             case Forget():

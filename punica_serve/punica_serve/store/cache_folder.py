@@ -15,6 +15,7 @@ from pathlib import Path
 
 from punica_serve.process.private_files import FOLDER_MODE, make_private_folder
 from punica_serve.store.adapter_files import is_digest
+from punica_serve.store.checksum_file import trusted_checksums
 from punica_serve.store.locked_folder import LockedFolder
 from punica_serve.store.packed_folder import PackedFolder
 
@@ -45,6 +46,10 @@ class CacheFolder:
 
     def path(self, digest: str) -> Path:
         return self._root / digest
+
+    def checksums(self, folder: Path) -> bytes | None:
+        """Those of the adapter that was downloaded to ``folder``; None if it is not in here, or has none to trust."""
+        return trusted_checksums(folder) if folder.parent == self._root else None
 
     def digests(self) -> frozenset[str]:
         return frozenset(filter(is_digest, os.listdir(self._root)))

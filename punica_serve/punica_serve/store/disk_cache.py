@@ -17,6 +17,7 @@ from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.download import download_adapter
 from punica_serve.store.filesystems import FileSystems, folder_of, store_errors
 from punica_serve.store.locked_folder import LockedFolder
+from punica_serve.store.ranged_read import RangeSlots
 from punica_serve.store.threads import StoreThreads
 
 #: Concurrent downloads.
@@ -62,6 +63,7 @@ class DiskCache:
         self._folder = CacheFolder(folder)
         self._budget_bytes = budget_bytes
         self._filesystems = FileSystems(options)
+        self._slots = RangeSlots()
         self._timeout_s = timeout_s
         self._on_change = on_change
         self._digests = self._folder.digests()
@@ -161,7 +163,7 @@ class DiskCache:
         with store_errors("caching an adapter on the host's disk"):
             self._folder.make_room(ref.num_bytes, self._budget_bytes)
             held = self._folder.fill(
-                ref.digest, lambda incoming: download_adapter(ref, incoming, self._filesystems, stop)
+                ref.digest, lambda incoming: download_adapter(ref, incoming, self._filesystems, self._slots, stop)
             )
             self._folder.make_room(0, self._budget_bytes)  # other processes may have added some meanwhile
             return held

@@ -2,51 +2,93 @@
 
 import hashlib
 import os
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+
+from punica_serve.adapters.checksums import adapter_checksums, new_checksum
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.process.private_files import open_private
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
+from punica_serve.store.checksum_file import write_checksums
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
+from punica_serve.store.ranged_read import RANGE_BYTES, NoRanges, RangeSlots, read_ranges
 
 
-def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, stop: Event) -> None:
-    """Writes the two files of an adapter into ``folder``. Blocks; ends soon after ``stop`` is set.
+def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, slots: RangeSlots, stop: Event) -> None:
+    """Writes an adapter's two files, and their checksums, into ``folder``. Blocks; ends soon after ``stop`` is set.
+
+    Large weights come over several connections, as many as ``slots`` allow, unless the store has no ranges.
 
     Raises StoreUnavailable; AdapterRejected when the store no longer has the adapter, or has other bytes for its
     digest.
     """
     with store_errors("fetching an adapter from the store"):
         filesystem, root = filesystems.open(ref.uri)
-        hashes = []
+        written = []
         for name, limit_bytes in ((CONFIG_NAME, MAX_CONFIG_BYTES), (WEIGHTS_NAME, ref.num_bytes)):
+            path = f"{root}/{name}"
             try:
-                source = filesystem.open(f"{root}/{name}", "rb", cache_type="none")
+                source = filesystem.open(path, "rb", cache_type="none")
             except FileNotFoundError as error:
                 if is_unreachable(error):
                     raise
                 message = f"adapter {ref.digest} is no longer in the store; register it again"
                 raise AdapterRejected(message, param="uri") from error
             with source, open_private(folder / name, "wb") as target:
-                hashes.append(_copy(source, target, limit_bytes, stop))
+                if _has_ranges(filesystem, source, limit_bytes):
+                    chunks = _read_side_by_side(filesystem, path, limit_bytes, slots, stop)
+                else:
+                    chunks = _read(source, limit_bytes, stop)
+                written.append(_write(chunks, target))
+        hashes, sums = zip(*written, strict=True)
+        write_checksums(folder, adapter_checksums(ref.digest, *sums))
     if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
         message = f"adapter {ref.digest}: the store's bytes differ from those registered; register it again"
         raise AdapterRejected(message, param="digest")
 
 
-def _copy(source: BinaryIO, target: BinaryIO, limit_bytes: int, stop: Event) -> bytes:
-    """Copies at most the limit plus one byte. Returns the sha256 of what was copied."""
-    hasher, rest = hashlib.sha256(), limit_bytes + 1
+def _has_ranges(filesystem: AbstractFileSystem, source: BinaryIO, num_bytes: int) -> bool:
+    """Whether the file is large, of the size that was registered, and of a file system that reads ranges."""
+    is_large = num_bytes > RANGE_BYTES and getattr(source, "size", None) == num_bytes
+    return is_large and isinstance(filesystem, AsyncFileSystem)
+
+
+def _read_side_by_side(
+    filesystem: AsyncFileSystem, path: str, num_bytes: int, slots: RangeSlots, stop: Event
+) -> Generator[bytes]:
+    try:
+        yield from read_ranges(filesystem, path, num_bytes, slots, stop)
+    except NoRanges:
+        with filesystem.open(path, "rb", block_size=0) as source:  # as one stream
+            yield from _read(source, num_bytes, stop)
+
+
+def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[bytes]:
+    """At most the limit plus one byte."""
+    rest = limit_bytes + 1
     while chunk := source.read(min(CHUNK_BYTES, rest)):
         if stop.is_set():
             raise StoreUnavailable("fetching an adapter from the store was cancelled")
-        hasher.update(chunk)
-        target.write(chunk)
+        yield chunk
         rest -= len(chunk)
+
+
+def _write(chunks: Generator[bytes], target: BinaryIO) -> tuple[bytes, bytes]:
+    """Writes the chunks. Returns the SHA-256 and the checksum of all."""
+    hasher, checksum = hashlib.sha256(), new_checksum()
+    with closing(chunks):
+        for chunk in chunks:
+            hasher.update(chunk)
+            checksum.update(chunk)
+            target.write(chunk)
     target.flush()
     os.fsync(target.fileno())
-    return hasher.digest()
+    return hasher.digest(), checksum.digest()

@@ -60,11 +60,12 @@ class CallAnswered(Struct, frozen=True):
 
 
 class Warm(Struct, frozen=True):
-    """Bring an adapter to a GPU and its worker's host memory."""
+    """Bring an adapter to a GPU and its worker's host memory, or (``host_only``) hint that host memory may need it."""
 
     gpu_uuid: str
     adapter: AdapterRef
     pin: bool | None
+    host_only: bool = False
 
 
 class Forget(Struct, frozen=True):

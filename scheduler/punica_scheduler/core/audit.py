@@ -30,6 +30,7 @@ def _check_waiting(queued: list[RequestRecord], state: ClusterState) -> None:
     require({id(record) for record in waiting} == {id(record) for record in queued}, "not all wait who should")
     require(len(waiting) == len(queued) == len(state.waiting), "a request waits twice")
     state.waiting.check_invariants()
+    state.hints.check_invariants(queued)
     for record in queued:
         require(record.assignment is None and record.gpu_uuid is None, f"{record.request_id} waits on a GPU")
         require(not record.is_complete, f"{record.request_id} waits for nothing")

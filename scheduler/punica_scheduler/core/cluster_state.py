@@ -11,6 +11,7 @@ from punica_scheduler.core.adapters import Adapters
 from punica_scheduler.core.fleet import Fleet
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.outcome import Outcome
+from punica_scheduler.core.prefetch_hints import PrefetchHints
 from punica_scheduler.core.quarantine import PoisonQuarantine, poisoned, record_death
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.core.quotas import Quotas
@@ -54,6 +55,7 @@ class ClusterState:
         self.adapters = Adapters(self.fleet)
         self.quotas = Quotas()
         self.waiting = Waiting(QUEUES[settings.queue]())
+        self.hints = PrefetchHints(self.fleet, settings.placement)
         self.quarantine = PoisonQuarantine(self.waiting.suspects)
         self.counters = dict.fromkeys(COUNTERS, 0)
 
@@ -71,6 +73,7 @@ class ClusterState:
         """Starts a request that waits."""
         record.become(RequestState.PLACED, self._event_log)
         self.waiting.remove(record, outcome.now_ns)
+        self.hints.left_queue(record)
         self.waiting.queue.charge((record,))
         self._num_assignments += 1
         assignment = AssignmentId(self._incarnation, self._num_assignments)
@@ -134,6 +137,7 @@ class ClusterState:
 
     def _remove(self, gpu: GpuRecord, outcome: Outcome) -> None:
         self.fleet.remove(gpu)
+        self.hints.lost(gpu)
         outcome.has_drained |= gpu.is_draining
         self.waiting.release_pinned(gpu.uuid)
 
@@ -201,6 +205,7 @@ class ClusterState:
             outcome.deliver_end(record, "length")
         else:
             self.waiting.add(record, WaitReason.QUARANTINE if record.is_suspect else reason, outcome.now_ns)
+            self.hints.queued(record)
 
     def _detach(self, record: RequestRecord, outcome: Outcome, *, tell_worker: bool) -> None:
         """Takes a request off its GPU or out of the queue. ``tell_worker`` unless the worker ended it itself."""
@@ -208,6 +213,7 @@ class ClusterState:
             if record.pinned_gpu_uuid is not None:
                 self.fleet.index.touch(self.fleet.gpus[record.pinned_gpu_uuid])  # others may have its place
             self.waiting.remove(record, outcome.now_ns)
+            self.hints.left_queue(record)
             return
         self.quarantine.abort(record)
         self.waiting.queue.charge((record,))

@@ -79,6 +79,7 @@ class Scheduler:
         self._apply(event, outcome)
         if self._is_settled:
             self._placer.place_what_waits(outcome)
+            self._state.hints.give(outcome)
             self._evict_adapters(outcome)
         if outcome.has_drained:
             outcome.actions += map(RunnerDrained, self._fleet.take_drained_runners())
@@ -316,6 +317,7 @@ class Scheduler:
             return
         for gpu in draining:
             self._state.waiting.release_pinned(gpu.uuid)
+            self._state.hints.lost(gpu)
         self._placer.move_away(draining, outcome)
 
     def _announce_new_limits(self, outcome: Outcome) -> None:

@@ -137,7 +137,7 @@ class SimulatedCluster:
             case Stop(gpu_uuid, seq, assignment):
                 self._command(gpu_uuid, StopRequest(gpu_uuid, seq, assignment))
             case _:
-                pass  # for people and other processes, of which there are none
+                pass  # for people and processes that are not here, or a hint: host memory fills in no time here
 
     def _command(self, gpu_uuid: str, command: Command) -> None:
         self._plan(self.now_s + self._latency_s, partial(self._commanded, self._gpus[gpu_uuid], command))

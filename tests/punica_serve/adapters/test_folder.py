@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
-from punica_serve.adapters.folder import ReadBuffer, load_adapter, read_adapter
+from punica_serve.adapters.file_reading import ReadBuffer
+from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected

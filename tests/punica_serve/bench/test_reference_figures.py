@@ -17,7 +17,7 @@ def test_figures_are_found_by_rank_batch_and_population() -> None:
 
 
 def test_every_peers_figure_names_its_date_and_source() -> None:
-    for section in (peers().pair, peers().layer, peers().textgen, peers().batching):
+    for section in (peers().pair, peers().layer, peers().textgen, peers().batching, peers().coldstart_series):
         assert section.date.startswith("2026-") and "measured" in section.source
 
 

@@ -78,8 +78,8 @@ def make_harness(tiny_model: ModelConfig) -> Iterator[MakeHarness]:
     """Adapter loaders without engines; audited and closed at the end."""
     made: list[LoaderHarness] = []
 
-    def make(num_pages: int = 4) -> LoaderHarness:
-        made.append(LoaderHarness(tiny_model, num_pages))
+    def make(num_pages: int = 4, host_bytes: int = 1 << 24) -> LoaderHarness:
+        made.append(LoaderHarness(tiny_model, num_pages, host_bytes))
         return made[-1]
 
     yield make

@@ -110,9 +110,9 @@ def test_one_prefetched_adapter_is_copied_at_a_time(
     most: list[int] = []
     write = LoraPool.write
 
-    def spy(pool: LoraPool, *rest: Any) -> None:
+    def spy(pool: LoraPool, *rest: Any) -> float:
         most.append(sum(entry.state is AdapterState.COPYING for entry in list(harness.loader._entries.values())))
-        write(pool, *rest)
+        return write(pool, *rest)
 
     monkeypatch.setattr(LoraPool, "write", spy)
     for ref in refs:

@@ -11,9 +11,7 @@ import msgspec
 import pytest
 
 from engine_fixtures import MakeAdapter, MakeEngine
-from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import ReadBuffer, load_adapter
-from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
@@ -228,12 +226,12 @@ def test_nobody_waits_for_a_strangers_load(
     slow, quick = make_adapter(seed=1), make_adapter(seed=2)
     disk = threading.Event()
 
-    def load_slowly(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+    def load_slowly(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
         if ref.digest == slow.digest:
             assert disk.wait(DEADLINE_S)
-        return load_adapter(ref, model, buffer)
+        return begin_load(ref, *rest)
 
-    monkeypatch.setattr(adapter_reader, "load_adapter", load_slowly)
+    monkeypatch.setattr(adapter_reader, "begin_load", load_slowly)
     engine = make_engine()
     engine.add(_request("slow", adapter=slow, arrival_ns=1))
     engine.add(_request("quick", adapter=quick, arrival_ns=2))
@@ -251,11 +249,11 @@ def test_a_request_can_run_unless_it_awaits_its_adapter(
 ) -> None:
     arrived = threading.Event()
 
-    def load_late(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+    def load_late(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
         assert arrived.wait(DEADLINE_S)
-        return load_adapter(ref, model, buffer)
+        return begin_load(ref, *rest)
 
-    monkeypatch.setattr(adapter_reader, "load_adapter", load_late)
+    monkeypatch.setattr(adapter_reader, "begin_load", load_late)
     engine = make_engine()
     assert not engine.has_runnable
     engine.add(_request("late", adapter=make_adapter()))

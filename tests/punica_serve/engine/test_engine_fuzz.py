@@ -17,9 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import ReadBuffer, load_adapter
-from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.engine import Engine
@@ -169,13 +167,13 @@ def test_random_histories(
         request.getfixturevalue("overlapped")
     chance, lock = random.Random(seed), threading.Lock()
 
-    def moody_disk(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+    def moody_disk(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
         with lock:
             mood = chance.random()
         time.sleep(mood * 0.01)
         if mood < 0.2:
             raise OSError("the disk is moody")
-        return load_adapter(ref, model, buffer)
+        return begin_load(ref, *rest)
 
     def moody_store(ref: AdapterRef) -> Path:
         with lock:
@@ -185,7 +183,7 @@ def test_random_histories(
             raise StoreUnavailable("the store is moody")
         return Path("dropped meanwhile" if mood < 0.4 else folders[ref.digest])
 
-    monkeypatch.setattr(adapter_reader, "load_adapter", moody_disk)
+    monkeypatch.setattr(adapter_reader, "begin_load", moody_disk)
     requests, folders = _half_remote(requests)
     store = ThreadPoolExecutor(4)
     engine = make_engine(

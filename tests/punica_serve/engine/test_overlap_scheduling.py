@@ -98,9 +98,9 @@ def test_an_adapter_that_is_copied_within_a_step_costs_none(
     cold, other = make_adapter(seed=3), make_adapter(seed=4)
     write = LoraPool.write
 
-    def write_slowly(*arguments: Any, **more: Any) -> None:
+    def write_slowly(*arguments: Any, **more: Any) -> float:
         time.sleep(0.02)
-        write(*arguments, **more)
+        return write(*arguments, **more)
 
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: DEADLINE_S)
     monkeypatch.setattr(LoraPool, "write", write_slowly)

@@ -120,6 +120,12 @@ def test_prefetches_and_evictions_are_reported(worker: SimulatedWorker) -> None:
     worker.check_invariants()
 
 
+def test_a_hint_reaches_host_memory_alone_and_nobody_waits_for_its_effect(worker: SimulatedWorker) -> None:
+    assert worker.apply([Warm(UUID, adapter_ref("a"), host_only=True)], 0.0) == []
+    assert worker.cached() == [AdaptersCached(UUID, ("a",), ())]
+    assert worker.begin_step(1.0) is None and worker.idle() == []
+
+
 def test_a_simulated_gpu_has_the_size_of_the_config(tmp_path: Path) -> None:
     engine = EngineConfig(model=tmp_path, max_batch_size=8, page_size=16, num_kv_pages=100, num_lora_pages=7)
     info = simulated_gpu_info(engine, UUID)

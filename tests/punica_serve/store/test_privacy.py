@@ -33,7 +33,7 @@ async def test_in_a_hosts_cache(tmp_path: Path, ref: AdapterRef, http_server: Fi
     cache = DiskCache(tmp_path / "data/cache", 1 << 30)
     served = msgspec.structs.replace(ref, uri=http_server.add_adapter(ref, f"/store/{ref.digest}"))
     folder = await cache.fetch(served)
-    assert len(os.listdir(folder)) == 2 and not others_may(tmp_path / "data")
+    assert len(os.listdir(folder)) == 3 and not others_may(tmp_path / "data")
     await cache.close()
 
 

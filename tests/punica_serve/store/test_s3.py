@@ -14,8 +14,10 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.store_section import SourcesConfig, StoreConfig
 from punica_serve.errors import AdapterRejected, Forbidden, StoreUnavailable
 from punica_serve.protocol import AdapterRef
+from punica_serve.store import download, ranged_read
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.disk_cache import DiskCache
+from punica_serve.store.ranged_read import RANGE_BYTES
 from punica_serve.store.sources import Sources
 from s3_server import BUCKET, S3Server, serve_s3
 
@@ -70,9 +72,18 @@ async def test_half_an_adapter_is_listed_but_not_there(store: AdapterStore, s3: 
     assert await store.exists(ref.digest)
 
 
+@pytest.mark.parametrize("range_bytes", [1000, RANGE_BYTES])
 async def test_a_host_downloads_what_is_stored(
-    store: AdapterStore, s3: S3Server, tmp_path: Path, ref: AdapterRef, model: ModelConfig
+    store: AdapterStore,
+    s3: S3Server,
+    tmp_path: Path,
+    ref: AdapterRef,
+    model: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    range_bytes: int,
 ) -> None:
+    for module in (ranged_read, download):
+        monkeypatch.setattr(module, "RANGE_BYTES", range_bytes)
     stored = msgspec.structs.replace(ref, uri=await store.put(Path(ref.uri), ref.digest))
     shutil.rmtree(ref.uri)
     cache = DiskCache(tmp_path / "cache", 1 << 30, s3.options)

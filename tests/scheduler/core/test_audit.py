@@ -71,6 +71,14 @@ def wait_for_nothing(state: ClusterState) -> None:
     state.requests["waits"].num_prompt = 1
 
 
+def hint_a_request_that_runs(state: ClusterState) -> None:
+    state.hints._unhinted["runs"] = state.requests["runs"]
+
+
+def miscount_hints(state: ClusterState) -> None:
+    state.hints._num_hints += 1
+
+
 @pytest.mark.parametrize(
     "cook",
     [
@@ -88,6 +96,8 @@ def wait_for_nothing(state: ClusterState) -> None:
         leave_a_gpu_out,
         free_room_unseen,
         wait_for_nothing,
+        hint_a_request_that_runs,
+        miscount_hints,
     ],
 )
 def test_cooked_books_are_caught(cook: Callable[[ClusterState], None]) -> None:

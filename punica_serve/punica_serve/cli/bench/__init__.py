@@ -5,6 +5,7 @@ import typer
 from punica_serve.cli.bench import (
     batching,
     coldstart,
+    coldstart_series,
     control_plane,
     frontend,
     hot_reload,
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
+app.command("coldstart-series")(coldstart_series.command)
 app.command("control-plane")(control_plane.command)
 app.command("frontend")(frontend.command)
 app.command("hot-reload")(hot_reload.command)

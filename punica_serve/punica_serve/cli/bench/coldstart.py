@@ -28,6 +28,11 @@ _GAP_HELP = (
 )
 
 
+class _Mode(StrEnum):
+    WAIT = "wait"
+    LAYERWISE = "layerwise"
+
+
 class _Source(StrEnum):
     HOST = "host"
     PACKED = "packed"
@@ -44,8 +49,10 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cold and a warm stream, in alternating order.")] = 4,
     rank: RankOption = 16,
     batch_size: Annotated[
-        int, typer.Option(min=2, help="Requests in one step; all but one of them decode all the time.")
+        int, typer.Option(min=1, help="Requests in one step; all but one of them decode all the time.")
     ] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    mode: Annotated[_Mode, typer.Option(help="How cold requests start (`engine.cold_start`).")] = _Mode.LAYERWISE,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
@@ -61,6 +68,8 @@ def command(
         num_rounds=rounds,
         rank=rank,
         batch_size=batch_size,
+        num_prompt_tokens=prompt_tokens,
+        mode=mode.value,
         folder=folder,
     )
     subject = subject_of(config, shape, device)

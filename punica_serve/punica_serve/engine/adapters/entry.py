@@ -1,5 +1,6 @@
 """The loader's record of an adapter, and its states.
 
+                         ┌─▶ arriving ─┐
 loading ──▶ staged ──▶ copying ──▶ resident
   │ │         │          │            │
   │ └─────────┼──────────┴──▶ failed  │
@@ -18,6 +19,7 @@ import torch
 
 from punica_serve.adapters.folder import unreadable
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed, StoreUnavailable
 from punica_serve.errors.invariants import require
@@ -31,6 +33,8 @@ class AdapterState(Enum):
     STAGED = "staged"
     #: It has pages, which a thread fills.
     COPYING = "copying"
+    #: A launched step waits for its layers on the device, and later steps may use it: they run after that one.
+    ARRIVING = "arriving"
     #: Steps may use it.
     RESIDENT = "resident"
     #: No request used it, and others needed its pages or it was unwanted.
@@ -42,14 +46,17 @@ class AdapterState(Enum):
 TRANSITIONS: dict[AdapterState, frozenset[AdapterState]] = {
     AdapterState.LOADING: frozenset({AdapterState.STAGED, AdapterState.EVICTED, AdapterState.FAILED}),
     AdapterState.STAGED: frozenset({AdapterState.COPYING, AdapterState.EVICTED}),
-    AdapterState.COPYING: frozenset({AdapterState.RESIDENT, AdapterState.FAILED}),
+    AdapterState.COPYING: frozenset({AdapterState.ARRIVING, AdapterState.RESIDENT, AdapterState.FAILED}),
+    AdapterState.ARRIVING: frozenset({AdapterState.RESIDENT, AdapterState.FAILED}),
     AdapterState.RESIDENT: frozenset({AdapterState.EVICTED}),
     AdapterState.EVICTED: frozenset(),
     AdapterState.FAILED: frozenset(),
 }
 
 #: In these states it holds a copy in host memory.
-_HOLDING_COPY = (AdapterState.STAGED, AdapterState.COPYING)
+_HOLDING_COPY = (AdapterState.STAGED, AdapterState.COPYING, AdapterState.ARRIVING)
+#: In these states a thread fills its pages.
+_FILLING = (AdapterState.COPYING, AdapterState.ARRIVING)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +67,14 @@ class AdapterEntry:
     state: AdapterState = AdapterState.LOADING
     #: Requests that use the adapter.
     refcount: int = 0
-    #: Held while STAGED and COPYING.
+    #: Held while STAGED, COPYING and ARRIVING.
     copy: HostCopy | None = None
     #: From COPYING on.
     pages: AdapterPages = field(default_factory=dict)
-    #: The copy to the pages, while COPYING.
+    #: The copy to the pages, while COPYING and ARRIVING.
     work: Future[None] | None = None
+    #: What a step may wait for meanwhile, if it may.
+    arrival: Arrival | None = None
     #: The end of the last step that may read the pages, once no request uses the adapter.
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
@@ -75,6 +84,11 @@ class AdapterEntry:
     def is_evictable(self) -> bool:
         """No request uses it, and no thread writes its pages."""
         return not self.refcount and AdapterState.EVICTED in TRANSITIONS[self.state]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any step may use it."""
+        return self.state in (AdapterState.RESIDENT, AdapterState.ARRIVING)
 
     @property
     def has_copied(self) -> bool:
@@ -105,9 +119,17 @@ class AdapterEntry:
         self._become(AdapterState.STAGED)
         self.copy = copy
 
-    def begin_copy(self, pages: AdapterPages, work: Future[None]) -> None:
+    def begin_copy(self, pages: AdapterPages, work: Future[None], arrival: Arrival | None) -> None:
         self._become(AdapterState.COPYING)
-        self.pages, self.work = pages, work
+        self.pages, self.work, self.arrival = pages, work, arrival
+
+    def join(self) -> None:
+        """A step was launched that waits for its layers."""
+        self._become(AdapterState.ARRIVING)
+
+    def stop_joining(self) -> None:
+        """No step waits for its layers any more: it is used when it is resident."""
+        self.arrival = None
 
     def end_copy(self) -> HostCopy | None:
         """Its pages are filled. Returns the copy that it held, for release."""
@@ -120,7 +142,7 @@ class AdapterEntry:
         return self._leave_host()
 
     def _leave_host(self) -> HostCopy | None:
-        copy, self.copy, self.work = self.copy, None, None
+        copy, self.copy, self.work, self.arrival = self.copy, None, None, None
         return copy
 
     def _become(self, state: AdapterState) -> None:
@@ -137,8 +159,8 @@ class AdapterEntry:
         require(self.refcount >= 0, f"adapter {digest} released more often than acquired")
         holds_copy = self.state in _HOLDING_COPY
         require(holds_copy == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
-        is_copying = self.state is AdapterState.COPYING
-        require(is_copying == (self.work is not None), f"adapter {digest}: its state does not match its copy")
+        is_filling = self.state in _FILLING
+        require(is_filling == (self.work is not None), f"adapter {digest}: its state does not match its copy")
         require(not (self.is_unwanted and self.is_evictable), f"adapter {digest} should have been evicted")
 
 

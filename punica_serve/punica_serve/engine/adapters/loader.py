@@ -12,9 +12,11 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
+from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -41,7 +43,10 @@ class AdapterLoader:
         fence: Fence,
         fetch: Fetch = no_fetch,
         packed_store: PackedStore | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
+        """``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other."""
         self._pool = pool
         self._host_cache = host_cache
         self._model = model
@@ -49,7 +54,7 @@ class AdapterLoader:
         self._fence = fence
         reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store)
         self._host = HostLoader(host_cache, reader, fetch, on_progress)
-        self._writer = LoraWriter(pool, on_progress)
+        self._writer = LoraWriter(pool, on_progress, by_layer=by_layer)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
         self._prefetched: dict[str, AdapterRef] = {}
@@ -69,9 +74,38 @@ class AdapterLoader:
         """Whether an adapter that a request waits for is being copied to the device."""
         return any(entry.state is AdapterState.COPYING and entry.refcount for entry in self._entries.values())
 
+    @property
+    def has_unfinished_copies(self) -> bool:
+        """Whether such a copy goes on at this moment: other than ``is_copying``, it needs no ``poll`` to change."""
+        return any(entry.refcount and entry.work and not entry.work.done() for entry in self._entries.values())
+
     def is_ready(self, digest: str) -> bool:
         entry = self._entries.get(digest)
-        return entry is not None and entry.state is AdapterState.RESIDENT
+        return entry is not None and entry.is_ready
+
+    def arrival(self, digest: str) -> Arrival | None:
+        """The copy that a step with this adapter must wait for, layer by layer; None if the adapter is resident."""
+        return self._entries[digest].arrival
+
+    def can_join(self, digest: str) -> bool:
+        """Whether a step can wait for the adapter's layers: it is being copied, and all of the copy is queued."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.arrival is not None and entry.arrival.is_awaitable
+
+    def join_hold_s(self, digest: str, step: StepForecast) -> float | None:
+        """How long a step that can join would wait for the adapter's layers, at most; None if that is unknown."""
+        arrival = self._entries[digest].arrival
+        return self._writer.hold_s(arrival, step) if arrival is not None else None
+
+    def join(self, digest: str) -> None:
+        """A step was launched that waits for the adapter's layers. Steps after it may use the adapter."""
+        entry = self._entries[digest]
+        if entry.state is AdapterState.COPYING:
+            entry.join()
+
+    def stop_joining(self, digest: str) -> None:
+        """A step that waited for the adapter's layers was given up. The next one waits for all of the adapter."""
+        self._entries[digest].stop_joining()
 
     def has_room_for(self, ref: AdapterRef) -> bool:
         """Whether the pool can hold this adapter beside all that are in use."""
@@ -108,6 +142,11 @@ class AdapterLoader:
         """Prefetches an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
         if ref.digest not in self._entries:
             self._host.prefetch_to_host(ref)
+
+    def queue_to_host(self, ref: AdapterRef) -> None:
+        """Queues a prefetch to host memory behind all others: a hint, ignored while the queue is full."""
+        if ref.digest not in self._entries and ref.digest not in self._host_cache:
+            self._host.enqueue(ref, for_device=False)
 
     def prefetch(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
         """Prefetches an adapter to host memory, and to the device as far as there is room, with low priority.
@@ -232,8 +271,7 @@ class AdapterLoader:
     def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
         """Copies a staged adapter to free pages."""
         assert entry.copy is not None
-        pages, work = self._writer.fill(needed, entry.copy.packed)
-        entry.begin_copy(pages, work)
+        entry.begin_copy(*self._writer.fill(needed, entry.copy.packed))
 
     def _load_prefetched(self) -> None:
         """One at a time: a request's copy waits for no more than one of them."""

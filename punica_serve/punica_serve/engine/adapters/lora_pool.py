@@ -4,8 +4,11 @@ A page holds 8 rank rows of all layers, so an adapter of rank r takes ceil(r / 8
 padding to a highest rank, no limit of slots. Paging by rank follows S-LoRA (section 5); Punica stacks whole adapters.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -14,13 +17,12 @@ from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.copy_batch import CopyBatch
+from punica_serve.engine.adapters.layer_arrival import LayerArrival, layer_groups
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.engine.memory.page_pool import PagePool
 from punica_serve.protocol import LoraGroup
-
-#: Bytes copied at a time: less than 0.1 ms at 50 GB/s.
-_PIECE_BYTES = 4 << 20
 
 #: Page numbers of an adapter in each group it touches, in order of rank rows.
 AdapterPages = dict[LoraGroup, list[int]]
@@ -47,6 +49,11 @@ class LoraPool:
             group.name: _make_pool(model, group, num_pages, dtype, device) for group in model.spec.groups
         }
         self.device = device
+        self.num_layers = model.num_hidden_layers
+        #: Held while one adapter's copies are queued, so that those of two don't mix.
+        self._queueing = Lock()
+        #: How often each page is copied; more than once emulates a slower link, for benchmarks.
+        self.copies_per_page = 1
         #: The stream of all copies; None on a CPU.
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -72,41 +79,61 @@ class LoraPool:
         for group, numbers in pages.items():
             self.groups[group].pages.free(numbers)
 
-    def write(self, pages: AdapterPages, adapter: PackedAdapter, after: Sequence[torch.cuda.Event] = ()) -> None:
-        """Fills pages, and returns when they are filled. Any thread may call it while steps run.
+    def write(
+        self,
+        pages: AdapterPages,
+        adapter: PackedAdapter,
+        after: Sequence[torch.cuda.Event] = (),
+        arrival: LayerArrival | None = None,
+    ) -> float:
+        """Fills pages, first layers first, and returns when they are filled: the seconds that the copies took.
 
-        ``after``: events that the device waits for before it writes, since steps before them may still read the pages.
-        No later step does: an adapter's pages are in no step until this has returned.
+        Any thread may call it while steps run. ``after``: events that the device waits for before it writes, since
+        steps before them may still read the pages. No later step does, but those that wait for ``arrival``.
         """
         if self._stream is None:
-            for target, source in self._pieces(pages, adapter):
-                target.copy_(source)
-            return
+            started_s = time.perf_counter()
+            self._copy(pages, adapter, arrival)
+            return time.perf_counter() - started_s
         # Blocking: the thread sleeps, where it would otherwise spin on a core that the steps need.
-        written = torch.cuda.Event(blocking=True)
+        written = torch.cuda.Event(blocking=True, enable_timing=True)
+        started = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._stream):
-            for event in after:
-                self._stream.wait_event(event)
             try:
-                for target, source in self._pieces(pages, adapter):
-                    target.copy_(source, non_blocking=True)
+                with self._queueing:
+                    for event in after:
+                        self._stream.wait_event(event)
+                    started.record()
+                    self._copy(pages, adapter, arrival)
             finally:  # even after an error, the source of a queued copy must not be reused
                 written.record()
                 written.synchronize()
+        return float(started.elapsed_time(written)) / 1e3
+
+    def _copy(self, pages: AdapterPages, adapter: PackedAdapter, arrival: LayerArrival | None) -> None:
+        """Copies group after group of layers, on a GPU as the stream gets to it."""
+        batch = CopyBatch(self._pairs(pages, adapter))
+        for group in layer_groups(self.num_layers):
+            layers = slice(group.start, group.stop)
+            if self._stream is None:
+                batch.copy(layers)
+            else:
+                batch.queue(layers, self._stream)
+            if arrival is not None:
+                arrival.mark()
 
     def synchronize(self) -> None:
         """Waits for the copies in flight."""
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _pieces(self, pages: AdapterPages, adapter: PackedAdapter) -> Iterator[tuple[Tensor, Tensor]]:
-        """(target, source) of the copies, in contiguous pieces: a step's small copies wait for one piece, not all."""
+    def _pairs(self, pages: AdapterPages, adapter: PackedAdapter) -> Iterator[tuple[Tensor, Tensor]]:
+        """(page of the pool, the same in host memory), each [layers, ...]."""
         for group, numbers in pages.items():
             pool, packed = self.groups[group], adapter.groups[group]
             for place, number in enumerate(numbers):
-                for target, source in ((pool.a[number], packed.a[place]), (pool.b[number], packed.b[place])):
-                    size = _PIECE_BYTES // target.itemsize
-                    yield from zip(target.view(-1).split(size), source.view(-1).split(size), strict=True)
+                for pair in ((pool.a[number], packed.a[place]), (pool.b[number], packed.b[place])):
+                    yield from repeat(pair, self.copies_per_page)
 
     def check_invariants(self, held: list[AdapterPages]) -> None:
         for group, pool in self.groups.items():

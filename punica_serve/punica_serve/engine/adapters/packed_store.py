@@ -9,21 +9,23 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.packed_file import (
+    NUM_CHUNKS,
     PackedFileInvalid,
     PackedLayout,
-    chunk_pieces,
+    open_chunks,
     read_chunk,
-    read_header,
     write_packed,
 )
-from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -32,8 +34,6 @@ from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
 
-#: Threads that read the chunks of all adapters: a few saturate a disk, or the memory's bandwidth.
-_NUM_READERS = 4
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
@@ -53,8 +53,11 @@ class PackedStore:
             message = f"`data_folder`: adapters can't be kept in {cache.folder}: {error.strerror}; set another folder"
             raise ConfigError(message, param="data_folder") from error
         self._budget_bytes = cache.budget_bytes
+        self._model = model
+        self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "packed-reader")
+        #: For all adapters.
+        self._readers = ThreadPoolExecutor(NUM_CHUNKS, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
         self._lock = threading.Lock()
@@ -70,22 +73,25 @@ class PackedStore:
     def has(self, ref: AdapterRef) -> bool:
         return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
 
-    def read(self, ref: AdapterRef, packed: PackedAdapter) -> bool:
-        """Reads the adapter into the memory of ``packed``. False if its file is not there, or no good."""
+    def checksums(self, ref: AdapterRef) -> bytes | None:
+        """Of an adapter that this host has downloaded to the cache folder."""
+        return self._folder.checksums(Path(ref.uri))
+
+    def read(self, ref: AdapterRef, memory: Tensor) -> PackedAdapter | None:
+        """Reads the adapter into uint8 [packed_num_bytes]. None if its file is not there, or no good."""
         try:
             descriptor = self._folder.packed.open(ref.digest, self._layout.name)
             if descriptor is None:
-                return False
+                return None
             try:
-                self._read(descriptor, ref, packed)
+                return self._read(descriptor, ref, memory)
             finally:
                 os.close(descriptor)
         except (PackedFileInvalid, OSError) as error:
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
             with suppress(OSError):
                 self._folder.packed.drop(ref.digest, self._layout.name)
-            return False
-        return True
+            return None
 
     def save(self, ref: AdapterRef, packed: PackedAdapter, on_end: Callable[[], None]) -> None:
         """Writes the adapter in the background, and calls ``on_end`` on some thread; until then ``packed`` is read.
@@ -117,28 +123,29 @@ class PackedStore:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, descriptor: int, ref: AdapterRef, packed: PackedAdapter) -> None:
-        header = read_header(descriptor, ref, self._layout)
-        reads = [
-            self._readers.submit(read_chunk, descriptor, chunk, pieces)
-            for chunk, pieces in chunk_pieces(header, packed, self._layout)
-        ]
-        # All of them end before the memory or the descriptor is used for anything else.
-        errors = [read.exception() for read in reads]
-        for error in errors:
-            if error is not None:
-                raise error
+    def _read(self, descriptor: int, ref: AdapterRef, memory: Tensor) -> PackedAdapter:
+        reads: list[Future[None]] = []
+        try:
+            chunks = open_chunks(descriptor, ref, memory.numpy(), self._layout)
+            reads.extend(self._readers.submit(read_chunk, descriptor, chunk) for chunk in chunks)
+            packed = packed_views(memory, ref.ranks, self._model, self._dtype)
+        finally:
+            wait(reads)  # all of them end before the memory or the descriptor is used for anything else
+        for read in reads:
+            read.result()
+        return packed
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError."""
-        num_bytes = packed.num_bytes
+        num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
         if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
         self._folder.make_room(num_bytes, self._budget_bytes)
+        memory = packed_memory(packed, num_bytes).numpy()
         self._folder.packed.write(
             ref.digest,
             self._layout.name,
-            lambda descriptor: write_packed(descriptor, ref, packed, self._layout),
+            lambda descriptor: write_packed(descriptor, ref, memory, self._layout),
             lambda: ref.digest not in self._unwanted,
         )
 

@@ -1,8 +1,10 @@
 """An adapter's weights on the host, in the layout of the pool's pages."""
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,22 +50,27 @@ class PackedAdapter:
 
 def packed_num_bytes(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of a packed adapter with these ranks."""
-    shapes = _part_shapes(ranks, model)
-    return sum(_aligned(math.prod(shape) * dtype.itemsize) for pair in shapes.values() for shape in pair)
+    return sum(_aligned(place.num_bytes) for place in _places(ranks, model, dtype))
 
 
 def packed_views(memory: Tensor, ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> PackedAdapter:
     """The pages of an adapter with these ranks as views of ``memory``, uint8 [packed_num_bytes]."""
-    position = 0
+    values = memory.view(dtype)
 
-    def part(shape: tuple[int, ...]) -> Tensor:
-        nonlocal position
-        start, num_bytes = position, math.prod(shape) * dtype.itemsize
-        position += _aligned(num_bytes)
-        return memory[start : start + num_bytes].view(dtype).view(shape)
+    def view(place: _Place) -> Tensor:
+        """By one operation of torch: each releases the GIL and must get it back from the step loop."""
+        strides = accumulate(reversed(place.shape[1:]), operator.mul, initial=1)
+        start = values.storage_offset() + place.start // dtype.itemsize
+        return values.as_strided(place.shape, tuple(strides)[::-1], start)
 
-    shapes = _part_shapes(ranks, model)
-    return PackedAdapter({group: PackedGroup(part(a), part(b)) for group, (a, b) in shapes.items()})
+    places = iter(_places(ranks, model, dtype))
+    return PackedAdapter({a.group: PackedGroup(view(a), view(b)) for a, b in zip(places, places, strict=True)})
+
+
+def packed_memory(packed: PackedAdapter, num_bytes: int) -> Tensor:
+    """The memory, uint8 [num_bytes], that packed_views made ``packed`` of."""
+    first = next(iter(packed.groups.values())).a.view(torch.uint8)
+    return first.as_strided((num_bytes,), (1,))
 
 
 def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memory: Tensor) -> PackedAdapter:
@@ -83,19 +90,29 @@ def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memor
     return packed
 
 
-def _part_shapes(
-    ranks: Mapping[str, int], model: ModelConfig
-) -> dict[LoraGroup, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shapes of A and B of each group that the adapter touches."""
-    layers, rows = model.num_hidden_layers, LORA_PAGE_RANKS
-    groups = ((model.spec.group(name), num_pages) for name, num_pages in pages_needed(ranks).items())
-    return {
-        group.name: (
-            (num_pages, layers, len(group.projections), rows, group.in_features),
-            (num_pages, layers, rows, group.out_features),
-        )
-        for group, num_pages in groups
-    }
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where A or B of a group lies in the memory of a packed adapter."""
+
+    group: LoraGroup
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> list[_Place]:
+    """A and B of each group that the adapter touches."""
+    places: list[_Place] = []
+    start, layers, rows = 0, model.num_hidden_layers, LORA_PAGE_RANKS
+    for name, num_pages in pages_needed(ranks).items():
+        group = model.spec.group(name)
+        a = (num_pages, layers, len(group.projections), rows, group.in_features)
+        b = (num_pages, layers, rows, group.out_features)
+        for shape in (a, b):
+            num_bytes = math.prod(shape) * dtype.itemsize
+            places.append(_Place(name, shape, start, num_bytes))
+            start += _aligned(num_bytes)
+    return places
 
 
 def _aligned(num_bytes: int) -> int:

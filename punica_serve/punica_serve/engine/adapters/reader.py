@@ -1,4 +1,6 @@
-"""Reads adapters into host memory on threads: as they were packed before, or file, digest, checks and packing."""
+"""Reads adapters into host memory on threads: as they were packed before, or from their files, which are packed while
+they are hashed.
+"""
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,11 +10,12 @@ import torch
 from torch import Tensor
 
 from punica_serve.adapters.dummy import dummy_number
-from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.adapters.file_reading import ReadBuffer
+from punica_serve.adapters.folder import begin_load
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes, packed_views
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
 from punica_serve.protocol import AdapterRef
 
@@ -89,8 +92,8 @@ class AdapterReader:
         """None if the packed form is no good."""
 
         def read(memory: Tensor) -> PackedAdapter:
-            packed = packed_views(memory, ref.ranks, self._model, self._dtype)
-            if not store.read(ref, packed):
+            packed = store.read(ref, memory)
+            if packed is None:
                 raise _NotPacked
             return packed
 
@@ -102,11 +105,14 @@ class AdapterReader:
     def _pack_folder(self, ref: AdapterRef) -> HostCopy:
         if not hasattr(self._buffers, "own"):
             self._buffers.own = ReadBuffer()
-        adapter = load_adapter(ref, self._model, self._buffers.own)
+        checksums = self._packed_store.checksums(ref) if self._packed_store else None
+        unverified = begin_load(ref, self._model, self._buffers.own, self._threads, checksums)
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
-        return self._host_cache.make(
-            ref.digest, num_bytes, lambda memory: pack_adapter(adapter, self._model, self._dtype, memory)
-        )
+
+        def pack(memory: Tensor) -> PackedAdapter:
+            return unverified.use(lambda adapter: pack_adapter(adapter, self._model, self._dtype, memory))
+
+        return self._host_cache.make(ref.digest, num_bytes, pack)
 
 
 def _init_thread(device: torch.device) -> None:

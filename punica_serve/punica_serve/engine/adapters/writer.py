@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast
+from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival, CudaArrival, layer_groups
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.protocol import LoraGroup
@@ -21,20 +23,34 @@ _NUM_COPIERS = 2
 class LoraWriter:
     """Allocates and fills pages of the pool, and frees them. All methods run on the step loop's thread."""
 
-    def __init__(self, pool: LoraPool, on_progress: Callable[[], None]) -> None:
+    def __init__(self, pool: LoraPool, on_progress: Callable[[], None], *, by_layer: bool = False) -> None:
+        """``by_layer``: steps may wait for a copy layer by layer."""
         self._pool = pool
         self._on_progress = on_progress
+        self._by_layer = by_layer
+        self._forecast = CopyForecast()
         #: Fences of evicted adapters that may not have passed.
         self._fences: list[torch.cuda.Event] = []
         self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-copier")
 
-    def fill(self, needed: dict[LoraGroup, int], packed: PackedAdapter) -> tuple[AdapterPages, Future[None]]:
+    def fill(
+        self, needed: dict[LoraGroup, int], packed: PackedAdapter
+    ) -> tuple[AdapterPages, Future[None], Arrival | None]:
         """Allocates free pages and starts to fill them. ``packed`` is read until the future ends."""
         pages = self._pool.allocate(needed)
         self._fences = [fence for fence in self._fences if not fence.query()]
-        work = self._copiers.submit(self._pool.write, pages, packed, tuple(self._fences))
+        fences = tuple(self._fences)
+        arrival = self._make_arrival()
+        work = self._copiers.submit(self._write, pages, packed, fences, arrival)
         work.add_done_callback(lambda _: self._on_progress())
-        return pages, work
+        if arrival is not None:
+            num_groups = len(layer_groups(self._pool.num_layers))
+            self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, work))
+        return pages, work, arrival
+
+    def hold_s(self, arrival: Arrival, step: StepForecast) -> float | None:
+        """How long a step would wait for layers of this copy, at most; None if that is unknown."""
+        return self._forecast.hold_s(arrival, step)
 
     def free(self, pages: AdapterPages, fence: torch.cuda.Event | None) -> None:
         """Frees pages that no step after the fence reads."""
@@ -46,3 +62,24 @@ class LoraWriter:
         """Waits for copies in flight."""
         self._copiers.shutdown(cancel_futures=True)
         self._pool.synchronize()
+
+    def _make_arrival(self) -> Arrival | None:
+        if not self._by_layer:
+            return None
+        kind = CpuArrival if self._pool.device.type == "cpu" else CudaArrival
+        return kind(self._pool.num_layers, self._on_progress)
+
+    def _write(
+        self,
+        pages: AdapterPages,
+        packed: PackedAdapter,
+        fences: tuple[torch.cuda.Event, ...],
+        arrival: Arrival | None,
+    ) -> None:
+        try:
+            duration_s = self._pool.write(pages, packed, fences, arrival)
+        except BaseException:
+            if isinstance(arrival, CpuArrival):
+                arrival.fail()
+            raise
+        self._forecast.record_rate(packed.num_bytes, duration_s)

@@ -17,6 +17,15 @@ from punica_serve.errors.invariants import require
 
 _by_arrival = attrgetter("arrival")
 
+#: Whether a sequence's adapter is on the device.
+IsReady = Callable[[Sequence], bool]
+#: Whether a sequence's prefill may start while its adapter is being copied, beside so many decodes.
+MayJoin = Callable[[Sequence, int], bool]
+
+
+def _never(sequence: Sequence, num_decodes: int) -> bool:
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -113,25 +122,25 @@ class StepPlanner:
         sequence.pages = self._cache.allocate(self._pages_to_start(sequence))
         insort(self._running, sequence, key=_by_arrival)
 
-    def plan(self, is_ready: Callable[[Sequence], bool]) -> tuple[StepPlan | None, list[Sequence]]:
+    def plan(self, is_ready: IsReady, may_join: MayJoin = _never) -> tuple[StepPlan | None, list[Sequence]]:
         """The next step, and the sequences that were preempted for lack of pages.
 
-        ``is_ready`` tells whether a sequence's adapter is on the device.
+        ``is_ready`` tells whether a sequence's adapter is on the device. ``may_join`` tells whether a prefill may start
+        before that, given the step's decodes, which it must not hold for long.
         """
         preempted = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
-        ready = self._runnable(is_ready)
-        first = next_prefill(ready)
+        decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
+        first = next_prefill(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, len(decodes))))
         prefill = self._chunk(first) if first else None
-        decodes = [sequence for sequence in ready if sequence.is_decoding]
         if prefill is None and not decodes:
             return None, preempted
         return StepPlan(prefill, _order_decodes(decodes, prefill)), preempted
 
-    def has_runnable(self, is_ready: Callable[[Sequence], bool]) -> bool:
+    def has_runnable(self, is_ready: IsReady, may_join: MayJoin = _never) -> bool:
         """Whether ``plan`` would give a step."""
-        return bool(self._runnable(is_ready))
+        return bool(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, 0)))
 
-    def _runnable(self, is_ready: Callable[[Sequence], bool]) -> list[Sequence]:
+    def _runnable(self, is_ready: IsReady) -> list[Sequence]:
         return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
 
     @property

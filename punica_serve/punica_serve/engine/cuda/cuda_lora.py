@@ -12,6 +12,7 @@ from torch import Tensor
 from punica_kernels.gpu.sgmv import expand, shrink
 from punica_kernels.lora_table import LoraTable
 from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.cuda.layer_gates import LayerGates
 from punica_serve.models.linear import Projected
 from punica_serve.protocol import LoraGroup
 
@@ -20,13 +21,22 @@ class CudaLora:
     """Projections with LoRA, for CUDA graphs: launches depend on the shape of the tables, not on their contents."""
 
     def __init__(
-        self, pool: LoraPool, tables: Mapping[LoraGroup, LoraTable], workspace: Tensor, side: torch.cuda.Stream
+        self,
+        pool: LoraPool,
+        tables: Mapping[LoraGroup, LoraTable],
+        workspace: Tensor,
+        side: torch.cuda.Stream,
+        gates: LayerGates | None = None,
     ) -> None:
+        """``gates``: in steps with a prefill, whose adapter may still be arriving."""
         self._pool = pool
         self._tables = tables
         #: float32 [`punica_kernels.gpu.sgmv.workspace_numel`], shared by the groups, which run in turns.
         self._workspace = workspace
         self._side = side
+        self._gates = gates
+        #: The group that a layer runs first.
+        self._first_group = next(iter(pool.groups))
 
     def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
         """See ``LoraBatch.apply``."""
@@ -37,6 +47,8 @@ class CudaLora:
         delta = x.new_empty(x.shape[0], pool.out_offsets[-1])
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
+        if self._gates is not None and group == self._first_group:
+            self._gates.wait(layer, self._side)
         with torch.cuda.stream(self._side):
             shrink(self._workspace, x, pool.a[:, layer], table)
             expand(delta, self._workspace, pool.b[:, layer], pool.out_offsets, table, accumulate=False)

@@ -14,6 +14,7 @@ from torch import Tensor
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
+from punica_serve.engine.adapters.layer_arrival import CudaArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
@@ -23,10 +24,12 @@ from punica_serve.engine.cuda.cuda_attention import attention_sections, make_att
 from punica_serve.engine.cuda.cuda_lora import CudaLora
 from punica_serve.engine.cuda.graph_runner import GraphRunner
 from punica_serve.engine.cuda.launch_limit import check_launches
+from punica_serve.engine.cuda.layer_gates import LayerGates
 from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.sampler import PendingTokens, SampledToken, Sampler
-from punica_serve.engine.torch_lora import PagesOf
+from punica_serve.engine.step_runner import arrival_for
+from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.model import Model
 from punica_serve.process.memory_tuning import gc_disabled
 
@@ -58,12 +61,17 @@ class CudaRunner:
         lora_pool: LoraPool,
         sampler: Sampler,
         pages_of: PagesOf,
+        arrival_of: ArrivalOf,
         buckets: BatchBuckets,
         *,
         use_graphs: bool,
+        by_layer: bool,
     ) -> None:
+        """``by_layer``: prefills wait for the layers of an adapter that is still arriving."""
         self._sampler = sampler
         self._pages_of = pages_of
+        self._arrival_of = arrival_of
+        self._gates = LayerGates(model.config.num_hidden_layers, cache.pool.device) if by_layer else None
         self._buckets = buckets
         # Above the streams of LoRA and of prefills' attention, which use what it leaves.
         self._stream = torch.cuda.Stream(cache.pool.device, priority=_HIGH_PRIORITY)
@@ -72,7 +80,7 @@ class CudaRunner:
         self.newest_end: torch.cuda.Event | None = None
         # Lt's choice of kernels is up to a tenth faster for narrow projections (docs/performance.md).
         torch.backends.cuda.preferred_blas_library("cublaslt")
-        self._runners = _make_runners(model, cache, lora_pool, sampler.sampled_ids, buckets)
+        self._runners = _make_runners(model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates)
         torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
         self._warm_up(use_graphs=use_graphs)
 
@@ -85,6 +93,7 @@ class CudaRunner:
             runner = self._runners[bucket, plan.num_adapters > 0]
             runner.stage(plan, self._logit_rows, self._pages_of)
             self._staged.record()
+            self._close_gates(plan)
             logits = runner.run()
             rows = logit_rows(plan, bucket)
             pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
@@ -92,6 +101,12 @@ class CudaRunner:
             end.record()
         self._logit_rows, self.newest_end = rows, end
         return CudaStep(pending, end)
+
+    def _close_gates(self, plan: StepPlan) -> None:
+        """Makes the step wait for the layers of its prefill's adapter if that is still arriving."""
+        arrival = arrival_for(plan, self._arrival_of)
+        if self._gates is not None and isinstance(arrival, CudaArrival):
+            self._gates.close_until(arrival)
 
     @torch.inference_mode()
     def _warm_up(self, *, use_graphs: bool) -> None:
@@ -115,7 +130,12 @@ class CudaRunner:
 
 
 def _make_runners(
-    model: Model, cache: KvCache, lora_pool: LoraPool, sampled_ids: Tensor, buckets: BatchBuckets
+    model: Model,
+    cache: KvCache,
+    lora_pool: LoraPool,
+    sampled_ids: Tensor,
+    buckets: BatchBuckets,
+    gates: LayerGates | None,
 ) -> dict[tuple[BatchBucket, bool], GraphRunner]:
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
@@ -132,7 +152,13 @@ def _make_runners(
     for bucket, attention in make_attentions(cache, model.config, buffers).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
         for with_lora in (True, False):
-            lora = CudaLora(lora_pool, inputs.tables if with_lora else {}, workspace, side)
+            lora = CudaLora(
+                lora_pool,
+                inputs.tables if with_lora else {},
+                workspace,
+                side,
+                gates if bucket.num_prefill_rows else None,
+            )
             parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
             runners[bucket, with_lora] = GraphRunner(*parts, with_lora=with_lora)
     return runners

@@ -13,12 +13,11 @@ import torch
 from engine_fixtures import MakeAdapter, MakeHarness
 from loader_harness import LoaderHarness, gate_reads
 from pinned import can_be_pinned, is_read_in_place
-from punica_serve.adapters.adapter import Adapter
-from punica_serve.adapters.folder import ReadBuffer, load_adapter
+from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
-from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_num_bytes
 from punica_serve.protocol import AdapterRef
 
 
@@ -122,11 +121,11 @@ def test_the_host_cache_saves_the_second_read(
 ) -> None:
     reads: list[str] = []
 
-    def load(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer) -> Adapter:
+    def load(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
         reads.append(ref.digest)
-        return load_adapter(ref, model, buffer)
+        return begin_load(ref, *rest)
 
-    monkeypatch.setattr(adapter_reader, "load_adapter", load)
+    monkeypatch.setattr(adapter_reader, "begin_load", load)
     harness = make_harness(num_pages=1)
     first, second = make_adapter(seed=1), make_adapter(seed=2)
     for ref in (first, second, first):
@@ -203,6 +202,55 @@ def test_a_prefetch_that_is_acquired_is_not_read_again(
     assert reads == [ref.digest]
 
 
+def test_hints_queue_and_are_read_to_host_memory_alone(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    harness, refs = make_harness(), [make_adapter(seed=seed) for seed in range(20)]
+    for ref in 2 * refs:
+        harness.loader.queue_to_host(ref)
+    assert harness.loader._host._reads.waiting, "none is dropped"
+    harness.loader.acquire(refs[-1])
+    assert refs[-1].digest in harness.loader._host._running, "a request passes all hints"
+    gate.set()
+    harness.until(lambda: harness.loader._host.is_idle and harness.loader.is_ready(refs[-1].digest))
+    for ref in refs:
+        harness.loader.queue_to_host(ref)
+    assert harness.loader._host.is_idle and sorted(reads) == sorted(ref.digest for ref in refs)
+    assert harness.loader.resident == (refs[-1].digest,)
+
+
+def test_a_hint_evicts_neither_pinned_adapters_nor_those_in_use(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, tiny_model: ModelConfig
+) -> None:
+    pinned, used, *hinted = (make_adapter(seed=seed) for seed in range(8))
+    harness = make_harness(host_bytes=4 * packed_num_bytes(pinned.ranks, tiny_model, torch.float32))
+    harness.loader.prefetch(pinned, pin=True)
+    harness.load(used)
+    harness.until(lambda: harness.loader.is_ready(pinned.digest))
+    held = harness.host_cache.get(used.digest)
+    assert held is not None
+    for ref in hinted:
+        harness.loader.queue_to_host(ref)
+    harness.until(lambda: harness.loader._host.is_idle)
+    assert {pinned.digest, used.digest} < set(harness.host_cache.digests)
+    assert set(harness.loader.resident) == {pinned.digest, used.digest}
+    harness.host_cache.release(held)
+
+
+def test_a_hint_that_fails_is_logged_only_when_the_adapter_is_used(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness, ref = make_harness(), make_adapter(seed=9)
+    (Path(ref.uri) / "adapter_model.safetensors").unlink()
+    harness.loader.queue_to_host(ref)
+    assert harness.until(lambda: harness.loader._host.is_idle) == [] and not caplog.records
+    harness.loader.acquire(ref)
+    (failure,) = harness.until(lambda: not harness.loader._entries)
+    assert failure.digest == ref.digest and len(caplog.records) == 1
+
+
 def test_a_failed_prefetch_is_reported_when_the_adapter_is_acquired(
     make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
@@ -231,9 +279,9 @@ def test_pages_are_written_after_the_steps_that_may_still_read_them(
     waited_for: list[tuple[Any, ...]] = []
     write = LoraPool.write
 
-    def spy(pool: LoraPool, pages: AdapterPages, packed: PackedAdapter, after: tuple[Any, ...]) -> None:
+    def spy(pool: LoraPool, pages: AdapterPages, packed: PackedAdapter, after: tuple[Any, ...], arrival: None) -> float:
         waited_for.append(after)
-        write(pool, pages, packed)
+        return write(pool, pages, packed, (), arrival)
 
     monkeypatch.setattr(LoraPool, "write", spy)
     harness = make_harness(num_pages=1)

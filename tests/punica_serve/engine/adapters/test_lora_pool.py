@@ -1,6 +1,5 @@
 """The order of a GPU's copies, over a stream that only records them."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 
@@ -16,13 +16,14 @@ from punica_serve.engine.adapters.packing import PackedAdapter
 class _NotingEvent:
     notes: list[str]
 
-    def __init__(self, *, blocking: bool) -> None:
-        assert blocking
+    def __init__(self, *, blocking: bool = False, enable_timing: bool) -> None:
+        self.is_end = blocking
 
     def record(self) -> None:
         self.notes.append("record")
 
     def synchronize(self) -> None:
+        assert self.is_end
         self.notes.append("wait")
 
 
@@ -33,16 +34,16 @@ def test_copies_that_are_queued_are_waited_for_when_another_fails(
     pool = LoraPool(tiny_model, num_pages=1, dtype=torch.float32, device=torch.device("cpu"))
     notes: list[str] = []
 
-    def pieces(*_: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def queue(_: CopyBatch, layers: slice, stream: Any) -> None:
         notes.append("copy")
-        yield torch.empty(1), torch.empty(1)
-        raise RuntimeError("the device is ill")
+        if layers.start:
+            raise RuntimeError("the device is ill")
 
     monkeypatch.setattr(pool, "_stream", SimpleNamespace())
-    monkeypatch.setattr(pool, "_pieces", pieces)
+    monkeypatch.setattr(CopyBatch, "queue", queue)
     monkeypatch.setattr(_NotingEvent, "notes", notes, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", _NotingEvent)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     with pytest.raises(RuntimeError, match="ill"):
         pool.write({}, PackedAdapter({}))
-    assert notes == ["copy", "record", "wait"]
+    assert notes == ["record", "copy", "copy", "record", "wait"]

@@ -14,7 +14,13 @@ from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packing import (
+    PackedAdapter,
+    pack_adapter,
+    packed_memory,
+    packed_num_bytes,
+    packed_views,
+)
 from punica_serve.errors import AdapterRejected
 
 
@@ -124,3 +130,19 @@ def test_modules_of_one_group_may_differ_in_scaling(
         start = sum(tiny_model.linear_shapes[m][0] for m in LORA_GROUPS[group][: LORA_GROUPS[group].index(module)])
         b = packed.groups[group].b[0, layer, :, start : start + pair.b.shape[0]]
         assert torch.equal(b, (torch.from_numpy(pair.b.array) * scaling).T.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_pages_are_views_of_one_memory(tiny_model: ModelConfig, dtype: torch.dtype) -> None:
+    ranks = {"q_proj": 20, "down_proj": 3}
+    num_bytes = packed_num_bytes(ranks, tiny_model, dtype)
+    memory = torch.zeros(num_bytes + 512, dtype=torch.uint8)
+    packed = packed_views(memory[256:-256], ranks, tiny_model, dtype)
+    parts = [part for group in packed.groups.values() for part in (group.a, group.b)]
+    for number, part in enumerate(parts, 1):
+        assert part.is_contiguous() and not part.any(), "they don't overlap"
+        part.fill_(number)
+    whole = packed_memory(packed, num_bytes)
+    assert whole.data_ptr() == memory.data_ptr() + 256 and len(whole) == num_bytes
+    assert memory[256:-256].count_nonzero() == memory.count_nonzero() > 0
+    assert len(parts) == 4 and packed.groups["qkv"].a.shape[:2] == (3, tiny_model.num_hidden_layers)

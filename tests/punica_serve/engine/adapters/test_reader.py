@@ -3,6 +3,7 @@ import pstats
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected
@@ -29,6 +32,54 @@ def test_a_failed_read_leaves_no_trace(tiny_model: ModelConfig, make_adapter: Ca
     with pytest.raises(AdapterRejected, match="changed on disk"):
         reader.start(ref).result(DEADLINE_S)
     assert cache.used_bytes == 0
+    reader.close()
+
+
+@pytest.mark.parametrize("place", [3, 300, -1])
+def test_changed_weights_are_never_seen_whatever_they_do_to_packing(
+    tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef], place: int
+) -> None:
+    """They are packed before their digest is known: a header that is none, one that is another, one value."""
+    ref = make_adapter()
+    weights = Path(ref.uri) / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[place] ^= 0x7F
+    weights.write_bytes(content)
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    with pytest.raises(AdapterRejected, match="changed on disk"):
+        reader.start(ref).result(DEADLINE_S)
+    assert cache.used_bytes == 0 and cache.take_changes() == ((), ())
+    reader.close()
+
+
+def test_what_is_packed_is_what_is_hashed_though_the_file_changes_meanwhile(
+    tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = make_adapter()
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    expected = reader.start(ref).result(DEADLINE_S).packed.groups["o"].a.clone()
+    cache.evict(ref.digest)
+
+    def pack_late(*arguments: Any) -> PackedAdapter:
+        weights = Path(ref.uri) / "adapter_model.safetensors"
+        weights.write_bytes(bytes(weights.stat().st_size))
+        return pack_adapter(*arguments)
+
+    monkeypatch.setattr(adapter_reader, "pack_adapter", pack_late)
+    assert torch.equal(reader.start(ref).result(DEADLINE_S).packed.groups["o"].a, expected)
+    reader.close()
+
+
+def test_as_many_loads_as_threads_end_though_none_is_left_to_help(
+    tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef]
+) -> None:
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    refs = [make_adapter(seed=seed) for seed in range(4 * reader.num_threads)]
+    loads = [reader.start(ref) for ref in refs]
+    assert [load.result(DEADLINE_S).digest for load in loads] == [ref.digest for ref in refs]
     reader.close()
 
 

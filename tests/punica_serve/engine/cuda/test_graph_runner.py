@@ -24,7 +24,7 @@ from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import PendingTokens, Sampler
-from punica_serve.engine.torch_lora import PagesOf
+from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.linear import Projected
 from punica_serve.models.model import Model
 from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
@@ -64,7 +64,15 @@ class _PaddedRunner:
     newest_end: torch.cuda.Event | None = None
     buckets_run: set[tuple[BatchBucket, bool]]
 
-    def __init__(self, model: Model, cache: KvCache, lora_pool: LoraPool, sampler: Sampler, pages_of: PagesOf) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        lora_pool: LoraPool,
+        sampler: Sampler,
+        pages_of: PagesOf,
+        arrival_of: ArrivalOf,
+    ) -> None:
         self._sampler = sampler
         self._pages_of = pages_of
         self._logit_rows: dict[Sequence, int] = {}

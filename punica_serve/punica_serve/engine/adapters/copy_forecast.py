@@ -1,0 +1,89 @@
+"""Foresees when copies to the device will have arrived, and so how long a step that starts before would be held.
+
+Copies share one stream, first come, first served. One that fills pages which a step may still read begins when that
+step has ended (its fence).
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from punica_serve.engine.adapters.layer_arrival import LayerArrival
+
+#: Growth of the slowest rate from one copy to the next, so that it follows faster copies.
+_SLOWLY = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecast:
+    """The step that would be launched now: when the device begins it, and how long it lasts at least, in seconds."""
+
+    starts_in_s: float
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyUnderWay:
+    """A copy of an adapter to the device."""
+
+    arrival: LayerArrival
+    num_groups: int
+    num_bytes: int
+    fences: tuple[torch.cuda.Event, ...]
+    work: Future[None]
+
+    @property
+    def is_fenced(self) -> bool:
+        return any(not fence.query() for fence in self.fences)
+
+    def bytes_left(self, num_groups: int) -> float:
+        """Bytes of the first groups that have not arrived."""
+        return max(0, num_groups - self.arrival.num_arrived) * self.num_bytes / self.num_groups
+
+
+class CopyForecast:
+    """The copies under way and their rate. Used by the step loop, but for ``record_rate``."""
+
+    def __init__(self) -> None:
+        self._under_way: list[CopyUnderWay] = []
+        #: Bytes per second of the slowest recent copy; unknown at first.
+        self._rate = 0.0
+
+    def add(self, copy: CopyUnderWay) -> None:
+        """A copy was queued behind the others."""
+        self._under_way = [other for other in self._under_way if not other.work.done()]
+        self._under_way.append(copy)
+
+    def record_rate(self, num_bytes: int, duration_s: float) -> None:
+        """A copy that had the link for itself took so long. Any thread may call it."""
+        if duration_s > 0:
+            rate = num_bytes / duration_s
+            self._rate = min(rate, self._rate * _SLOWLY) if self._rate else rate
+
+    def hold_s(self, arrival: LayerArrival, step: StepForecast) -> float | None:
+        """How long the step would wait for layers of this copy, at most; None if that is unknown."""
+        arrives_in_s = self._arrives_in_s(arrival, step)
+        return None if arrives_in_s is None else hold_s(arrives_in_s, step)
+
+    def _arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
+        """How long each group will still take, in seconds."""
+        bytes_ahead, is_fenced = 0.0, False
+        for copy in self._under_way:
+            is_fenced |= copy.is_fenced
+            if copy.arrival is arrival:
+                if not self._rate:
+                    return None
+                left = (copy.bytes_left(number + 1) for number in range(copy.num_groups))
+                begins_s = step.starts_in_s if is_fenced else 0.0
+                return [begins_s + (bytes_ahead + own) / self._rate if own else 0.0 for own in left]
+            bytes_ahead += copy.bytes_left(copy.num_groups)
+        return []
+
+
+def hold_s(arrives_in_s: Sequence[float], step: StepForecast) -> float:
+    """How long a step would wait at most: it reaches the group g of n after g / n of its time."""
+    share_s = step.lasts_s / max(1, len(arrives_in_s))
+    reached_s = (step.starts_in_s + share_s * number for number in range(len(arrives_in_s)))
+    return max((late - due for late, due in zip(arrives_in_s, reached_s, strict=True)), default=0.0)

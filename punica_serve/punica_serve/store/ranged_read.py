@@ -1,0 +1,81 @@
+"""Reads a large file of an object store over several connections at a time, as one stream in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future, wait
+from threading import BoundedSemaphore, Event
+
+from fsspec.asyn import AsyncFileSystem
+
+from punica_serve.errors import StoreUnavailable
+
+#: A request takes tens of milliseconds, however small, and each range is held in memory.
+RANGE_BYTES = 8 << 20
+#: Of one file at a time: one connection to an object store gives some 100 MB/s.
+_MAX_PER_FILE = 6
+#: How soon a read ends after it was stopped.
+_POLL_S = 0.2
+
+
+class NoRanges(Exception):
+    """The server does not answer with the range that it was asked for. Nothing of the file was given out."""
+
+
+class RangeSlots:
+    """How many ranges all reads together have on their way or in memory. Thread-safe."""
+
+    def __init__(self, max_ranges: int = 16) -> None:
+        self._free = BoundedSemaphore(max_ranges)
+
+    def take(self, stop: Event, *, patiently: bool) -> bool:
+        """False if none is free; ``patiently``, only if ``stop`` is set first."""
+        while not self._free.acquire(timeout=_POLL_S if patiently else 0):
+            if not patiently or stop.is_set():
+                return False
+        return True
+
+    def give_back(self) -> None:
+        self._free.release()
+
+
+def read_ranges(
+    filesystem: AsyncFileSystem, path: str, num_bytes: int, slots: RangeSlots, stop: Event
+) -> Generator[bytes]:
+    """The file's first ``num_bytes``, in order. Ends soon after ``stop`` is set, with StoreUnavailable.
+
+    A read holds its slots in the order of the file, and gives out the first before it waits for another: so none waits
+    for one that waits for it. Raises NoRanges, and what the file system raises.
+    """
+    starts = deque(range(0, num_bytes, RANGE_BYTES))
+    coming: deque[tuple[Future[bytes], int]] = deque()
+    is_first = True
+    try:
+        while starts or coming:
+            while starts and len(coming) < _MAX_PER_FILE and slots.take(stop, patiently=not coming):
+                start = starts.popleft()
+                end = min(start + RANGE_BYTES, num_bytes)
+                work = filesystem._cat_file(path, start=start, end=end)
+                coming.append((asyncio.run_coroutine_threadsafe(work, filesystem.loop), end - start))
+            if not coming or not _await(coming[0][0], stop):
+                raise StoreUnavailable("fetching an adapter from the store was cancelled")
+            read, length = coming[0]
+            content = read.result()
+            if len(content) != length:
+                raise NoRanges if is_first else StoreUnavailable("the store sent other bytes than it was asked for")
+            is_first = False
+            yield content
+            coming.popleft()
+            slots.give_back()
+    finally:
+        for read, _ in coming:
+            read.cancel()
+            slots.give_back()
+
+
+def _await(read: "Future[bytes]", stop: Event) -> bool:
+    """Whether the read ended before ``stop`` was set. The file system bounds how long a server may be silent."""
+    while not stop.is_set():
+        if wait([read], timeout=_POLL_S).done:
+            return True
+    return False

@@ -1,0 +1,82 @@
+"""How long a step would be held by copies under way."""
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast, hold_s
+from punica_serve.engine.adapters.layer_arrival import CpuArrival
+
+_MB = 1_000_000
+
+
+class _Fence:
+    has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+
+def _copy(num_bytes: int, *fences: _Fence) -> CopyUnderWay:
+    arrival = CpuArrival(8, lambda: None)
+    return CopyUnderWay(arrival, 8, num_bytes, cast("Any", fences), Future())
+
+
+def _forecast(*copies: CopyUnderWay) -> CopyForecast:
+    forecast = CopyForecast()
+    forecast.record_rate(_MB, 0.001)  # 1 GB/s
+    for copy in copies:
+        forecast.add(copy)
+    return forecast
+
+
+def test_a_step_is_held_by_the_layer_that_is_latest() -> None:
+    step = StepForecast(starts_in_s=0.001, lasts_s=0.008)
+    assert hold_s([0.0] * 8, step) < 0
+    assert hold_s([0.003, *[0.0] * 7], step) == pytest.approx(0.002)
+    assert hold_s([0.0] * 7 + [0.010], step) == pytest.approx(0.010 - 0.001 - 0.007)
+    assert hold_s([], step) == 0
+
+
+def test_nothing_is_foreseen_before_a_rate_is_known() -> None:
+    copy, forecast = _copy(_MB), CopyForecast()
+    forecast.add(copy)
+    assert forecast.hold_s(copy.arrival, StepForecast(0, 0)) is None
+
+
+def test_the_slowest_recent_copy_counts() -> None:
+    copy = _copy(_MB)
+    forecast, step = _forecast(copy), StepForecast(0, 0)
+    forecast.record_rate(_MB, 0.002)
+    assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.002)
+    for _ in range(20):
+        forecast.record_rate(_MB, 0.001)
+    assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001)
+
+
+def test_copies_come_one_after_the_other() -> None:
+    first, second = _copy(4 * _MB), _copy(8 * _MB)
+    forecast = _forecast(first, second)
+    at_once = StepForecast(0, 0)
+    assert forecast.hold_s(first.arrival, at_once) == pytest.approx(0.004)
+    assert forecast.hold_s(second.arrival, at_once) == pytest.approx(0.012)
+    for _ in range(4):
+        first.arrival.mark()
+    assert forecast.hold_s(first.arrival, at_once) == pytest.approx(0.002)
+    assert forecast.hold_s(second.arrival, at_once) == pytest.approx(0.010)
+
+
+def test_a_copy_that_has_ended_badly_is_in_nobodys_way() -> None:
+    first, second = _copy(4 * _MB), _copy(8 * _MB)
+    first.work.set_exception(RuntimeError())
+    assert _forecast(first, second).hold_s(second.arrival, StepForecast(0, 0)) == pytest.approx(0.008)
+
+
+def test_a_copy_over_pages_that_a_step_reads_begins_after_it() -> None:
+    fence = _Fence()
+    copy = _copy(8 * _MB, fence)
+    forecast, step = _forecast(copy), StepForecast(starts_in_s=0.005, lasts_s=0.008)
+    assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001)
+    fence.has_passed = True
+    assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001 - 0.005)

@@ -1,0 +1,294 @@
+"""Prefills that start while their adapter is still being copied: the tokens are those of an adapter that is there.
+
+Copies are held before one of the groups of layers, at each of them in turn, so that the step runs into every gap.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_fixtures import MakeEngine
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.engine import request_table
+from punica_serve.engine.adapters import layer_arrival
+from punica_serve.engine.adapters.copy_batch import CopyBatch
+from punica_serve.engine.adapters.copy_forecast import CopyForecast
+from punica_serve.engine.adapters.layer_arrival import Arrival, layer_groups
+from punica_serve.engine.adapters.loader import AdapterLoader
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.step_clock import StepClock
+from punica_serve.engine.step_output import Failure
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from waits import DEADLINE_S
+
+_NUM_LAYERS = 9
+_NUM_GROUPS = 8
+_GPU_PAUSE_CYCLES = 30_000_000  # more than 10 ms
+
+Before = Callable[[int], None]
+
+
+@pytest.fixture(scope="module")
+def model(make_llama: Callable[..., Path]) -> Path:
+    return make_llama(num_hidden_layers=_NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def refs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
+    config = read_model_config(model)
+    folders = [
+        write_random_adapter(tmp_path_factory.mktemp("adapter"), config, rank=12, seed=seed, scale=0.5)
+        for seed in range(3)
+    ]
+    return [read_adapter(folder, config) for folder in folders]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(600)])])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make(make_engine: MakeEngine, model: Path, device: str) -> Callable[..., Engine]:
+    def make(**settings: Any) -> Engine:
+        few = {"prefill_budget_tokens": 16, "max_batch_size": 4}
+        return make_engine(model, device, cold_start="layerwise", **{**few, **settings})
+
+    return make
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The adapter of each step that is launched before all of its layers are there."""
+    digests: list[str] = []
+    arrival = AdapterLoader.arrival
+
+    def spy(loader: AdapterLoader, digest: str) -> Arrival | None:
+        found = arrival(loader, digest)
+        if found is not None and found.num_arrived < _NUM_GROUPS:
+            digests.append(digest)
+        return found
+
+    monkeypatch.setattr(AdapterLoader, "arrival", spy)
+    return digests
+
+
+@pytest.fixture
+def hold_copies(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[Before], None]:
+    """Calls a function before the copies of each group of layers are queued."""
+    method = "copy" if device == "cpu" else "queue"
+    copy = getattr(CopyBatch, method)
+    groups = layer_groups(_NUM_LAYERS)
+
+    def hold(before: Before) -> None:
+        def held(batch: CopyBatch, layers: slice, *stream: Any) -> None:
+            before(next(number for number, group in enumerate(groups) if group.start == layers.start))
+            copy(batch, layers, *stream)
+
+        monkeypatch.setattr(CopyBatch, method, held)
+
+    return hold
+
+
+def _pause(device: str) -> None:
+    """Holds the copies that are queued next."""
+    if device == "cpu":
+        time.sleep(0.03)
+    else:
+        torch.cuda._sleep(_GPU_PAUSE_CYCLES)
+
+
+def _request(name: str, ref: AdapterRef | None, num_prompt_tokens: int = 10, max_tokens: int = 6) -> Request:
+    prompt = tuple(1 + number * 7 % 90 for number in range(num_prompt_tokens))
+    return Request(name, 0, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=3), ref)
+
+
+def _run(engine: Engine, *requests: Request) -> tuple[dict[str, list[int]], list[Failure]]:
+    """The tokens of each request, and the failures."""
+    for request in requests:
+        engine.add(request)
+    return _finish(engine)
+
+
+def _finish(engine: Engine) -> tuple[dict[str, list[int]], list[Failure]]:
+    tokens: dict[str, list[int]] = {}
+    failures: list[Failure] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while engine.num_requests:
+        assert time.monotonic() < deadline_s, "the engine makes no progress"
+        output = engine.step()
+        engine.check_invariants()
+        failures += output.failures
+        for token in output.tokens:
+            tokens.setdefault(token.request_id, []).append(token.token_id)
+        if not output.has_run:
+            engine.wait(0.1)
+    return tokens, failures
+
+
+@pytest.fixture
+def resident(make_engine: MakeEngine, model: Path) -> Callable[..., dict[str, list[int]]]:
+    """What requests get from an engine that waits for all of an adapter, on a CPU."""
+
+    def run(*requests: Request) -> dict[str, list[int]]:
+        tokens, failures = _run(make_engine(model, cold_start="wait"), *requests)
+        assert not failures
+        return tokens
+
+    return run
+
+
+@pytest.mark.parametrize("late_group", range(1, _NUM_GROUPS))
+def test_a_prefill_alone_starts_at_once_and_waits_for_each_layer(
+    make: Callable[..., Engine],
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+    joined: list[str],
+    device: str,
+    late_group: int,
+) -> None:
+    engine, request = make(), _request("cold", refs[0])
+    hold_copies(lambda group: _pause(device) if group == late_group else None)
+    tokens, failures = _run(engine, request)
+    assert (tokens, failures) == (resident(request), [])
+    assert joined == [refs[0].digest]
+
+
+def test_chunks_of_a_long_prompt_wait_for_layers_and_requests_of_one_adapter_share_its_arrival(
+    make: Callable[..., Engine],
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+    joined: list[str],
+    device: str,
+) -> None:
+    requests = [_request("long", refs[0], num_prompt_tokens=40), _request("other", refs[0])]
+    engine = make()
+    hold_copies(lambda group: _pause(device) if group == 5 else None)
+    assert _run(engine, *requests) == (resident(*requests), [])
+    assert joined[0] == refs[0].digest
+
+
+def test_decodes_do_not_wait_for_a_strangers_layers(
+    make: Callable[..., Engine],
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+    joined: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+) -> None:
+    """The link is so slow that the copy would hold a step for seconds."""
+    monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rate", 1e3))
+    running, cold = _request("running", refs[0], max_tokens=200), _request("cold", refs[1])
+    engine = make()
+    engine.add(running)
+    tokens: dict[str, list[int]] = {"running": [], "cold": []}
+    while not tokens["running"]:
+        for token in engine.step().tokens:
+            tokens[token.request_id].append(token.token_id)
+        engine.wait(0.01)
+    joined.clear()
+    hold_copies(lambda group: _pause(device) if group == 7 else None)
+    engine.add(cold)
+    more, failures = _finish(engine)
+    for name in tokens:
+        tokens[name] += more[name]
+    assert (tokens, failures) == (resident(running, cold), [])
+    assert joined == []
+
+
+def test_a_prefill_that_joins_decodes_changes_no_tokens(
+    make: Callable[..., Engine],
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+    joined: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+) -> None:
+    monkeypatch.setattr(request_table, "_MAX_HOLD_S", 1e9)
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
+    running, cold = _request("running", refs[0], max_tokens=60), _request("cold", refs[1])
+    engine = make()
+    _run(engine, _request("measured", refs[2]))  # now the rate of copies is known
+    joined.clear()
+    engine.add(running)
+    hold_copies(lambda group: _pause(device) if group == 2 else None)
+    while not joined:
+        engine.step()
+    joined.clear()
+    expected = resident(running, cold)
+    engine.add(cold)
+    tokens, failures = _finish(engine)
+    assert joined == [refs[1].digest] and not failures
+    assert tokens["cold"] == expected["cold"]
+    assert expected["running"][-len(tokens["running"]) :] == tokens["running"]
+
+
+def test_a_copy_that_fails_takes_only_its_own_requests_along(
+    make: Callable[..., Engine],
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+) -> None:
+    def fail(group: int) -> None:
+        if group == 4:
+            raise RuntimeError("the link is down")
+
+    engine, running, cold = make(), _request("running", refs[0], max_tokens=30), _request("cold", refs[1])
+    expected = resident(running)
+    engine.add(running)
+    tokens: dict[str, list[int]] = {"running": []}
+    while not tokens["running"]:
+        for token in engine.step().tokens:
+            tokens["running"].append(token.token_id)
+        engine.wait(0.01)
+    hold_copies(fail)
+    engine.add(cold)
+    more, failures = _finish(engine)
+    assert [failure.request_ids for failure in failures] == [("cold",)]
+    assert {"running": tokens["running"] + more["running"]} == expected
+    hold_copies(lambda group: None)
+    assert _run(engine, cold) == (resident(cold), [])
+
+
+def test_a_copy_that_fails_under_a_step_alone_fails_its_request(
+    make: Callable[..., Engine], refs: list[AdapterRef], hold_copies: Callable[[Before], None]
+) -> None:
+    def fail(group: int) -> None:
+        if group == 4:
+            time.sleep(0.05)
+            raise RuntimeError("the link is down")
+
+    engine = make()
+    hold_copies(fail)
+    tokens, failures = _run(engine, _request("cold", refs[0]))
+    assert not tokens and [failure.request_ids for failure in failures] == [("cold",)]
+
+
+def test_a_copy_that_is_much_too_slow_is_waited_for_as_a_whole(
+    make_engine: MakeEngine,
+    model: Path,
+    device: str,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    hold_copies: Callable[[Before], None],
+    joined: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's copies can't hang alone: they end, or the device has failed."""
+    if device != "cpu":
+        pytest.skip("only a CPU waits as it runs a step")
+    monkeypatch.setattr(layer_arrival, "_TIMEOUT_S", 0.01)
+    engine, request = make_engine(model, cold_start="layerwise"), _request("cold", refs[0])
+    hold_copies(lambda group: time.sleep(0.3) if group == 4 else None)
+    assert _run(engine, request) == (resident(request), [])
+    assert joined == [refs[0].digest], "the next step waits for all of it"

@@ -1,0 +1,123 @@
+"""Files of a store that come over several connections, from a server that answers when the test lets it."""
+
+import asyncio
+import re
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import msgspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+
+from file_server import FileServer
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.errors import StoreUnavailable
+from punica_serve.protocol import AdapterRef
+from punica_serve.store import download, ranged_read
+from punica_serve.store.disk_cache import DiskCache
+from punica_serve.store.filesystems import FileSystems
+from punica_serve.store.ranged_read import NoRanges, RangeSlots, read_ranges
+from waits import DEADLINE_S, until
+
+CONTENT = bytes(range(256)) * 10
+Read = Callable[..., Generator[bytes]]
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ranged_read, download):
+        monkeypatch.setattr(module, "RANGE_BYTES", 100)
+
+
+@pytest.fixture
+def read(http_server: FileServer) -> Read:
+    http_server.files["/file"] = CONTENT
+    filesystem, path = FileSystems({}).open(f"{http_server.url}/file")
+    assert isinstance(filesystem, AsyncFileSystem)
+
+    def start(slots: RangeSlots, stop: Event | None = None, num_bytes: int = len(CONTENT)) -> Generator[bytes]:
+        return read_ranges(filesystem, path, num_bytes, slots, stop or Event())
+
+    return start
+
+
+def num_free(slots: RangeSlots) -> int:
+    count = 0
+    while slots.take(Event(), patiently=False):
+        count += 1
+    for _ in range(count):
+        slots.give_back()
+    return count
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 100])
+@pytest.mark.parametrize("num_bytes", [1, 100, 250, len(CONTENT)])
+def test_ranges_come_in_order(read: Read, num_slots: int, num_bytes: int) -> None:
+    slots = RangeSlots(num_slots)
+    assert b"".join(read(slots, num_bytes=num_bytes)) == CONTENT[:num_bytes]
+    assert num_free(slots) == num_slots
+
+
+async def test_several_are_on_their_way_and_no_more_than_there_are_slots(read: Read, http_server: FileServer) -> None:
+    http_server.may_answer.clear()
+    slots = RangeSlots(4)
+    reading = asyncio.create_task(asyncio.to_thread(lambda: b"".join(read(slots))))
+    await until(lambda: http_server.num_gets["/file"] == 4)
+    assert num_free(slots) == 0 and not reading.done()
+    http_server.may_answer.set()
+    assert await asyncio.wait_for(reading, DEADLINE_S) == CONTENT
+    assert num_free(slots) == 4
+
+
+def test_reads_that_share_slots_all_end(read: Read) -> None:
+    slots = RangeSlots(3)
+    with ThreadPoolExecutor(8) as threads:
+        reads = [threads.submit(lambda: b"".join(read(slots))) for _ in range(8)]
+        assert all(each.result(DEADLINE_S) == CONTENT for each in reads)
+    assert num_free(slots) == 3
+
+
+async def test_it_ends_when_it_is_stopped(read: Read, http_server: FileServer) -> None:
+    http_server.may_answer.clear()
+    slots, stop = RangeSlots(1), Event()
+    # One waits for the other's slot.
+    reads = [asyncio.create_task(asyncio.to_thread(lambda: list(read(slots, stop)))) for _ in range(2)]
+    await until(lambda: http_server.num_gets["/file"] == 1)
+    stop.set()
+    for each in reads:
+        with pytest.raises(StoreUnavailable, match="cancelled"):
+            await asyncio.wait_for(each, DEADLINE_S)
+    assert num_free(slots) == 1
+
+
+def test_an_error_gives_its_slots_back(read: Read, http_server: FileServer) -> None:
+    slots = RangeSlots(4)
+    reading = read(slots)
+    assert next(reading) == CONTENT[:100]
+    http_server.statuses["/file"] = 503
+    with pytest.raises(Exception, match="503"):
+        list(reading)
+    assert num_free(slots) == 4
+
+
+def test_a_server_without_ranges_is_found_out_at_once(read: Read, http_server: FileServer) -> None:
+    http_server.ignores_ranges = True
+    with pytest.raises(NoRanges):
+        next(read(RangeSlots()))
+
+
+@pytest.mark.parametrize("ignores_ranges", [False, True])
+async def test_an_adapter_comes_in_ranges_or_as_one_stream(
+    tmp_path: Path, ref: AdapterRef, http_server: FileServer, model: ModelConfig, ignores_ranges: bool
+) -> None:
+    http_server.ignores_ranges = ignores_ranges
+    remote = msgspec.structs.replace(ref, uri=http_server.add_adapter(ref, "/store/adapter"))
+    cache = DiskCache(tmp_path / "cache", 1 << 30)
+    folder = await cache.fetch(remote)
+    assert read_adapter(folder, model).digest == ref.digest
+    asked = http_server.headers_of["/store/adapter/adapter_model.safetensors"].get("range", "")
+    assert bool(re.fullmatch(r"bytes=\d+-\d+", asked)) != ignores_ranges
+    await cache.close()
