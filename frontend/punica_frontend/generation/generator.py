@@ -13,6 +13,7 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.promises import promised
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_log import log_added, log_end
@@ -28,7 +29,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, ContextOverflow, InvalidRequest
 from punica_serve.numbers import counted
 from punica_serve.process.tracing import Span, SpanSink
-from punica_serve.protocol import Ending, Limits, Request, SamplingParams, TenantQuota
+from punica_serve.protocol import Ending, Limits, Request, SamplingParams, Slo, TenantQuota
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
@@ -143,6 +144,7 @@ class Generator:
         self, fields: GenerateFields, caller: Caller, answer_id: str | None, adapter: AdapterVersion | None
     ) -> RequestPlan:
         arrival_ns, arrived_s = time.time_ns(), time.monotonic()
+        slo = self._slo(fields, caller)
         adapter = adapter or await self.adapter(fields.lora_id, caller)
         prompt_ids = await self._prompt_ids(fields, caller)
         defaults = self._model.generation
@@ -163,6 +165,7 @@ class Generator:
             ref,
             tenant_id=caller.tenant_id,
             tenant=caller.tenant,
+            slo=slo,
         )
         return RequestPlan(
             request=request,
@@ -179,6 +182,11 @@ class Generator:
     def quota(self, caller: Caller) -> TenantQuota:
         """Returns the current quota of the caller's tenant."""
         return self._registry.snapshot.tenant_of(caller.tenant_id).quota
+
+    def _slo(self, fields: GenerateFields, caller: Caller) -> Slo | None:
+        """Fixes the promises of a request that has arrived: a later change of its tenant's counts for later ones."""
+        own = fields.slo.slo if fields.slo else None
+        return promised(own, self._registry.snapshot.tenant_of(caller.tenant_id).slo, self._client.limits)
 
     async def start(self, plan: RequestPlan, on_ready: Callable[[], None], backlog: Backlog) -> ResponseStream:
         """Runs a plan. The caller must close the stream. Raises ClusterUnavailable.
