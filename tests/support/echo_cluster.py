@@ -10,6 +10,7 @@ from punica_frontend.api.errors import SlowReader
 from punica_frontend.scheduler_link.live_request import Backlog, Delivery, LiveRequest
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
+    NO_PROMISES,
     AdapterRef,
     AdapterResidency,
     ClusterHistory,
@@ -24,6 +25,7 @@ from punica_serve.protocol import (
     Mark,
     Percentiles,
     PlacedRequest,
+    PromiseCounts,
     RateLimits,
     Request,
     ScaleAdvice,
@@ -61,6 +63,8 @@ class EchoCluster:
         self.fail_at = 0
         #: What it tells of the tenant of every request.
         self.rate_limits: RateLimits | None = None
+        #: Judged promises, as frontends report them.
+        self.promises = NO_PROMISES
         self.drained: set[str] = set()
         #: Digests.
         self.resident_adapters: tuple[str, ...] = ("d1",)
@@ -104,6 +108,9 @@ class EchoCluster:
         self.live.discard(live.request.request_id)
         if not live.is_finished:
             self.cancelled.append(live.request.request_id)
+
+    def report_promises(self, promises: PromiseCounts) -> None:
+        self.promises += promises
 
     @property
     def digests(self) -> list[str | None]:

@@ -23,7 +23,7 @@ from punica_frontend.generation.text_stream import TextStream
 from punica_frontend.metrics.metrics import Metrics, RequestMetrics, RequestParams, outcome_of
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
-from punica_frontend.tenancy.meter import BilledPrompt, Meter
+from punica_frontend.tenancy.meter import BilledPrompt, Charge, Meter
 from punica_serve.base_model.generation_config import GenerationDefaults
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, ContextOverflow, InvalidRequest
@@ -69,6 +69,7 @@ class _RequestSummary:
     adapter: str
     metrics: RequestMetrics
     span: Span | None
+    charge: Charge
 
 
 class Generator:
@@ -195,7 +196,7 @@ class Generator:
         """
         self._admission.enter()
         tenant, max_tokens = plan.caller.tenant, plan.request.sampling.max_tokens
-        params = RequestParams(len(plan.request.prompt_ids), max_tokens, plan.num_choices)
+        params = RequestParams(len(plan.request.prompt_ids), max_tokens, plan.num_choices, plan.request.slo)
         adapter = plan.adapter.full_name if plan.adapter else self._base_name
         metrics = self.metrics.begin(plan.arrived_s, params, adapter=adapter, tenant=tenant)
         charge = self._meter.begin(plan.caller, plan.adapter, plan.billed_prompt)
@@ -205,7 +206,7 @@ class Generator:
             metrics.ended_in_cluster(ending)
 
         request, span = self._spans.begin(plan.request, adapter) if self._spans else (plan.request, None)
-        summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span)
+        summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span, charge)
         try:
             live = await self._client.start(request, self.quota(plan.caller), on_ready, backlog, account)
         except BaseException as error:
@@ -244,6 +245,10 @@ class Generator:
         self._report_end(summary)
 
     def _report_end(self, summary: "_RequestSummary") -> None:
+        promises = summary.metrics.promises
+        if promises:
+            summary.charge.add_promises(promises)
+            self._client.report_promises(promises)
         if self._logs_requests:
             log_end(summary.request, summary.answer_id, summary.adapter, summary.metrics, time.monotonic())
         if self._spans and summary.span:

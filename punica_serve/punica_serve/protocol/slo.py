@@ -1,5 +1,9 @@
 """Service level objectives: what a request is promised, and how many promises were kept."""
 
+from operator import add, sub
+
+from msgspec.structs import astuple
+
 from punica_serve.protocol.base import Struct
 from punica_serve.protocol.sampling_ranges import Range
 
@@ -41,12 +45,11 @@ class PromiseCounts(Struct, frozen=True):
     time_per_token_broken: int = 0
 
     def __add__(self, other: "PromiseCounts") -> "PromiseCounts":
-        return PromiseCounts(
-            self.first_token_kept + other.first_token_kept,
-            self.first_token_broken + other.first_token_broken,
-            self.time_per_token_kept + other.time_per_token_kept,
-            self.time_per_token_broken + other.time_per_token_broken,
-        )
+        return PromiseCounts(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "PromiseCounts") -> "PromiseCounts":
+        """Those since ``other`` were counted."""
+        return PromiseCounts(*map(sub, astuple(self), astuple(other)))
 
     def __bool__(self) -> bool:
         """Whether any promise was judged."""

@@ -205,6 +205,19 @@ async def test_users_see_their_own_usage_and_administrators_all(
     assert (await acme.get("/v1/usage", params={"until": 5})).json()["data"] == []
 
 
+async def test_usage_has_the_promises_that_were_kept_and_broken(
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, dependencies: AppDependencies
+) -> None:
+    await admin.patch("/v1/tenants/acme", json={"slo": {"first_token_s": 60, "time_per_token_s": 1e-9}})
+    await acme.post("/v1/generate", json={"prompt": "42"})
+    await acme.post("/v1/generate", json={"prompt": "42", "slo": {"time_per_token_s": 60}})
+    await acme.post("/v1/generate", json={"prompt": "42", "slo": {"first_token_s": 1e-9}, "max_tokens": 1})
+    await UsageWriter(dependencies.meter, dependencies.registry).flush()
+    (row,) = (await acme.get("/v1/usage")).json()["data"]
+    assert (row["first_token_kept"], row["first_token_broken"]) == (2, 1)
+    assert (row["time_per_token_kept"], row["time_per_token_broken"]) == (1, 1), "one token has no time per token"
+
+
 async def test_the_audit_log_says_who(admin: httpx.AsyncClient, keys: Keys) -> None:
     await admin.put("/v1/tenants/carl", json={})
     newest = (await admin.get("/v1/audit", params={"limit": 1})).json()["data"][0]
