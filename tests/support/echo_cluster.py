@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 import msgspec
+from msgspec.structs import asdict
 
 from byte_tokens import EOS
 from punica_frontend.api.errors import SlowReader
@@ -27,6 +28,7 @@ from punica_serve.protocol import (
     PlacedRequest,
     PromiseCounts,
     RateLimits,
+    RecentFigures,
     Request,
     ScaleAdvice,
     TenantQuota,
@@ -162,9 +164,10 @@ class EchoCluster:
             batch_size_max=self.batch_size_max,
             num_adapters=1,
         )
-        counters, advice = {"arrived": 3, "tokens": 11}, ScaleAdvice(1, ("host",))
+        counters = {"arrived": 3, "tokens": 11} | (asdict(self.promises) if self.promises else {})
+        advice, recent = ScaleAdvice(1, ("host",)), RecentFigures(promises=self.promises)
         return ClusterSnapshot(
-            self.incarnation, self.now_ns, (gpu,), 0, 1, 1, counters, advice, marks=tuple(self.marks)
+            self.incarnation, self.now_ns, (gpu,), 0, 1, 1, counters, advice, recent, tuple(self.marks)
         )
 
     async def history(self) -> ClusterHistory:

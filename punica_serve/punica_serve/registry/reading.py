@@ -63,8 +63,13 @@ def tenant_of(row: AnyRow) -> Tenant:
         row.max_adapter_bytes,
         row.suspended,
         row.created_s,
-        Slo(row.slo_first_token_s, row.slo_time_per_token_s),
+        Slo(_seconds(row.slo_first_token_s), _seconds(row.slo_time_per_token_s)),
     )
+
+
+def _seconds(value: float | None) -> float | None:
+    """SQLite may return an updated whole number as an integer."""
+    return None if value is None else float(value)
 
 
 def key_of(row: AnyRow) -> ApiKey:

@@ -62,6 +62,8 @@ async def test_promises_are_terms_as_limits_are(open_registry: OpenRegistry) -> 
     assert changed.slo == (await other.refresh()).tenant("acme").slo == Slo(None, 0.02)
     entry = (await one.audit_log(1))[0]
     assert (entry.detail["slo_first_token_s"], entry.detail["slo_time_per_token_s"]) == (None, 0.02)
+    whole = await one.patch_tenant("acme", {"slo_first_token_s": 2.0}, by="me")
+    assert type(whole.slo.first_token_s) is float
     assert (await one.put_tenant("acme", NO_QUOTA, by="me")).slo == NO_SLO
 
 
