@@ -35,6 +35,7 @@ from punica_serve.protocol import (
     Request,
     ResidencyReply,
     SamplingParams,
+    Slo,
     TenantQuota,
     TokenLogprobs,
     WarmAdapter,
@@ -45,7 +46,7 @@ from scripted_scheduler import ScriptedScheduler
 from waits import until
 
 QUOTA = TenantQuota(max_concurrent=3)
-REQUEST = Request("r", 1, (1, 2), SamplingParams())
+REQUEST = Request("r", 1, (1, 2), SamplingParams(), slo=Slo(0.5, 0.02))
 SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
 #: Of a client's first request.
 HANDLE = 0
