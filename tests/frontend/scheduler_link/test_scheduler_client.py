@@ -3,6 +3,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from punica_frontend.scheduler_link import promise_reporter, scheduler_client
 from punica_frontend.scheduler_link.live_request import TOKEN_BYTES, Backlog, Delivery
@@ -161,7 +162,7 @@ async def test_after_a_lost_link_requests_go_on_where_they_were(
     await until(lambda: len(scheduler.received) == 1)
     scheduler.send(tokens(0, 10, 11))
     await scheduler.cut()
-    resumed = AddRequest(HANDLE, Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)), QUOTA, is_new=False)
+    resumed = AddRequest(HANDLE, replace(REQUEST, generated_ids=(10, 11)), QUOTA, is_new=False)
     await until(lambda: scheduler.received[-1] == resumed)
     assert client.limits is None
     scheduler.send(tokens(2, 12, end="length"))
