@@ -13,10 +13,10 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.answers import Frame
-from punica_frontend.generation.promises import promised
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_log import log_added, log_end
+from punica_frontend.generation.request_slo import promised
 from punica_frontend.generation.request_spans import FrontendSpans
 from punica_frontend.generation.response_stream import ResponseStream
 from punica_frontend.generation.text_stream import TextStream

@@ -1,6 +1,6 @@
 import pytest
 
-from punica_frontend.generation.promises import promised
+from punica_frontend.generation.request_slo import promised
 from punica_serve.errors import InvalidRequest
 from punica_serve.protocol import NO_SLO, Limits, Slo
 

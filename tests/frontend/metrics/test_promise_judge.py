@@ -1,7 +1,7 @@
 import pytest
 
 from punica_frontend.metrics.metrics import Metrics, RequestMetrics, RequestParams
-from punica_frontend.metrics.promises import judge
+from punica_frontend.metrics.promise_judge import judge
 from punica_serve.errors import ClusterUnavailable, InvalidRequest, OutOfCapacity, QuotaExceeded, RequestFailed
 from punica_serve.protocol import NO_PROMISES, PromiseCounts, Slo
 
