@@ -41,8 +41,7 @@ class ConsolidateSloPlacement:
 
     def _holds(self, record: RequestRecord, columns: GpuColumns, typical: TypicalRequest) -> _Flags:
         """Whether everyone's promises would hold on each GPU with this request."""
-        size = record.adapter_size if record.digest is not None else None
-        batches = columns.batches.with_row(record.num_tokens, size)
+        batches = columns.batches.with_row(record.num_tokens, record.adapter_size)
         mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
         share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
         step_s = (1.0 - share) * self.costs.decode_s(batches) + share * mixed_s
