@@ -31,29 +31,28 @@ class StepTimeColumns:
 
     def decode_s(self, batches: BatchColumns) -> Column:
         """Seconds of a step of each batch; 0 for an empty one."""
-        base, context_s = self._decodes(batches)
-        return base + context_s + self._lora_s(batches.lora)
+        decode_s, _ = self._decodes(batches)
+        return decode_s + self._lora_s(batches.lora)
 
     def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
         """Seconds of a step of each batch, which is not empty, and a prefill beside it, whose LoRA is not counted."""
-        base, context_s = self._decodes(batches)
+        decode_s, without_context_s = self._decodes(batches)
         prefill_s = self._model.prefill.column(num_prefill_tokens + batches.num_rows) + self._overhead_s
-        return np.maximum(base, prefill_s) + context_s + self._lora_s(batches.lora)
+        return decode_s + np.maximum(prefill_s - without_context_s, 0.0) + self._lora_s(batches.lora)
 
     def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
         """Seconds of a step of one prefill alone; NO_ADAPTER runs the base model."""
         return self._model.step_s(num_tokens, 0, 0, NO_LORA if size is NO_ADAPTER else LoraLoad().with_row(size))
 
     def _decodes(self, batches: BatchColumns) -> tuple[Column, Column]:
-        """Seconds of each batch's step without context and LoRA, and those of its context."""
+        """Seconds of each batch's step without LoRA, and those that it would take without context."""
         rows = batches.num_rows.astype(np.intp)
         if rows.max(initial=0) > self._largest:
             self._extend(2 * int(rows.max()))
         mean = batches.num_context_tokens / np.maximum(batches.num_rows, 1.0)
-        place = rows * self._num_pieces
-        if len(self._breaks):
-            place += self._breaks.searchsorted(mean, "right")
-        return self._base[place], self._slope[place] * mean
+        first = rows * self._num_pieces
+        place = first + self._breaks.searchsorted(mean, "right") if len(self._breaks) else first
+        return self._base[place] + self._slope[place] * mean, self._base[first]
 
     def _extend(self, largest: int) -> None:
         """Makes the tables for batches of up to so many rows."""
