@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
@@ -221,12 +221,22 @@ class FrontendConfig(ConfigModel):
     drain_timeout_s: Seconds = 30.0
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+_Rank = Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)]
+
+
 class DummyAdaptersConfig(ConfigModel):
     """Adapters that have a shape but no files, called dummy-0, dummy-1 and so on: for load tests and simulations."""
 
     count: NonNegativeInt = 0
-    #: Rank of each, on all linear modules.
-    rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = 16
+    #: Rank of all adapters, or a list of ranks, each of which as many adapters have, in a fixed shuffled order. A rank
+    #: that is listed twice is twice as frequent.
+    rank: Annotated[tuple[_Rank, ...], Field(min_length=1), BeforeValidator(_listed)] = (16,)
+    #: Linear modules that have LoRA weights: q_proj, k_proj and v_proj, or all seven.
+    modules: Literal["qkv", "all"] = "all"
 
 
 class LinksConfig(ConfigModel):

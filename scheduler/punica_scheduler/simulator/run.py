@@ -60,7 +60,7 @@ def simulate(
     """
     simulation = config.simulation
     model = read_model_config(config.engine.model)
-    adapters = dummy_adapters(config.dummy_adapters.count, config.dummy_adapters.rank, model)
+    adapters = dummy_adapters(config.dummy_adapters, model)
     # All join before the first request: nothing is to be waited for.
     scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION)
     num_gpus = len(config.runner.devices)
