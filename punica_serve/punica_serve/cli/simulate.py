@@ -57,6 +57,14 @@ def command(
         bool, typer.Option("--ablations", help="Also run other placements, and without migration and consolidation.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of arrivals, lengths and popularity.")] = 1,
+    profile: Annotated[str | None, typer.Option(help="Performance profile instead of the config's.")] = None,
+    rate_scale: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="How many times as many requests arrive in a second.")
+    ] = 1.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A day of the Azure Functions trace of 2019, whose arrivals are replayed."),
+    ] = None,
     live: Annotated[
         str | None,
         typer.Option(metavar="URL[,URL...]", help="Also run against the live cluster of these frontends, to compare."),
@@ -67,12 +75,14 @@ def command(
 
     Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
     """
-    from punica_scheduler.simulator.run import ABLATIONS, ablated
+    from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for
     from punica_serve.cli.simulate_live import compare_live, look_first
     from punica_serve.config.cluster import load_config
     from punica_serve.errors import ConfigError
 
     cluster = load_config(config)
+    if profile is not None:
+        cluster = _with_profile(cluster, profile)
     check_folder(out)
     check_pictures()
     console = make_console()
@@ -84,10 +94,10 @@ def command(
             )
         urls = [url.strip() for url in live.split(",")]
         gpus = look_first(cluster, urls, key)
-        arrivals = _arrivals(cluster, seed, console)
+        arrivals = _announced(arrivals_for(cluster, seed, rate_scale=rate_scale, trace=trace), console)
         compare_live(cluster, gpus, arrivals, urls, key, name=config.stem, out=out, console=console)
         return
-    arrivals = _arrivals(cluster, seed, console)
+    arrivals = _announced(arrivals_for(cluster, seed, rate_scale=rate_scale, trace=trace), console)
     variants = {"as configured": cluster}
     if ablations:
         variants |= {name: ablated(cluster, name) for name in ABLATIONS}
@@ -95,10 +105,13 @@ def command(
     _leave(results, config.stem, out, console)
 
 
-def _arrivals(config: "ClusterConfig", seed: int, console: "Console") -> "Arrivals":
-    from punica_scheduler.simulator.run import arrivals_for
+def _with_profile(config: "ClusterConfig", profile: str) -> "ClusterConfig":
+    """The config with another performance profile: a shipped one's name, or a file in the current folder."""
+    simulation = config.simulation.model_copy(update={"profile": profile})
+    return config.model_copy(update={"simulation": simulation})
 
-    arrivals = arrivals_for(config, seed)
+
+def _announced(arrivals: "Arrivals", console: "Console") -> "Arrivals":
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
     return arrivals
 

@@ -1,9 +1,9 @@
 """The config section `simulation`: simulated GPUs, and the requests they get."""
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PositiveInt, Seconds
 
@@ -11,14 +11,20 @@ from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, Pos
 _MIN_POINTS = 2
 
 
+#: How requests spread over the dummy adapters: as `punica_serve.workload.Population`, or as serverless functions are
+#: invoked.
+ArrivalPopulation = Literal["distinct", "uniform", "skewed", "identical", "maf_like"]
+
+
 class ArrivalsConfig(ConfigModel):
-    """Requests over time: a Poisson process with lengths like ShareGPT's."""
+    """Requests over time: a Poisson process."""
 
     #: Points [second, requests per second], interpolated linearly; arrivals end at the last one.
     rate: tuple[tuple[NonNegative, NonNegative], ...]
-    #: How requests spread over the dummy adapters; see `punica_serve.workload.Population`.
-    population: Literal["distinct", "uniform", "skewed", "identical"] = "skewed"
-    #: Mean number of earlier conversation turns that a prompt includes.
+    population: ArrivalPopulation = "skewed"
+    #: Lengths like ShareGPT's conversations or like Alpaca's short instructions.
+    lengths: Literal["sharegpt", "alpaca"] = "sharegpt"
+    #: Mean number of earlier conversation turns that a prompt includes, with the lengths of ShareGPT.
     earlier_turns: NonNegative = 0.0
     #: Longest prompt in tokens; longer ones keep only their end.
     longest_prompt: PositiveInt = 1024
@@ -34,6 +40,12 @@ class ArrivalsConfig(ConfigModel):
         if not any(per_s for _, per_s in rate):
             raise ValueError("must be more than 0 at some point")
         return rate
+
+    @model_validator(mode="after")
+    def _has_turns_of_conversations(self) -> Self:
+        if self.earlier_turns and self.lengths != "sharegpt":
+            raise ValueError("`earlier_turns` needs `lengths: sharegpt`: instructions have no earlier turns")
+        return self
 
     @property
     def duration_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from punica_scheduler.factory import scheduler_of
@@ -39,12 +40,14 @@ class Result:
     failures: Mapping[str, int]
 
 
-def arrivals_for(config: ClusterConfig, seed: int) -> Arrivals:
-    """The requests of a simulation, or of a live replay of it. Raises ConfigError."""
-    if config.simulation.arrivals is None:
+def arrivals_for(config: ClusterConfig, seed: int, *, rate_scale: float = 1.0, trace: Path | None = None) -> Arrivals:
+    """The requests of a simulation, or of a live replay of it; see ``arrivals_of``. Raises ConfigError."""
+    section = config.simulation.arrivals
+    if section is None:
         message = "the config has no `simulation.arrivals`; configs/sim/figure13.yaml is an example"
         raise ConfigError(message, param="simulation.arrivals")
-    arrivals = arrivals_of(config.simulation.arrivals, num_adapters=config.dummy_adapters.count, seed=seed)
+    num_adapters = config.dummy_adapters.count
+    arrivals = arrivals_of(section, num_adapters=num_adapters, seed=seed, rate_scale=rate_scale, trace=trace)
     if not arrivals:
         message = "not one request arrives; raise `simulation.arrivals.rate` or let it last longer"
         raise ConfigError(message, param="simulation.arrivals.rate")
