@@ -9,9 +9,9 @@ from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import WorkerReady
-from punica_serve.simulation.profile import load_profile
-from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info
 
 #: The longest sleep of an idle worker.

@@ -59,6 +59,7 @@ from punica_serve.protocol import (
     GpuReply,
     HistoryReply,
     Message,
+    PromisesJudged,
     Request,
     ResidencyReply,
     RunnerDrained,
@@ -276,6 +277,8 @@ class Server:
             case ForgetAdapter(digest=digest):
                 log.info("adapter %s is to be evicted", digest)
                 self.apply(events.ForgettingRequested(frontend_id, message))
+            case PromisesJudged(promises):
+                self._observer.count_promises(promises)
             case GetResidency(call_id, digests):
                 _send(channel, self._residency(call_id, digests))
             case _:

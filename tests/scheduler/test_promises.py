@@ -18,6 +18,7 @@ from punica_scheduler.core import events
 from punica_scheduler.core.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
 from punica_scheduler.core.consolidation import ConsolidationRule
 from punica_scheduler.core.placement import PLACEMENTS
+from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_serve.protocol import (
@@ -29,6 +30,7 @@ from punica_serve.protocol import (
     LoraGroup,
     Request,
     SamplingParams,
+    Slo,
 )
 
 MAX_TOTAL_TOKENS = 12
@@ -101,7 +103,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @initialize(
         placement=st.sampled_from(sorted(PLACEMENTS)),
-        queue=st.sampled_from(["fcfs", "vtc"]),
+        queue=st.sampled_from(sorted(QUEUES)),
         migration=st.booleans(),
         consolidation=st.sampled_from([None, EAGER]),
     )
@@ -166,15 +168,24 @@ class ClusterMachine(RuleBasedStateMachine):
         skew=st.integers(0, 9),
         frontend_id=st.sampled_from(FRONTENDS),
         tenant=st.sampled_from([None, "a", "b"]),
+        slo=st.sampled_from([None, Slo(1e-9), Slo(5e-8), Slo(None, 0.1)]),
     )
     def requests_arrive(
-        self, prompts: list[int], room: int, adapter: AdapterRef | None, skew: int, frontend_id: str, tenant: str | None
+        self,
+        prompts: list[int],
+        room: int,
+        adapter: AdapterRef | None,
+        skew: int,
+        frontend_id: str,
+        tenant: str | None,
+        slo: Slo | None,
     ) -> None:
         for prompt in prompts:
             self.num_requests += 1
             sampling = SamplingParams(max_tokens=min(room, MAX_TOTAL_TOKENS - prompt))
             arrival_ns = 11 * self.num_requests - 10 * skew + 100
-            request = Request(f"r{self.num_requests}", arrival_ns, (1,) * prompt, sampling, adapter, (), tenant)
+            name, prompt_ids = f"r{self.num_requests}", (1,) * prompt
+            request = Request(name, arrival_ns, prompt_ids, sampling, adapter, (), tenant_id=tenant, slo=slo)
             self.streams[request.request_id] = Stream(frontend_id, self.num_requests, request)
             self.tell(events.RequestArrived(frontend_id, self.num_requests, request))
 

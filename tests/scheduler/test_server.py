@@ -38,6 +38,8 @@ from punica_serve.protocol import (
     GpuLost,
     HistoryReply,
     Limits,
+    PromiseCounts,
+    PromisesJudged,
     Request,
     RunnerDrained,
     SamplingParams,
@@ -85,6 +87,14 @@ async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> Non
     assert 0 < end.prefill_s < DEADLINE_S
     expected = Ending(7, 2, "stop", gpu_s=0.01, prefill_s=end.prefill_s)
     assert delivered == Deliveries((7, 7), (0, 1), (40, 41), endings=(expected,))
+
+
+async def test_promises_of_all_frontends_are_in_the_snapshot(peers: Peers) -> None:
+    one, other = await peers.frontend("f1"), await peers.frontend("f2")
+    one.send(PromisesJudged(PromiseCounts(1, 2, 3, 4)))
+    other.send(PromisesJudged(PromiseCounts(first_token_kept=10)))
+    cluster = await cluster_when(one, lambda cluster: cluster.counters["first_token_kept"] == 11)
+    assert cluster.counters["time_per_token_broken"] == 4
 
 
 async def test_a_cancelled_request_is_stopped_on_its_gpu(peers: Peers) -> None:
@@ -267,7 +277,7 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
 
 
 async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match=r"9\.0.*5\.1"):
+    with pytest.raises(HandshakeRefused, match=r"9\.0.*5\.2"):
         await peers.frontend(major=9)
     with pytest.raises(HandshakeRefused, match="token"):
         await peers.frontend(token="guess")

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 import msgspec
+from msgspec.structs import asdict
 
 from byte_tokens import EOS
 from punica_frontend.api.errors import SlowReader
 from punica_frontend.scheduler_link.live_request import Backlog, Delivery, LiveRequest
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
+    NO_PROMISES,
     AdapterRef,
     AdapterResidency,
     ClusterHistory,
@@ -24,7 +26,9 @@ from punica_serve.protocol import (
     Mark,
     Percentiles,
     PlacedRequest,
+    PromiseCounts,
     RateLimits,
+    RecentFigures,
     Request,
     ScaleAdvice,
     TenantQuota,
@@ -61,6 +65,8 @@ class EchoCluster:
         self.fail_at = 0
         #: What it tells of the tenant of every request.
         self.rate_limits: RateLimits | None = None
+        #: Judged promises, as frontends report them.
+        self.promises = NO_PROMISES
         self.drained: set[str] = set()
         #: Digests.
         self.resident_adapters: tuple[str, ...] = ("d1",)
@@ -104,6 +110,9 @@ class EchoCluster:
         self.live.discard(live.request.request_id)
         if not live.is_finished:
             self.cancelled.append(live.request.request_id)
+
+    def report_promises(self, promises: PromiseCounts) -> None:
+        self.promises += promises
 
     @property
     def digests(self) -> list[str | None]:
@@ -155,9 +164,10 @@ class EchoCluster:
             batch_size_max=self.batch_size_max,
             num_adapters=1,
         )
-        counters, advice = {"arrived": 3, "tokens": 11}, ScaleAdvice(1, ("host",))
+        counters = {"arrived": 3, "tokens": 11} | (asdict(self.promises) if self.promises else {})
+        advice, recent = ScaleAdvice(1, ("host",)), RecentFigures(promises=self.promises)
         return ClusterSnapshot(
-            self.incarnation, self.now_ns, (gpu,), 0, 1, 1, counters, advice, marks=tuple(self.marks)
+            self.incarnation, self.now_ns, (gpu,), 0, 1, 1, counters, advice, recent, tuple(self.marks)
         )
 
     async def history(self) -> ClusterHistory:

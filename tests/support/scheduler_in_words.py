@@ -189,11 +189,13 @@ class Cluster:
         logprobs: int | None = None,
         tenant: str | None = None,
         is_new: bool = True,
+        slo: protocol.Slo | None = None,
     ) -> list[str]:
         """A request; ``at`` is its arrival, by default after all others. One with tokens is added again."""
         self.now_ns += 1
         sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-        request = Request(name, at or self.now_ns, (7,) * prompt, sampling, lora, tuple(range(generated)), tenant)
+        arrival_ns, generated_ids = at or self.now_ns, tuple(range(generated))
+        request = Request(name, arrival_ns, (7,) * prompt, sampling, lora, generated_ids, tenant_id=tenant, slo=slo)
         if generated:
             self.delivered[name] = list(range(generated))
         self.names[self.now_ns] = name

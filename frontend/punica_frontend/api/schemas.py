@@ -3,7 +3,7 @@
 Checks that need the model, such as lengths and vocabulary, are in ``generation``.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from punica_serve.protocol import PROMISE_RANGE, Slo
 from punica_serve.protocol.sampling_ranges import RANGES
 
 #: The most alternatives for each token of an answer; the engine allows more.
@@ -59,6 +60,10 @@ StopList = Annotated[
 ]
 
 
+#: Seconds of one promise.
+PromisedSeconds = Annotated[float, Field(**PROMISE_RANGE.as_constraints())]
+
+
 def _whole_numbers(value: Any, *, depth: int = 2) -> Any:
     """JSON has one number type: 5.0 is accepted as the integer 5, also in lists and in short lists of lists."""
     if type(value) is float:
@@ -89,6 +94,27 @@ class Strict(Body):
     """A body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SloBody(Strict):
+    """Latencies that are promised, at least one. They order and place requests; none is refused for them."""
+
+    first_token_s: PromisedSeconds | None = Field(
+        None, description="From the request's arrival to its first token.", examples=[0.5]
+    )
+    time_per_token_s: PromisedSeconds | None = Field(
+        None, description="Mean time between two tokens of the answer.", examples=[0.05]
+    )
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if self.first_token_s is None and self.time_per_token_s is None:
+            raise PydanticCustomError("empty_slo", "Input should have `first_token_s`, `time_per_token_s` or both")
+        return self
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.first_token_s, self.time_per_token_s)
 
 
 class GenerateFields(Strict):
@@ -123,6 +149,7 @@ class GenerateFields(Strict):
         **_range("logprobs") | {"le": MAX_LOGPROBS},
         description="Return each token's logprob, and those of this many of the most likely tokens.",
     )
+    slo: SloBody | None = Field(None, description="Promises of this request; others are its tenant's.")
 
 
 class GenerateBody(GenerateFields):

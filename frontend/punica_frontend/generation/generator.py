@@ -13,6 +13,7 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.promises import promised
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_log import log_added, log_end
@@ -22,13 +23,13 @@ from punica_frontend.generation.text_stream import TextStream
 from punica_frontend.metrics.metrics import Metrics, RequestMetrics, RequestParams, outcome_of
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_link.scheduler_client import SchedulerClient
-from punica_frontend.tenancy.meter import BilledPrompt, Meter
+from punica_frontend.tenancy.meter import BilledPrompt, Charge, Meter
 from punica_serve.base_model.generation_config import GenerationDefaults
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, ContextOverflow, InvalidRequest
 from punica_serve.numbers import counted
 from punica_serve.process.tracing import Span, SpanSink
-from punica_serve.protocol import Ending, Limits, Request, SamplingParams, TenantQuota
+from punica_serve.protocol import Ending, Limits, Request, SamplingParams, Slo, TenantQuota
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
@@ -68,6 +69,7 @@ class _RequestSummary:
     adapter: str
     metrics: RequestMetrics
     span: Span | None
+    charge: Charge
 
 
 class Generator:
@@ -143,6 +145,7 @@ class Generator:
         self, fields: GenerateFields, caller: Caller, answer_id: str | None, adapter: AdapterVersion | None
     ) -> RequestPlan:
         arrival_ns, arrived_s = time.time_ns(), time.monotonic()
+        slo = self._slo(fields, caller)
         adapter = adapter or await self.adapter(fields.lora_id, caller)
         prompt_ids = await self._prompt_ids(fields, caller)
         defaults = self._model.generation
@@ -163,6 +166,7 @@ class Generator:
             ref,
             tenant_id=caller.tenant_id,
             tenant=caller.tenant,
+            slo=slo,
         )
         return RequestPlan(
             request=request,
@@ -180,6 +184,11 @@ class Generator:
         """Returns the current quota of the caller's tenant."""
         return self._registry.snapshot.tenant_of(caller.tenant_id).quota
 
+    def _slo(self, fields: GenerateFields, caller: Caller) -> Slo | None:
+        """Fixes the promises of a request that has arrived: a later change of its tenant's counts for later ones."""
+        own = fields.slo.slo if fields.slo else None
+        return promised(own, self._registry.snapshot.tenant_of(caller.tenant_id).slo, self._client.limits)
+
     async def start(self, plan: RequestPlan, on_ready: Callable[[], None], backlog: Backlog) -> ResponseStream:
         """Runs a plan. The caller must close the stream. Raises ClusterUnavailable.
 
@@ -187,7 +196,7 @@ class Generator:
         """
         self._admission.enter()
         tenant, max_tokens = plan.caller.tenant, plan.request.sampling.max_tokens
-        params = RequestParams(len(plan.request.prompt_ids), max_tokens, plan.num_choices)
+        params = RequestParams(len(plan.request.prompt_ids), max_tokens, plan.num_choices, plan.request.slo)
         adapter = plan.adapter.full_name if plan.adapter else self._base_name
         metrics = self.metrics.begin(plan.arrived_s, params, adapter=adapter, tenant=tenant)
         charge = self._meter.begin(plan.caller, plan.adapter, plan.billed_prompt)
@@ -197,7 +206,7 @@ class Generator:
             metrics.ended_in_cluster(ending)
 
         request, span = self._spans.begin(plan.request, adapter) if self._spans else (plan.request, None)
-        summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span)
+        summary = _RequestSummary(request, plan.answer_id, adapter, metrics, span, charge)
         try:
             live = await self._client.start(request, self.quota(plan.caller), on_ready, backlog, account)
         except BaseException as error:
@@ -236,6 +245,10 @@ class Generator:
         self._report_end(summary)
 
     def _report_end(self, summary: "_RequestSummary") -> None:
+        promises = summary.metrics.promises
+        if promises:
+            summary.charge.add_promises(promises)
+            self._client.report_promises(promises)
         if self._logs_requests:
             log_end(summary.request, summary.answer_id, summary.adapter, summary.metrics, time.monotonic())
         if self._spans and summary.span:

@@ -146,6 +146,13 @@ def _use(of: str) -> tuple[Metric, ...]:
 
 ADAPTER = _use("adapter")
 TENANT = _use("tenant")
+PROMISES = Metric(
+    "punica_tenant_promises_total",
+    "counter",
+    "Promised latencies (`slo`) by tenant, judged at the request's end. promise: first_token or time_per_token; "
+    "outcome: kept or broken.",
+    ("tenant", "promise", "outcome"),
+)
 
 # ------------------------------------------------------------------ adapters, by the names of the most used
 
@@ -245,7 +252,7 @@ OWN = (
     *(RUNNING, WAITING, SUCCESS, PROMPT_TOKENS, GENERATION_TOKENS, PREEMPTIONS, FIRST_TOKEN, INTER_TOKEN, E2E),
     *(QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, TIME_PER_TOKEN, REQUEST_PROMPT, REQUEST_GENERATION),
     *(PARAMS_N, PARAMS_MAX_TOKENS, LORA_INFO, LORA_LOADED),
-    *(HTTP_REQUESTS, FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT),
+    *(HTTP_REQUESTS, FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT, PROMISES),
 )
 CLUSTER = (
     *(CACHE_CONFIG, ITERATION_TOKENS, KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS),

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 from punica_frontend.metrics.bounded_labels import OTHER, BoundedLabels
 from punica_frontend.metrics.distribution import Distribution
+from punica_frontend.metrics.promises import COMPLETED, judge
 from punica_serve.errors import PunicaError
-from punica_serve.protocol import Ending, FinishReason
+from punica_serve.protocol import NO_PROMISES, Ending, FinishReason, Slo
 
 #: Upper bounds of the histograms' buckets.
 FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -56,6 +57,16 @@ class UsageStats:
         self.token_s = Distribution(USE_TOKEN_BOUNDS_S)
 
 
+class TenantStats(UsageStats):
+    """Totals of one tenant's requests, with the promises that were kept and broken."""
+
+    __slots__ = ("promises",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.promises = NO_PROMISES
+
+
 class Metrics:
     """All counters of one frontend."""
 
@@ -96,7 +107,7 @@ class Metrics:
         self.num_choices = Distribution(CHOICES_BOUNDS)
         self.max_tokens = Distribution(TOKENS_BOUNDS)
         self.adapters = BoundedLabels(num_named, UsageStats)
-        self.tenants = BoundedLabels(num_named, UsageStats)
+        self.tenants = BoundedLabels(num_named, TenantStats)
         #: Unknown fields of OpenAI's and TGI's bodies.
         self.unknown_fields: BoundedLabels[Counter[UnknownOutcome]] = BoundedLabels(num_named, Counter)
 
@@ -123,6 +134,8 @@ class RequestParams(NamedTuple):
     max_tokens: int
     #: Choices of its prompt, on the first of them; 0 on the others.
     num_choices: int = 1
+    #: Its promises, which are judged at its end.
+    slo: Slo | None = None
 
 
 class RequestMetrics:
@@ -140,6 +153,7 @@ class RequestMetrics:
         "_prefill_s",
         "_tenant",
         "outcome",
+        "promises",
     )
 
     def __init__(self, metrics: Metrics, arrived_s: float, params: RequestParams, adapter: str, tenant: str) -> None:
@@ -154,6 +168,8 @@ class RequestMetrics:
         self._adapter = adapter
         self._tenant = tenant
         self.outcome: FinishReason | str = "cancelled"
+        #: Its judged promises, from ``end`` on.
+        self.promises = NO_PROMISES
 
     def add_tokens(self, num_tokens: int, now_s: float) -> None:
         """Counts tokens that arrived together."""
@@ -183,6 +199,13 @@ class RequestMetrics:
         """Time from arrival to first token; None while there is none."""
         return None if self._first_s is None else self._first_s - self._arrived_s
 
+    @property
+    def time_per_token_s(self) -> float | None:
+        """Mean time between two tokens; None while there are no two."""
+        if self._first_s is None or self._num_tokens < 2:
+            return None
+        return (self._last_s - self._first_s) / (self._num_tokens - 1)
+
     def end(self, now_s: float) -> None:
         metrics = self._metrics
         metrics.num_ended[self.outcome] += 1
@@ -190,7 +213,7 @@ class RequestMetrics:
             self._wait_no_more()
         else:
             metrics.num_running -= 1
-        if self.outcome in ("stop", "length"):
+        if self.outcome in COMPLETED:
             metrics.request_s.observe(now_s - self._arrived_s)
             metrics.prompt_tokens.observe(self._params.num_prompt_tokens)
             metrics.generated_tokens.observe(self._num_tokens)
@@ -199,7 +222,15 @@ class RequestMetrics:
                 metrics.num_choices.observe(self._params.num_choices)
             self._end_decode()
         self._add_to(metrics.adapters.use(self._adapter))
-        self._add_to(metrics.tenants.use(self._tenant))
+        tenant = metrics.tenants.use(self._tenant)
+        self._add_to(tenant)
+        self.promises = judge(
+            self._params.slo,
+            self.outcome,
+            first_token_s=self.first_token_s,
+            time_per_token_s=self.time_per_token_s,
+        )
+        tenant.promises += self.promises
 
     def ended_in_cluster(self, ending: Ending) -> None:
         """Counts the scheduler's report of the request's end, which comes before ``end`` or after it."""
@@ -215,8 +246,8 @@ class RequestMetrics:
             return
         self._decode_s = self._last_s - self._first_s
         self._metrics.decode_s.observe(self._decode_s)
-        if self._num_tokens > 1:
-            self._metrics.token_s.observe(self._decode_s / (self._num_tokens - 1))
+        if (token_s := self.time_per_token_s) is not None:
+            self._metrics.token_s.observe(token_s)
         self._observe_inference()
 
     def _observe_inference(self) -> None:
@@ -237,10 +268,10 @@ class RequestMetrics:
         use.num_requests += 1
         use.num_prompt_tokens += self._params.num_prompt_tokens
         use.num_generated_tokens += self._num_tokens
-        if self._first_s is not None:
-            use.first_token_s.observe(self._first_s - self._arrived_s)
-        if self._first_s is not None and self._num_tokens > 1:
-            use.token_s.observe((self._last_s - self._first_s) / (self._num_tokens - 1))
+        if (first_token_s := self.first_token_s) is not None:
+            use.first_token_s.observe(first_token_s)
+        if (token_s := self.time_per_token_s) is not None:
+            use.token_s.observe(token_s)
 
 
 def outcome_of(error: BaseException) -> str:

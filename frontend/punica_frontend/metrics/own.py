@@ -1,9 +1,10 @@
 """The frontend's own metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import asdict
 
 from punica_frontend.metrics import catalogue
-from punica_frontend.metrics.bounded_labels import BoundedLabels
 from punica_frontend.metrics.metrics import Metrics, UsageStats
 from punica_frontend.metrics.text import NO_LABELS, Labels, Metric, family, joined, labelled
 from punica_serve.protocol import FinishReason
@@ -37,8 +38,16 @@ def own_lines(metrics: Metrics, model: str, *, is_connected: bool, is_draining: 
         (catalogue.DRAINING, is_draining),
     ):
         yield from family(metric, [(NO_LABELS, value)])
-    yield from _uses(catalogue.ADAPTER, metrics.adapters)
-    yield from _uses(catalogue.TENANT, metrics.tenants)
+    yield from _uses(catalogue.ADAPTER, metrics.adapters.items())
+    yield from _uses(catalogue.TENANT, metrics.tenants.items())
+    yield from family(catalogue.PROMISES, _promises(metrics))
+
+
+def _promises(metrics: Metrics) -> Iterator[tuple[Labels, int]]:
+    for tenant, stats in metrics.tenants.items():
+        for name, count in asdict(stats.promises).items():
+            promise, _, outcome = name.rpartition("_")
+            yield labelled(tenant=tenant, promise=promise, outcome=outcome), count
 
 
 def _requests(metrics: Metrics, of_model: Labels) -> Iterator[str]:
@@ -67,7 +76,7 @@ def _requests(metrics: Metrics, of_model: Labels) -> Iterator[str]:
     yield from family(catalogue.SUCCESS, samples)
 
 
-def _uses(metrics: tuple[Metric, ...], labels: BoundedLabels[UsageStats]) -> Iterator[str]:
+def _uses(metrics: tuple[Metric, ...], stats: Iterable[tuple[str, UsageStats]]) -> Iterator[str]:
     rows = [
         (
             labelled(**{metrics[0].labels[0]: name}),
@@ -79,7 +88,7 @@ def _uses(metrics: tuple[Metric, ...], labels: BoundedLabels[UsageStats]) -> Ite
                 use.token_s,
             ),
         )
-        for name, use in labels.items()
+        for name, use in stats
     ]
     for index, metric in enumerate(metrics):
         yield from family(metric, [(labels, values[index]) for labels, values in rows])

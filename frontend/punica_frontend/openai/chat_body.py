@@ -72,7 +72,7 @@ class InputMessage(LenientBody):
 
 
 class ChatBody(SamplingBody):
-    keeps_empty: ClassVar[frozenset[str]] = frozenset({"add_generation_prompt"})
+    keeps_empty: ClassVar[frozenset[str]] = SamplingBody.keeps_empty | {"add_generation_prompt"}
 
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool | None = Field(

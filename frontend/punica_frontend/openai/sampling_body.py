@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from punica_frontend.api.schemas import MAX_STOP_TOKENS, StopList, Text
+from punica_frontend.api.schemas import MAX_STOP_TOKENS, SloBody, StopList, Text
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.lists import STREAM_HINTS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
@@ -30,6 +30,8 @@ class StreamOptions(LenientBody):
 class SamplingBody(LenientBody):
     """Sampling fields. Fields that are null or left out take the model's defaults."""
 
+    keeps_empty: ClassVar[frozenset[str]] = frozenset({"slo"})
+
     model: Text | None = Field(
         None, description="The base model, an adapter, tenant/adapter or base:adapter; by default the base model."
     )
@@ -49,6 +51,7 @@ class SamplingBody(LenientBody):
     min_tokens: int | None = Field(None, **in_range("min_tokens"))
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS, fail_fast=True)
     ignore_eos: bool | None = None
+    slo: SloBody | None = Field(None, description="Promises of each choice; others are the tenant's.")
 
     @property
     def num_choices(self) -> int:
@@ -79,4 +82,5 @@ class SamplingBody(LenientBody):
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": bool(self.ignore_eos),
+            "slo": self.slo,
         }

@@ -1,4 +1,4 @@
-"""/v1/tenants: tenants and their limits. For administrators."""
+"""/v1/tenants: tenants, their limits and promises. For administrators."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -8,7 +8,7 @@ from punica_frontend.generation.answers import json_of
 from punica_frontend.routes.known_query import KNOWN_QUERY
 from punica_frontend.tenancy.answers import DeletedTenant, TenantCard, TenantList
 from punica_frontend.tenancy.schemas import Force, TenantBody, TenantPatch
-from punica_serve.protocol import TenantQuota
+from punica_serve.protocol import NO_SLO, TenantQuota
 from punica_serve.registry.registry import Registry
 
 _TENANT: Responses = {200: json_answer(TenantCard, "The tenant as it is now."), **refusals(400, 422)}
@@ -30,7 +30,7 @@ def tenants_router(registry: Registry) -> APIRouter:
 
     @router.put("/v1/tenants/{tenant}", summary="Create a tenant, or set all its limits", responses=_TENANT)
     async def put_tenant(tenant: str, body: TenantBody, request: Request) -> Response:
-        """Limits that the body does not name are removed. Takes effect with the next request."""
+        """Limits and promises that the body does not name are removed. Takes effect with the next request."""
         admin = admin_of(request)
         made = await registry.put_tenant(
             tenant,
@@ -38,15 +38,16 @@ def tenants_router(registry: Registry) -> APIRouter:
             max_adapters=body.max_adapters,
             max_adapter_bytes=body.max_adapter_bytes,
             suspended=body.suspended,
+            slo=body.slo.slo if body.slo else NO_SLO,
             by=admin.name,
         )
         return json_of(TenantCard.of(made))
 
     @router.patch("/v1/tenants/{tenant}", summary="Change some of a tenant's limits", responses=_TENANT | refusals(404))
     async def patch_tenant(tenant: str, body: TenantPatch, request: Request) -> Response:
-        """Limits that the body does not name stay. `{"suspended": true}` suspends a tenant, and false resumes it."""
+        """What the body does not name stays. `{"suspended": true}` suspends a tenant, and false resumes it."""
         admin = admin_of(request)
-        changed = await registry.patch_tenant(tenant, body.model_dump(exclude_unset=True), by=admin.name)
+        changed = await registry.patch_tenant(tenant, body.terms(), by=admin.name)
         return json_of(TenantCard.of(changed))
 
     @router.delete(

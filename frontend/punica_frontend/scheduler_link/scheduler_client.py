@@ -14,6 +14,7 @@ from typing import Any, Never, Protocol
 
 from punica_frontend.api.errors import SlowReader, from_wire
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
+from punica_frontend.scheduler_link.promise_reporter import PromiseReporter
 from punica_frontend.scheduler_link.single_flight import CoalescedCall
 from punica_serve.config.cluster import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
@@ -43,6 +44,8 @@ from punica_serve.protocol import (
     HistoryReply,
     Limits,
     Message,
+    PromiseCounts,
+    PromisesJudged,
     Request,
     ResidencyReply,
     SchedulerToFrontend,
@@ -92,6 +95,9 @@ class SchedulerClient(Protocol):
 
     def stop(self, live: LiveRequest) -> None:
         """Forgets a request, and cancels it unless it has finished. Idempotent."""
+
+    def report_promises(self, promises: PromiseCounts) -> None:
+        """Adds judged promises to those that the cluster's pages show."""
 
     async def cluster(self) -> ClusterSnapshot:
         """Returns the scheduler's current view. Raises ClusterUnavailable."""
@@ -147,6 +153,7 @@ class WireSchedulerClient:
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._cluster = CoalescedCall(self._get_cluster)
+        self._promises = PromiseReporter(self._send_promises)
 
     @property
     def connected(self) -> bool:
@@ -173,6 +180,7 @@ class WireSchedulerClient:
         finally:
             giving_up.cancel()
             self._has_ended = True
+            self._promises.close()
             self._fail_all("this frontend is shutting down; try another")
 
     async def start(
@@ -193,6 +201,9 @@ class WireSchedulerClient:
     def stop(self, live: LiveRequest) -> None:
         if self._live.pop(live.handle, None) and not live.is_finished:
             self._cancel(live)
+
+    def report_promises(self, promises: PromiseCounts) -> None:
+        self._promises.add(promises)
 
     async def cluster(self) -> ClusterSnapshot:
         return await self._cluster()
@@ -246,6 +257,7 @@ class WireSchedulerClient:
     async def _session(self, channel: Channel) -> None:
         self._channel = channel
         self._connected.set()
+        self._promises.resume()
         for live in self._live.values():
             if not live.is_finished:
                 channel.send(AddRequest(live.handle, live.resumed(), live.quota, is_new=False))
@@ -302,6 +314,11 @@ class WireSchedulerClient:
         if self._channel:
             self._cancelled[live.handle] = live
             self._channel.send(CancelRequest(live.request.request_id))
+
+    def _send_promises(self, judged: PromisesJudged) -> bool:
+        if self._channel:
+            self._channel.send(judged)
+        return self._channel is not None
 
     def _send(self, message: Message) -> None:
         if self._channel is None:

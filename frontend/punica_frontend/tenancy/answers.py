@@ -7,9 +7,21 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from punica_serve.errors import AdapterNotFound
+from punica_serve.protocol import NO_SLO, Slo
 from punica_serve.registry.names import full_name
 from punica_serve.registry.records import ApiKey, AuditEntry, Grant, Role, Tenant, Usage
 from punica_serve.registry.snapshot import RegistrySnapshot
+
+
+class SloCard(msgspec.Struct, frozen=True):
+    """Latencies that are promised. Null: no promise."""
+
+    first_token_s: Annotated[float | None, Meta(description="From a request's arrival to its first token.")]
+    time_per_token_s: Annotated[float | None, Meta(description="Mean time between two tokens of an answer.")]
+
+    @classmethod
+    def of(cls, slo: Slo) -> Self:
+        return cls(slo.first_token_s, slo.time_per_token_s)
 
 
 class TenantCard(msgspec.Struct, frozen=True):
@@ -24,6 +36,7 @@ class TenantCard(msgspec.Struct, frozen=True):
     tokens_per_min: int | None
     max_adapters: int | None
     max_adapter_bytes: int | None
+    slo: Annotated[SloCard | None, Meta(description="Promises of its requests that make none of their own.")]
 
     @classmethod
     def of(cls, tenant: Tenant) -> Self:
@@ -35,6 +48,7 @@ class TenantCard(msgspec.Struct, frozen=True):
             **asdict(tenant.quota),
             max_adapters=tenant.max_adapters,
             max_adapter_bytes=tenant.max_adapter_bytes,
+            slo=None if tenant.slo == NO_SLO else SloCard.of(tenant.slo),
         )
 
 
@@ -137,6 +151,10 @@ class UsageRow(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     gpu_seconds: float
+    first_token_kept: Annotated[int, Meta(description="Promises of a first token that were kept.")]
+    first_token_broken: int
+    time_per_token_kept: Annotated[int, Meta(description="Promises of a time per token that were kept.")]
+    time_per_token_broken: int
 
     @classmethod
     def of(cls, row: Usage) -> Self:
@@ -151,6 +169,7 @@ class UsageRow(msgspec.Struct, frozen=True):
             row.num_prompt_tokens,
             row.num_generated_tokens,
             row.gpu_s,
+            **asdict(row.promises),
         )
 
 
@@ -205,6 +224,7 @@ class LoggedOut(msgspec.Struct, frozen=True):
 
 #: All structs of this module that the OpenAPI page needs.
 STRUCTS = (
+    SloCard,
     TenantCard,
     TenantList,
     DeletedTenant,

@@ -2,7 +2,8 @@
 
 A request and its prompt count once its first tokens go to its client; a request that was refused or never began costs
 nothing. Each choice of a prompt counts as a request, but the prompt counts once, as in the answer's usage. GPU time is
-reported at the request's end, even if the client left before.
+reported at the request's end, even if the client left before. Promises are judged then, too, also those of a request
+that never began.
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from punica_frontend.api.caller import Caller
+from punica_serve.protocol import NO_PROMISES, PromiseCounts
 from punica_serve.registry.records import AdapterVersion, Usage
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class _Counts:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     gpu_s: float = 0.0
+    promises: PromiseCounts = NO_PROMISES
 
 
 class BilledPrompt:
@@ -60,7 +63,7 @@ class Meter:
         """Returns the usage since the last call."""
         counts, self._counts, self._is_full = self._counts, {}, False
         return [
-            Usage(*key, each.num_requests, each.num_prompt_tokens, each.num_generated_tokens, each.gpu_s)
+            Usage(*key, each.num_requests, each.num_prompt_tokens, each.num_generated_tokens, each.gpu_s, each.promises)
             for key, each in counts.items()
         ]
 
@@ -104,6 +107,11 @@ class Charge:
     def add_gpu_time(self, gpu_s: float) -> None:
         if gpu_s:
             self._counts().gpu_s += gpu_s
+
+    def add_promises(self, promises: PromiseCounts) -> None:
+        """Counts the request's judged promises."""
+        if promises:
+            self._counts().promises += promises
 
     def _counts(self) -> _Counts:
         return self._meter.counts(self._caller, self._adapter)

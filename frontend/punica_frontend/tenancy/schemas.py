@@ -1,11 +1,12 @@
 """Bodies of the routes for tenants, keys and sessions, checked strictly."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Query
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from punica_frontend.api.schemas import Strict, Text
+from punica_frontend.api.schemas import SloBody, Strict, Text
 
 #: A limit, as databases and JSON can represent it.
 Limit = Annotated[int, Field(ge=0, le=2**53)]
@@ -21,7 +22,7 @@ class LoginBody(Strict):
 
 
 class TenantBody(Strict):
-    """Body of PUT /v1/tenants/{tenant}: all its limits. Null is no limit, 0 is nothing at all."""
+    """Body of PUT /v1/tenants/{tenant}: all its limits and promises. A limit of null is none, 0 allows nothing."""
 
     suspended: bool = Field(False, description="Its users' keys are refused with 403; everything else stays.")
     max_concurrent: Limit | None = Field(None, description="Requests that run or wait at once.")
@@ -29,6 +30,7 @@ class TenantBody(Strict):
     tokens_per_min: Limit | None = Field(None, description="Tokens of prompts and answers in any minute.")
     max_adapters: Limit | None = Field(None, description="Adapters that it may have.")
     max_adapter_bytes: Limit | None = Field(None, description="Bytes of the weights of its adapters, together.")
+    slo: SloBody | None = Field(None, description="Promises of its requests that make none of their own.")
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
@@ -36,10 +38,32 @@ def _without_defaults(schema: dict[str, Any]) -> None:
         del field["default"]
 
 
-class TenantPatch(TenantBody):
-    """Body of PATCH /v1/tenants/{tenant}: the limits to change."""
+class SloPatch(SloBody):
+    """The promises to change. Null makes none; a promise that is left out stays."""
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+    @model_validator(mode="after")
+    def _promises_something(self) -> Self:
+        if not self.model_fields_set:
+            raise PydanticCustomError("empty_slo", "Input should have `first_token_s`, `time_per_token_s` or both")
+        return self
+
+
+class TenantPatch(TenantBody):
+    """Body of PATCH /v1/tenants/{tenant}: the limits and promises to change."""
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+    slo: SloPatch | None = Field(None, description="The promises to change; null makes none.")
+
+    def terms(self) -> dict[str, Any]:
+        """Returns the changes under the registry's names of them."""
+        changes = self.model_dump(exclude_unset=True)
+        if "slo" in changes:
+            promises = changes.pop("slo") or dict.fromkeys(SloPatch.model_fields)
+            changes |= {f"slo_{name}": seconds for name, seconds in promises.items()}
+        return changes
 
 
 class KeyBody(Strict):

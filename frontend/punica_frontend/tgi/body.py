@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields, StopList, Text
+from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields, SloBody, StopList, Text
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
@@ -32,6 +32,7 @@ class Parameters(LenientBody):
     """Without do_sample, temperature, top_k and top_p the answer is the most likely one."""
 
     lists: ClassVar[FieldLists] = _LISTS
+    keeps_empty: ClassVar[frozenset[str]] = frozenset({"slo"})
 
     adapter_id: Text | None = Field(None, description="An adapter that is served; by default the base model.")
     do_sample: bool | None = None
@@ -53,6 +54,7 @@ class Parameters(LenientBody):
     decoder_input_details: bool | None = Field(None, description="Return the input's tokens; their logprobs are null.")
     return_k_alternatives: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="LoRAX's top_n_tokens.")
     top_n_tokens: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    slo: SloBody | None = Field(None, description="Promises of each answer; others are the tenant's.")
 
     @property
     def samples(self) -> bool:
@@ -114,6 +116,7 @@ class LoraxBody(LenientBody):
             stop=given.stop or [],
             ignore_eos=bool(given.ignore_eos_token),
             logprobs=given.num_top if needs_logprobs else None,
+            slo=given.slo,
         )
 
 

@@ -37,6 +37,7 @@ _NAMES = {
     "input_ids": "inputs",
     "max_tokens": "parameters.max_new_tokens",
     "n": "parameters.best_of",
+    "slo": "parameters.slo",
 }
 
 

@@ -15,6 +15,7 @@ from punica_serve.protocol import (
     Mark,
     Percentiles,
     PlacedRequest,
+    PromiseCounts,
     RecentFigures,
     ScaleAdvice,
     TokenHistogram,
@@ -67,6 +68,7 @@ CLUSTER_STRUCTS = (
     ScaleAdvice,
     RecentFigures,
     Percentiles,
+    PromiseCounts,
     Mark,
     TokenHistogram,
 )

@@ -1,10 +1,9 @@
-"""Measures a performance profile for simulated GPUs: see ``punica_serve.simulation.profile``.
+"""Measures a performance profile for simulated GPUs: see ``punica_serve.performance.profile``.
 
 Prefills and decodes are measured by `bench batching`, with fewer sizes. An adapter's load time is the extra time to
 first token when the adapter is in host memory instead of on the device.
 """
 
-import platform
 import statistics
 import time
 from collections.abc import Iterable
@@ -13,6 +12,8 @@ from itertools import accumulate
 import torch
 from rich.progress import Progress
 
+from punica_serve.adapters.random_adapter import ALL_MODULES
+from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.bench import batching
 from punica_serve.bench.driver import step
 from punica_serve.bench.random_adapters import fill_host_cache
@@ -20,8 +21,9 @@ from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
+from punica_serve.performance.lora_times import DistinctLora
+from punica_serve.performance.profile import AdapterLoad, DecodeTimes, ModelShape, PerformanceProfile, PrefillTimes
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-from punica_serve.simulation.profile import AdapterLoad, DecodeTimes, LoraTimes, PerformanceProfile, PrefillTimes
 from punica_serve.workload import Population
 
 #: Measured lengths: on a CPU like a demo's requests, to finish within minutes.
@@ -49,19 +51,27 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Performa
         prefill_batches=(_NUM_PROMPTS,),
         contexts=tokens,
         decode_batches=(*(size for size in _BATCHES if size < largest), largest),
-        populations=(Population.DISTINCT,),
+        populations=(Population.IDENTICAL, Population.DISTINCT),
         rank=rank,
     )
     measured = batching.run(subject, settings, progress)
     decode = _decode_times(measured, tokens)
+    adapter_pages = sum(pages_needed(dict.fromkeys(ALL_MODULES, rank)).values())
     subject.free_memory()
-    device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else f"CPU, {platform.machine()}"
+    device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else "cpu"
+    dtype = subject.config.dtype_of(subject.model)
     return PerformanceProfile(
-        name=f"{device}, {subject.model.name} in {subject.config.dtype_of(subject.model)}",
+        version=2,
+        name=f"{device}, {subject.model.name} in {dtype}",
         source=f"punica-serve profile, {time.strftime('%Y-%m-%d', time.gmtime())}",
+        device=device,
+        model=ModelShape.of(subject.model),
+        dtypes=(dtype,),
+        group_size=1,
+        max_prefills=1,
         prefill=_prefill_times(measured, decode),
         decode=decode,
-        lora=_lora_times(measured, tokens[0]),
+        lora=_lora_times(measured, tokens[0], adapter_pages),
         adapter_load=AdapterLoad(gb_per_s=_load_gb_per_s(subject, rank, progress)),
     )
 
@@ -89,15 +99,21 @@ def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> Dec
     return DecodeTimes(batch=batch, context=contexts, ms=tuple(_rising(line) for line in zip(*columns, strict=True)))
 
 
-def _lora_times(measured: batching.Measured, context: int) -> LoraTimes:
-    """The extra time of a batch with a different adapter for each request, compared with none."""
+def _lora_times(measured: batching.Measured, context: int, adapter_pages: int) -> DistinctLora:
+    """The extra time of a batch over one without LoRA, where all requests share an adapter and where all differ."""
     steps_s = {
         (row.adapters, row.batch_size): row.step_s for row in measured.decodes if row.num_context_tokens == context
     }
-    name = Population.DISTINCT.value
-    sizes = sorted(size for adapters, size in steps_s if adapters == name and ("none", size) in steps_s)
-    added = [_ms(steps_s[name, size] - steps_s["none", size]) for size in sizes]
-    return LoraTimes(adapters=(0, *sizes), ms=_rising((0.0, *added)))
+    one, all_differ = Population.IDENTICAL.value, Population.DISTINCT.value
+    sizes = sorted(
+        size for name, size in steps_s if name == all_differ and {("none", size), (one, size)} <= set(steps_s)
+    )
+    shared_ms = [_ms(steps_s[one, size] - steps_s["none", size]) for size in sizes]
+    span = sizes[-1] - sizes[0]
+    row_ms = max(0.0, round((shared_ms[-1] - shared_ms[0]) / span, 6)) if span else 0.0
+    added_ms = [_ms(steps_s[all_differ, size] - steps_s["none", size]) - row_ms * size for size in sizes]
+    pages = tuple(adapter_pages * size for size in sizes)
+    return DistinctLora(kind="distinct", pages=pages, ms=_rising(max(0.0, ms) for ms in added_ms), row_ms=row_ms)
 
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:

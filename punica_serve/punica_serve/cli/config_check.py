@@ -65,7 +65,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     from punica_serve.base_model.weight_files import weight_files
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
-    from punica_serve.simulation.profile import load_profile
+    from punica_serve.performance.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
 
     load_profile(config.simulation.profile)

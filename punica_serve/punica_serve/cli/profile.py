@@ -27,8 +27,8 @@ def command(
     from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
+    from punica_serve.performance.profile import write_profile
     from punica_serve.process.outputs import check_file, writing
-    from punica_serve.simulation.profile import write_profile
 
     check_file(out)
     console = Console()

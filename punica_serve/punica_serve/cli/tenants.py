@@ -21,6 +21,7 @@ app = typer.Typer(name="tenants", help="Create, limit, suspend, list and remove 
 
 Name = Annotated[str, typer.Argument(help="Small letters, digits and . _ -")]
 Limit = Annotated[str | None, typer.Option(metavar="NUMBER", help=f"A number, or {_NO_LIMIT!r} for no limit.")]
+Promise = Annotated[str | None, typer.Option(metavar="SECONDS", help=f"Seconds, or {_NO_LIMIT!r} for no promise.")]
 
 
 @app.command("set")
@@ -31,9 +32,15 @@ def set_tenant(
     tokens_per_min: Limit = None,
     max_adapters: Limit = None,
     max_adapter_bytes: Limit = None,
+    slo_first_token_s: Promise = None,
+    slo_time_per_token_s: Promise = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Create a tenant, or change its limits. Limits that are not given stay as they are; 0 allows nothing."""
+    """Create a tenant, or change its limits and promises.
+
+    Those that are not given stay as they are. A limit of 0 allows nothing. Promises are latencies: from a request's
+    arrival to its first token, and the mean time between two tokens.
+    """
     options = {
         "max_concurrent": max_concurrent,
         "requests_per_min": requests_per_min,
@@ -41,7 +48,11 @@ def set_tenant(
         "max_adapters": max_adapters,
         "max_adapter_bytes": max_adapter_bytes,
     }
-    terms = {option: _limit(option, text) for option, text in options.items() if text is not None}
+    promises = {"slo_first_token_s": slo_first_token_s, "slo_time_per_token_s": slo_time_per_token_s}
+    terms: Terms = {
+        **{option: _limit(option, text) for option, text in options.items() if text is not None},
+        **{option: _seconds(option, text) for option, text in promises.items() if text is not None},
+    }
     _patch(config, name, terms, must_exist=False)
 
 
@@ -59,7 +70,7 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 @app.command("list")
 def list_tenants(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """List the tenants and their limits."""
+    """List the tenants, their limits and promises (first token, time per token)."""
 
     async def read(registry: "Registry") -> "tuple[Tenant, ...]":
         return registry.snapshot.tenants()
@@ -90,13 +101,27 @@ def _limit(option: str, text: str) -> int | None:
     if text == _NO_LIMIT:
         return None
     if not text.isdecimal():
-        flag = f"--{option.replace('_', '-')}"
-        raise typer.BadParameter(f"{flag} is {text!r}; give a number, or {_NO_LIMIT!r} for no limit")
+        raise typer.BadParameter(f"{_flag(option)} is {text!r}; give a number, or {_NO_LIMIT!r} for no limit")
     return int(text)
 
 
+def _seconds(option: str, text: str) -> float | None:
+    """A promise, or None for none. Raises typer.BadParameter."""
+    if text == _NO_LIMIT:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        message = f"{_flag(option)} is {text!r}; give seconds, or {_NO_LIMIT!r} for no promise"
+        raise typer.BadParameter(message) from None
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
 def _show(*tenants: "Tenant") -> None:
-    columns = ("tenant", "state", "concurrent", "requests/min", "tokens/min", "adapters", "bytes")
+    columns = ("tenant", "state", "concurrent", "requests/min", "tokens/min", "adapters", "bytes", "SLO (s)")
     print_list(columns, map(_row, tenants))
 
 
@@ -104,4 +129,6 @@ def _row(tenant: "Tenant") -> tuple[str, ...]:
     quota = tenant.quota
     limits = (quota.max_concurrent, quota.requests_per_min, quota.tokens_per_min)
     shown = ("-" if limit is None else str(limit) for limit in (*limits, tenant.max_adapters, tenant.max_adapter_bytes))
-    return (tenant.name, "suspended" if tenant.suspended else "active", *shown)
+    promises = (tenant.slo.first_token_s, tenant.slo.time_per_token_s)
+    slo = ", ".join("-" if seconds is None else f"{seconds:g}" for seconds in promises)
+    return (tenant.name, "suspended" if tenant.suspended else "active", *shown, slo)

@@ -146,7 +146,8 @@ class SchedulerConfig(ConfigModel):
     #: the smallest working set, the first by UUID, one drawn from the request's id.
     placement: Literal["punica", "most_idle", "first_fit", "random"] = "punica"
     #: Queue order. fcfs: first come, first served. vtc: the tenant served least so far (virtual token counters).
-    queue: Literal["fcfs", "vtc"] = "fcfs"
+    #: deadline: the earliest promise of a first token (`slo`); a request without one is due at `queue_timeout_s`.
+    queue: Literal["fcfs", "vtc", "deadline"] = "fcfs"
     #: Move requests that lack KvCache pages to other GPUs. If false, they wait for their own GPU; for comparison only.
     migration: Flag = True
     #: A GPU is lightly loaded when its requests use at most this share of its batch and of its KvCache.

@@ -69,6 +69,7 @@ from punica_serve.protocol.frontend import (
     GetHistory,
     GetResidency,
     Limits,
+    PromisesJudged,
     RateLimits,
     WarmAdapter,
 )
@@ -113,11 +114,21 @@ from punica_serve.protocol.runner import (
     WorkerFailed,
     WorkerReady,
 )
+from punica_serve.protocol.slo import (
+    NO_PROMISES,
+    NO_SLO,
+    PROMISE_RANGE,
+    PromiseCounts,
+    Slo,
+)
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_QUEUED_BYTES",
     "MAX_TOKEN_BYTES",
+    "NO_PROMISES",
+    "NO_SLO",
+    "PROMISE_RANGE",
     "PROTOCOL_VERSION",
     "AdapterFetched",
     "AdapterRef",
@@ -165,6 +176,8 @@ __all__ = [
     "Ping",
     "PlacedRequest",
     "Pong",
+    "PromiseCounts",
+    "PromisesJudged",
     "RateLimits",
     "RecentFigures",
     "Refused",
@@ -179,6 +192,7 @@ __all__ = [
     "ScaleAdvice",
     "SchedulerToFrontend",
     "SchedulerToRunner",
+    "Slo",
     "StartRequest",
     "StepReport",
     "StopRequest",

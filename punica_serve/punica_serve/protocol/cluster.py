@@ -7,6 +7,7 @@ from msgspec import Raw
 from punica_serve.protocol.base import LoraGroup, Message, Struct
 from punica_serve.protocol.request import WireError
 from punica_serve.protocol.runner import GpuInfo
+from punica_serve.protocol.slo import NO_PROMISES, PromiseCounts
 
 
 class GpuSnapshot(Struct, frozen=True):
@@ -51,6 +52,8 @@ class RecentFigures(Struct, frozen=True):
     first_token_s: Percentiles | None = None
     #: Between successive tokens of a request that stays on its GPU.
     inter_token_s: Percentiles | None = None
+    #: Promises that frontends judged within the window.
+    promises: PromiseCounts = NO_PROMISES
 
 
 MarkKind = Literal[
@@ -106,7 +109,7 @@ class ClusterSnapshot(Struct, frozen=True):
     num_frontends: int
     num_runners: int
     #: "arrived", "finished", "cancelled", "failed", "tokens", "evictions", "migrations", "consolidations",
-    #: "gpus_lost".
+    #: "gpus_lost"; and those of PromiseCounts, as far as frontends have told of them.
     counters: dict[str, int]
     advice: ScaleAdvice = ScaleAdvice()
     recent: RecentFigures = RecentFigures()

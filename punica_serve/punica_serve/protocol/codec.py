@@ -27,6 +27,7 @@ from punica_serve.protocol.frontend import (
     GetHistory,
     GetResidency,
     Limits,
+    PromisesJudged,
     WarmAdapter,
 )
 from punica_serve.protocol.links import FrontendHello, Heartbeat, Refused, RunnerHello, Welcome
@@ -62,6 +63,7 @@ FrontendToScheduler = (
     | WarmAdapter
     | ForgetAdapter
     | GetResidency
+    | PromisesJudged
     | Heartbeat
 )
 SchedulerToFrontend = (

@@ -2,6 +2,7 @@
 
 from punica_serve.protocol.base import FinishReason, Message, Struct
 from punica_serve.protocol.request import AdapterRef, Request, TenantQuota, TokenLogprobs, WireError, check_columns
+from punica_serve.protocol.slo import PromiseCounts
 
 # ------------------------------------------------------------------ frontend -> scheduler
 
@@ -87,6 +88,15 @@ class GetResidency(Message, frozen=True):
     digests: tuple[str, ...] = ()
 
 
+class PromisesJudged(Message, frozen=True):
+    """The promises that this frontend has judged since its last such message: at most one a second.
+
+    Those of a message that is lost with its link are counted by the frontend alone.
+    """
+
+    promises: PromiseCounts
+
+
 # ------------------------------------------------------------------ scheduler -> frontend
 
 
@@ -143,10 +153,14 @@ class Deliveries(Message, frozen=True):
 
 
 class Limits(Message, frozen=True):
-    """The capacity of the cluster, sent after Welcome and whenever it changes."""
+    """The capacity and the speed of the cluster, sent after Welcome and whenever it changes."""
 
     num_gpus: int
     #: Tokens of the longest request the largest KvCache can hold; None while no GPU has joined.
     max_request_tokens: int | None = None
     #: How many of the GPUs are draining.
     num_draining: int = 0
+    #: The shortest times that an idle GPU needs, by the scheduler's profile: for the first token after a prompt of one
+    #: token, and between two tokens of one request alone. 0: not known. No shorter ones can be promised.
+    least_first_token_s: float = 0.0
+    least_time_per_token_s: float = 0.0

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from punica_serve.errors import PunicaError
 from punica_serve.protocol.base import Struct, TokenId
+from punica_serve.protocol.slo import Slo
 
 
 class AdapterRef(Struct, frozen=True):
@@ -68,6 +69,8 @@ class Request(Struct, frozen=True):
     traceparent: str | None = None
     #: The tenant's name, for messages, logs and traces.
     tenant: str | None = None
+    #: Its latency promises, fixed by the frontend when it arrived. None: there are none.
+    slo: Slo | None = None
 
     @property
     def digest(self) -> str | None:

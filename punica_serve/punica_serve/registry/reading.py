@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Row, Select, Table, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.protocol import AdapterRef, Slo, TenantQuota
 from punica_serve.registry.names import is_adapter_name
 from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
 from punica_serve.registry.snapshot import Changes, RegistrySnapshot
@@ -55,7 +55,21 @@ async def versions_of(connection: AsyncConnection, tenant_id: str, name: str) ->
 
 def tenant_of(row: AnyRow) -> Tenant:
     quota = TenantQuota(row.max_concurrent, row.requests_per_min, row.tokens_per_min)
-    return Tenant(row.tenant_id, row.name, quota, row.max_adapters, row.max_adapter_bytes, row.suspended, row.created_s)
+    return Tenant(
+        row.tenant_id,
+        row.name,
+        quota,
+        row.max_adapters,
+        row.max_adapter_bytes,
+        row.suspended,
+        row.created_s,
+        Slo(_seconds(row.slo_first_token_s), _seconds(row.slo_time_per_token_s)),
+    )
+
+
+def _seconds(value: float | None) -> float | None:
+    """SQLite may return an updated whole number as an integer."""
+    return None if value is None else float(value)
 
 
 def key_of(row: AnyRow) -> ApiKey:

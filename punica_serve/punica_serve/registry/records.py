@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.protocol import NO_PROMISES, NO_SLO, AdapterRef, PromiseCounts, Slo, TenantQuota
 from punica_serve.registry.names import full_name
 
 Role = Literal["admin", "user"]
@@ -49,6 +49,8 @@ class Tenant:
     #: Its users' keys are refused.
     suspended: bool
     created_s: float
+    #: Promises of its requests where they make none of their own.
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Usage:
     num_prompt_tokens: int
     num_generated_tokens: int
     gpu_s: float
+    promises: PromiseCounts = NO_PROMISES
 
 
 @dataclass(frozen=True, slots=True)

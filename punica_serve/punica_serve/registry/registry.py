@@ -11,7 +11,7 @@ from typing import Self
 from msgspec import structs
 
 from punica_serve.errors import AdapterNotFound, Conflict, NotFound, RegistryUnavailable
-from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.protocol import NO_SLO, AdapterRef, Slo, TenantQuota
 from punica_serve.registry import adapter_changes, audit_log, files, tenant_changes, usage
 from punica_serve.registry.change import Change
 from punica_serve.registry.database import DEADLINE_S, Database
@@ -229,14 +229,20 @@ class Registry:
         max_adapters: int | None = None,
         max_adapter_bytes: int | None = None,
         suspended: bool = False,
+        slo: Slo = NO_SLO,
         by: str,
     ) -> Tenant:
-        """Creates a tenant, or sets all of its terms: those not given are unlimited. Raises InvalidRequest."""
+        """Creates a tenant, or sets all of its terms: what is not given is unlimited, or not promised.
+
+        Raises InvalidRequest.
+        """
         terms = {
             **structs.asdict(quota),
             "max_adapters": max_adapters,
             "max_adapter_bytes": max_adapter_bytes,
             "suspended": suspended,
+            "slo_first_token_s": slo.first_token_s,
+            "slo_time_per_token_s": slo.time_per_token_s,
         }
         async with self._change(by) as change:
             return await tenant_changes.put_tenant(change, name, terms)

@@ -46,6 +46,8 @@ tenants = Table(
     Column("created_s", Double, nullable=False),
     Column("is_live", Boolean, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
+    Column("slo_first_token_s", Double),
+    Column("slo_time_per_token_s", Double),
     Index("ix_tenants_name", "name", unique=True, sqlite_where=text("is_live"), postgresql_where=text("is_live")),
 )
 
@@ -129,6 +131,11 @@ usage = Table(
     Column("num_prompt_tokens", BigInteger, nullable=False),
     Column("num_generated_tokens", BigInteger, nullable=False),
     Column("gpu_s", Double, nullable=False),
+    # Promises of the requests that ended.
+    Column("first_token_kept", BigInteger, nullable=False, server_default="0"),
+    Column("first_token_broken", BigInteger, nullable=False, server_default="0"),
+    Column("time_per_token_kept", BigInteger, nullable=False, server_default="0"),
+    Column("time_per_token_broken", BigInteger, nullable=False, server_default="0"),
 )
 
 #: The last batch of usage counted from each frontend.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sqlalchemy import ColumnElement, and_, exists, func, insert, or_, select, update
 
 from punica_serve.errors import Conflict, InvalidRequest, LastAdminKey, NotFound
+from punica_serve.protocol import PROMISE_RANGE
 from punica_serve.registry.change import Change
 from punica_serve.registry.names import (
     BUILTIN_TENANTS,
@@ -21,8 +22,8 @@ from punica_serve.registry.records import ApiKey, Role, Tenant
 from punica_serve.registry.snapshot import digest_of
 from punica_serve.registry.tables import adapters, grants, keys, tenants
 
-#: Fields of a Tenant and of its TenantQuota, by name.
-Terms = Mapping[str, int | bool | None]
+#: Fields of a Tenant, of its TenantQuota and, after "slo_", of its Slo, by name.
+Terms = Mapping[str, float | bool | None]
 
 #: The terms of a tenant for which none are given.
 _NO_LIMITS: Terms = {
@@ -32,7 +33,10 @@ _NO_LIMITS: Terms = {
     "max_adapters": None,
     "max_adapter_bytes": None,
     "suspended": False,
+    "slo_first_token_s": None,
+    "slo_time_per_token_s": None,
 }
+_PROMISES = frozenset({"slo_first_token_s", "slo_time_per_token_s"})
 
 #: The largest integer of a database.
 _MAX_LIMIT = 2**63 - 1
@@ -58,10 +62,9 @@ async def patch_tenant(change: Change, name: str, terms: Terms, *, must_exist: b
 async def _set_terms(change: Change, action: str, name: str, before: AnyRow | None, terms: Terms) -> Tenant:
     """Sets all terms. Writes nothing if nothing changes: a program may repeat the call every minute."""
     check_tenant_name(name)
-    for param, limit in terms.items():
-        if limit is not None and not 0 <= limit <= _MAX_LIMIT:
-            message = f"`{param}` is {limit}; it must be from 0 to {_MAX_LIMIT}, or null for no limit"
-            raise InvalidRequest(message, param=param)
+    for param, value in terms.items():
+        if value is not None:
+            _check_term(param, value)
     if before and all(before._mapping[term] == value for term, value in terms.items()):
         return tenant_of(before)
     values = {**terms, "revision": change.revision}
@@ -74,6 +77,16 @@ async def _set_terms(change: Change, action: str, name: str, before: AnyRow | No
     tenant = tenant_of(written.one())
     await change.log(action, tenant.tenant_id, name, **terms)
     return tenant
+
+
+def _check_term(param: str, value: float) -> None:
+    """Raises InvalidRequest for a limit or a promise that is out of range."""
+    if param in _PROMISES:
+        if not PROMISE_RANGE.holds(value):
+            raise InvalidRequest(f"`{param}` is {value}; it must be {PROMISE_RANGE}, or null for none", param=param)
+    elif not 0 <= value <= _MAX_LIMIT:
+        message = f"`{param}` is {value}; it must be from 0 to {_MAX_LIMIT}, or null for no limit"
+        raise InvalidRequest(message, param=param)
 
 
 async def delete_tenant(change: Change, name: str, *, force: bool) -> Tenant:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import Select, delete, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from punica_serve.protocol import PromiseCounts
 from punica_serve.registry.change import upsert
 from punica_serve.registry.reading import AnyRow, with_tenant
 from punica_serve.registry.records import Usage
@@ -17,7 +19,9 @@ _SOURCE_LIFE_S = 7 * 86_400.0
 _KEY = ("hour_s", "tenant_id", "owner_id", "adapter", "version")
 #: Name before id, since tenants are listed by name.
 _ADAPTER = ("adapter", "owner_id", "version")
-_SUMS = ("num_requests", "num_prompt_tokens", "num_generated_tokens", "gpu_s")
+_PROMISES = PromiseCounts.__struct_fields__
+_COUNTS = ("num_requests", "num_prompt_tokens", "num_generated_tokens", "gpu_s")
+_SUMS = (*_COUNTS, *_PROMISES)
 
 
 async def add_usage(
@@ -74,6 +78,7 @@ def usage_of(row: AnyRow) -> Usage:
         num_prompt_tokens=row.num_prompt_tokens,
         num_generated_tokens=row.num_generated_tokens,
         gpu_s=row.gpu_s,
+        promises=PromiseCounts(*(row._mapping[column] for column in _PROMISES)),
     )
 
 
@@ -84,5 +89,6 @@ def _values(row: Usage) -> dict[str, object]:
         "owner_id": row.owner_id or "",
         "adapter": row.adapter or "",
         "version": row.version or 0,
-        **{column: getattr(row, column) for column in _SUMS},
+        **{column: getattr(row, column) for column in _COUNTS},
+        **asdict(row.promises),
     }

@@ -7,6 +7,7 @@ from it. A step then costs little more than the tuples of its report, and no obj
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from punica_serve.performance.lora_load import LoraAccount
 from punica_serve.simulation.row import Row
 from punica_serve.simulation.tokens import TOKEN_STRIDE
 
@@ -37,7 +38,8 @@ class DecodeBatch:
         self._growth: Counter[int] = Counter()
         #: Clock -> rows that get their last token then.
         self._ends: defaultdict[int, list[Row]] = defaultdict(list)
-        self._adapters: Counter[str] = Counter()
+        #: The adapters of the rows.
+        self.lora = LoraAccount()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,10 +66,6 @@ class DecodeBatch:
     def newest(self) -> Row | None:
         return max(self._rows.values(), key=_by_arrival, default=None)
 
-    def num_adapters_with(self, digest: str | None) -> int:
-        """Distinct adapters of the rows and of one more row with this digest."""
-        return len(self._adapters) + (digest is not None and digest not in self._adapters)
-
     def rows_due(self) -> list[Row]:
         """Rows that need a page for the next step, by arrival."""
         due = [row for row in self._rows.values() if self._next_growth(row) == self._clock]
@@ -82,8 +80,8 @@ class DecodeBatch:
         self._num_tokens_base += row.num_tokens - self._clock
         self._growth[self._next_growth(row)] += 1
         self._ends[self._end(row)].append(row)
-        if row.digest is not None:
-            self._adapters[row.digest] += 1
+        if row.digest is not None and row.adapter_size is not None:
+            self.lora.add(row.digest, row.adapter_size)
         self._columns = None
 
     def leave(self, key: int) -> Row:
@@ -119,10 +117,8 @@ class DecodeBatch:
         self._growth[next_growth] -= 1
         if not self._growth[next_growth]:
             del self._growth[next_growth]
-        if row.digest is not None:
-            self._adapters[row.digest] -= 1
-            if not self._adapters[row.digest]:
-                del self._adapters[row.digest]
+        if row.digest is not None and row.adapter_size is not None:
+            self.lora.remove(row.digest, row.adapter_size)
         self._num_tokens_base -= row.num_tokens - row.joined
         row.num_pages += self._num_growths(row)
         row.num_tokens += self._clock - row.joined

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
 from punica_serve.simulation.row import Row
-from punica_serve.simulation.step_time import StepTimeModel
 
 
 class PlannedStep(NamedTuple):
@@ -129,8 +129,10 @@ class SimulatedGpu:
         if prefill is None and not num_decodes and not preempted:
             return None
         num_tokens = chunk_length(prefill.num_uncached, self._prefill_budget_tokens) if prefill else 0
-        num_adapters = self._decodes.num_adapters_with(prefill.digest if prefill else None)
-        duration_s = self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, num_adapters)
+        digest, size = (prefill.digest, prefill.adapter_size) if prefill else (None, None)
+        lora = self._decodes.lora.load_with(digest, size)
+        num_adapters = self._decodes.lora.num_adapters_with(digest)
+        duration_s = self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, lora)
         batch_size = num_decodes + (prefill is not None)
         self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, preempted)
         return self._plan

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.errors.invariants import require
+from punica_serve.performance.profile import AdapterLoad
 from punica_serve.protocol import AdapterRef, LoraGroup
 from punica_serve.simulation.host_memory import SimulatedHostMemory
-from punica_serve.simulation.profile import AdapterLoad
 
 
 @dataclass(slots=True)

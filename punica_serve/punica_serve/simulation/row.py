@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from punica_serve.performance.lora_load import AdapterSize, adapter_size
 from punica_serve.protocol import AdapterRef, Request
 from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
@@ -15,6 +16,7 @@ class Row:
     #: The key of first come, first served.
     arrival: tuple[int, str]
     adapter: AdapterRef | None
+    adapter_size: AdapterSize | None
     num_prompt: int
     #: Prompt and generated.
     num_tokens: int
@@ -36,6 +38,7 @@ class Row:
             key,
             (request.arrival_ns, request.request_id),
             request.adapter,
+            adapter_size(request.adapter) if request.adapter else None,
             len(request.prompt_ids),
             request.num_tokens,
             request.max_num_tokens,

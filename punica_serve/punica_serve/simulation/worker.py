@@ -11,6 +11,7 @@ from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
     AdaptersCached,
     AssignmentId,
@@ -25,7 +26,6 @@ from punica_serve.protocol import (
     WireError,
 )
 from punica_serve.simulation.gpu import PlannedStep, SimulatedGpu, SimulatedStep
-from punica_serve.simulation.step_time import StepTimeModel
 
 Command = StartRequest | StopRequest | Warm | Forget | Reset
 Report = StepReport | AssignmentsFailed

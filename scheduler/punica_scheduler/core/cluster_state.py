@@ -54,7 +54,7 @@ class ClusterState:
         self.requests: dict[str, RequestRecord] = {}
         self.adapters = Adapters(self.fleet)
         self.quotas = Quotas()
-        self.waiting = Waiting(QUEUES[settings.queue]())
+        self.waiting = Waiting(QUEUES[settings.queue](settings.queue_timeout_ns))
         self.hints = PrefetchHints(self.fleet, settings.placement)
         self.quarantine = PoisonQuarantine(self.waiting.suspects)
         self.counters = dict.fromkeys(COUNTERS, 0)

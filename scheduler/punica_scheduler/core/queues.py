@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from punica_scheduler.core.arrival_queue import ArrivalQueue
+from punica_scheduler.core.deadline_queue import DeadlineQueue
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.vtc_queue import VtcQueue
 
@@ -37,4 +38,9 @@ class FcfsQueue(ArrivalQueue):
         pass
 
 
-QUEUES: dict[str, Callable[[], RequestQueue]] = {"fcfs": FcfsQueue, "vtc": VtcQueue}
+#: Each makes an empty queue, given for how long a request may wait, in nanoseconds.
+QUEUES: dict[str, Callable[[int], RequestQueue]] = {
+    "fcfs": lambda _: FcfsQueue(),
+    "vtc": lambda _: VtcQueue(),
+    "deadline": DeadlineQueue,
+}

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Action, AnnounceLimits, CallAnswered, Forget, RunnerDrained, Warm
@@ -69,7 +70,7 @@ class Scheduler:
         self._is_settled = self._settings.settle_ns == 0
         self._frontends: set[str] = set()
         self._runners: set[str] = set()
-        self._limits = Limits(num_gpus=0)
+        self._limits = self._with_least(Limits(num_gpus=0))
         self._num_events = 0
 
     def handle(self, event: events.Event, now_ns: int) -> list[Action]:
@@ -321,10 +322,19 @@ class Scheduler:
         self._placer.move_away(draining, outcome)
 
     def _announce_new_limits(self, outcome: Outcome) -> None:
-        limits = self._fleet.limits
+        limits = self._with_least(self._fleet.limits)
         if limits != self._limits:
             self._limits = limits
             outcome.actions += [AnnounceLimits(frontend_id, limits) for frontend_id in sorted(self._frontends)]
+
+    def _with_least(self, limits: Limits) -> Limits:
+        """Adds the shortest times that may be promised, which no change of the fleet changes."""
+        settings = self._settings
+        return replace(
+            limits,
+            least_first_token_s=settings.least_first_token_s,
+            least_time_per_token_s=settings.least_time_per_token_s,
+        )
 
     # -------------------------------------------------------------- due by the clock
 

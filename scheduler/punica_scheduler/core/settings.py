@@ -22,6 +22,10 @@ class SchedulerSettings:
     store_patience_ns: int = 30 * 10**9
     #: For so long from the start nothing is placed or refused for its size: after a restart all come back in any order.
     settle_ns: int = 0
+    #: The shortest times that frontends may promise, in seconds: what an idle GPU needs for the first token after a
+    #: prompt of one token, and between two tokens of one request alone. 0: not known.
+    least_first_token_s: float = 0.0
+    least_time_per_token_s: float = 0.0
     consolidation: ConsolidationRule | None = None
     scale: ScaleRule = field(default_factory=ScaleRule)
     #: Check the state after every so manieth event; 0 is never.

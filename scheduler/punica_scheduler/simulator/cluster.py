@@ -16,6 +16,7 @@ from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.simulator.recorder import Recorder
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.errors.invariants import require
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentsFailed,
@@ -28,7 +29,6 @@ from punica_serve.protocol import (
     StopRequest,
 )
 from punica_serve.simulation.arrivals import Arrivals
-from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.worker import Command, Report, SimulatedWorker
 
 #: How often the scheduler's clock ticks, as the live server's does.

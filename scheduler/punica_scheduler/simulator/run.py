@@ -12,10 +12,10 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
 from punica_serve.errors import ConfigError
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
-from punica_serve.simulation.profile import load_profile
-from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.timeline import Timeline
 from punica_serve.simulation.worker import simulated_gpu_info
 

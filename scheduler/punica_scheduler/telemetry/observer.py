@@ -6,7 +6,7 @@ The shell hands over each event with its actions. The core neither reads nor kno
 from collections.abc import Iterable
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from punica_scheduler.core.actions import Action, RecordEvent, RecordTokens
 from punica_scheduler.core.events import Event, StepFinished, Tick
@@ -15,7 +15,7 @@ from punica_scheduler.telemetry.cluster_events import ClusterEvents
 from punica_scheduler.telemetry.history import History
 from punica_scheduler.telemetry.rolling_stats import RollingStats
 from punica_scheduler.telemetry.step_stats import StepStats
-from punica_serve.protocol import ClusterSnapshot, GpuDetails, GpuSnapshot
+from punica_serve.protocol import ClusterSnapshot, GpuDetails, GpuSnapshot, PromiseCounts
 
 
 class ClusterObserver:
@@ -42,13 +42,18 @@ class ClusterObserver:
         elif type(event) is Tick:
             self._sample(now_ns)
 
+    def count_promises(self, promises: PromiseCounts) -> None:
+        """Counts promises that a frontend has judged."""
+        self._stats.count_promises(promises)
+
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
-        """The scheduler's snapshot, with rolling statistics, cluster events and the tokens of steps."""
+        """The scheduler's snapshot, with rolling statistics, promises, cluster events and the tokens of steps."""
         recent = self._stats.figures(self._scheduler.sample(), now_ns)
         cluster = self._scheduler.snapshot(now_ns)
         gpus = tuple(map(self._with_steps, cluster.gpus))
         marks, step_tokens = self._events.snapshot(), self._steps.tokens.snapshot()
-        return replace(cluster, gpus=gpus, recent=recent, marks=marks, step_tokens=step_tokens)
+        counters = cluster.counters | asdict(self._stats.promises)
+        return replace(cluster, gpus=gpus, counters=counters, recent=recent, marks=marks, step_tokens=step_tokens)
 
     def gpu(self, gpu: str, now_ns: int) -> GpuDetails:
         """The scheduler's details of a GPU. Raises GpuNotFound."""

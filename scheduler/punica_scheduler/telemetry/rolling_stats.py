@@ -1,4 +1,4 @@
-"""Rolling statistics of the newest half minute: rates, time to first token, time between tokens.
+"""Rolling statistics of the newest half minute: rates, promises, time to first token, time between tokens.
 
 Times are counted in buckets 10 % apart, in slices of some seconds; the oldest slice is dropped when a new one begins.
 So a percentile is right to 10 % under any load, and an observation costs one look-up.
@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from punica_scheduler.core.actions import RecordTokens
 from punica_scheduler.core.scheduler import ClusterSample
-from punica_serve.protocol import Percentiles, RecentFigures
+from punica_serve.protocol import NO_PROMISES, Percentiles, PromiseCounts, RecentFigures
 
 _NUM_SLICES = 6
 _SLICE_NS = 5_000_000_000
@@ -59,14 +59,19 @@ class RollingStats:
         self._first_token = RollingTimes()
         #: From one token of a request to its next: its GPU's time from report to report.
         self._inter_token = RollingTimes()
+        #: Judged promises since the start.
+        self.promises = NO_PROMISES
         #: At the beginning of each slice: the time, and the counters then.
-        self._begins: deque[tuple[int, int, int]] = deque(maxlen=_NUM_SLICES)
+        self._begins: deque[tuple[int, int, int, PromiseCounts]] = deque(maxlen=_NUM_SLICES)
 
     def observe(self, tokens: RecordTokens) -> None:
         for time_ns in tokens.first_token_ns:
             self._first_token.observe(time_ns)
         if tokens.num_continued:
             self._inter_token.observe(tokens.inter_token_ns, tokens.num_continued)
+
+    def count_promises(self, promises: PromiseCounts) -> None:
+        self.promises += promises
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a new slice begins."""
@@ -78,12 +83,12 @@ class RollingStats:
             if self._begins:
                 self._first_token.begin_slice()
                 self._inter_token.begin_slice()
-            self._begins.append((now_ns, sample.num_arrived, sample.num_tokens))
+            self._begins.append((now_ns, sample.num_arrived, sample.num_tokens, self.promises))
 
     def figures(self, sample: ClusterSample, now_ns: int) -> RecentFigures:
         if not self._begins or now_ns <= self._begins[0][0]:
             return RecentFigures()
-        begin_ns, num_arrived, num_tokens = self._begins[0]
+        begin_ns, num_arrived, num_tokens, promises = self._begins[0]
         window_s = (now_ns - begin_ns) / 1e9
         return RecentFigures(
             window_s,
@@ -91,4 +96,5 @@ class RollingStats:
             (sample.num_tokens - num_tokens) / window_s,
             self._first_token.percentiles(),
             self._inter_token.percentiles(),
+            self.promises - promises,
         )

@@ -7,7 +7,7 @@ from playwright.async_api import Browser
 
 from browser import Tab, tab
 from echo_cluster import EchoCluster
-from punica_serve.protocol import AdapterRef, Mark
+from punica_serve.protocol import AdapterRef, Mark, PromiseCounts
 from punica_serve.registry.registry import Registry
 from waits import until
 
@@ -32,6 +32,17 @@ async def test_it_is_live_and_loads_nothing_from_elsewhere(
         await page.waits_until("document.querySelectorAll('.plot canvas').length === 6")
         assert {urlsplit(loaded).netloc for loaded in page.urls} == {address}
         assert not page.own_errors
+
+
+async def test_promises_are_shown_once_any_was_judged(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#tiles').textContent.includes('KvCache')")
+    assert "kept" not in await tab.text("#tiles")
+    cluster.promises = PromiseCounts(first_token_kept=2_999, first_token_broken=1)
+    cluster.now_ns += 1_000_000_000
+    await tab.waits_until("document.querySelector('#tiles').textContent.includes('First token kept99.9 %')")
+    tiles = await tab.text("#tiles")
+    assert "2999 kept, 1 broken" in tiles and "Time per token" not in tiles
 
 
 async def test_at_the_width_of_a_phone_nothing_is_cut_off(browser: Browser, url: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from echo_cluster import EchoCluster
 from punica_frontend.api.caller import Caller
-from punica_frontend.api.schemas import GenerateFields
+from punica_frontend.api.schemas import GenerateFields, SloBody
 from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.generator import Generator, answer_room, sampling_params
 from punica_frontend.generation.prompts import PromptEncoder
@@ -15,8 +15,15 @@ from punica_frontend.scheduler_link.live_request import TOKEN_BYTES, Backlog
 from punica_frontend.tenancy.meter import Meter
 from punica_serve.base_model.generation_config import GenerationDefaults
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.errors import AdapterNotFound, AdapterRejected, ContextOverflow, InvalidRequest, RequestFailed
-from punica_serve.protocol import Limits, SamplingParams, TenantQuota, WireError
+from punica_serve.errors import (
+    AdapterNotFound,
+    AdapterRejected,
+    ContextOverflow,
+    InvalidRequest,
+    OutOfCapacity,
+    RequestFailed,
+)
+from punica_serve.protocol import NO_PROMISES, Limits, PromiseCounts, SamplingParams, TenantQuota, WireError
 from punica_serve.registry.registry import Registry
 from punica_serve.text.tokenizer import Tokenizer
 from waits import until
@@ -228,6 +235,32 @@ async def test_delivered_tokens_are_metered(generator: Generator, meter: Meter, 
     assert (usage.tenant, usage.adapter, usage.version) == ("default", "shared/roman", 1)
     assert (usage.num_requests, usage.num_prompt_tokens, usage.num_generated_tokens) == (1, 2, num_tokens) == (1, 2, 9)
     assert usage.gpu_s == 0.25
+
+
+async def test_judged_promises_are_metered_and_reported(
+    generator: Generator, meter: Meter, cluster: EchoCluster
+) -> None:
+    fields = GenerateFields(prompt="42", slo=SloBody(first_token_s=60.0, time_per_token_s=1e-9))
+    async with aclosing(generator.stream(await generator.plan(fields, CALLER))) as frames:
+        assert [frame async for frame in frames]
+    (usage,) = meter.take()
+    judged = PromiseCounts(first_token_kept=1, time_per_token_broken=1)
+    assert usage.promises == cluster.promises == judged
+
+
+async def test_a_request_that_fails_breaks_its_promises_and_one_that_is_cancelled_none(
+    generator: Generator, meter: Meter, cluster: EchoCluster
+) -> None:
+    cluster.pause_at = 1
+    plan = await generator.plan(GenerateFields(prompt="42", slo=SloBody(first_token_s=1e-9)), CALLER)
+    async with aclosing(generator.stream(plan)) as frames:
+        await anext(frames)
+    assert cluster.promises == NO_PROMISES
+    cluster.failure = WireError("out_of_capacity", "the queue is full")
+    with pytest.raises(OutOfCapacity):
+        await anext(generator.stream(plan))
+    assert cluster.promises == PromiseCounts(first_token_broken=1)
+    assert sum((usage.promises for usage in meter.take()), NO_PROMISES) == cluster.promises
 
 
 async def test_untaken_tokens_are_not_metered(generator: Generator, meter: Meter, cluster: EchoCluster) -> None:

@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from punica_frontend.scheduler_link import scheduler_client
+from punica_frontend.scheduler_link import promise_reporter, scheduler_client
 from punica_frontend.scheduler_link.live_request import TOKEN_BYTES, Backlog, Delivery
 from punica_frontend.scheduler_link.scheduler_client import RECOVERY_TIMEOUT_S, WireSchedulerClient
 from punica_serve.cli.watchdog import START_TIMEOUT_S
@@ -29,6 +29,8 @@ from punica_serve.protocol import (
     GpuHistory,
     HistoryReply,
     Limits,
+    PromiseCounts,
+    PromisesJudged,
     RateLimits,
     Request,
     ResidencyReply,
@@ -88,6 +90,18 @@ async def deliveries_of(client: WireSchedulerClient, backlog: Backlog | None = N
 async def collect(client: WireSchedulerClient, backlog: Backlog | None = None) -> list[Delivery]:
     async with aclosing(deliveries_of(client, backlog)) as deliveries:
         return [delivery async for delivery in deliveries]
+
+
+async def test_judged_promises_wait_for_a_link_and_go_over_the_next(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promise_reporter, "INTERVAL_S", 0.02)
+    client.report_promises(PromiseCounts(1, 0, 0, 2))
+    await until(lambda: scheduler.received == [PromisesJudged(PromiseCounts(1, 0, 0, 2))])
+    await scheduler.cut()
+    await until(lambda: not client.connected)
+    client.report_promises(PromiseCounts(3))
+    await until(lambda: scheduler.received[1:] == [PromisesJudged(PromiseCounts(3))])
 
 
 async def test_a_request_from_first_to_last(client: WireSchedulerClient, scheduler: ScriptedScheduler) -> None:

@@ -9,7 +9,7 @@ import pytest
 from echo_cluster import EchoCluster
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.tenancy.usage_writer import UsageWriter
-from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.protocol import AdapterRef, Slo, TenantQuota
 from tenant_keys import ClientOf, Keys
 
 
@@ -78,6 +78,39 @@ async def test_a_tenant_is_made_changed_and_deleted(admin: httpx.AsyncClient, ke
 @pytest.mark.parametrize("tenant", ["nobody", "x" * 300])
 async def test_a_key_of_nobodys_is_404_however_long_the_name(admin: httpx.AsyncClient, tenant: str) -> None:
     assert (await admin.post("/v1/keys", json={"tenant": tenant})).status_code == 404
+
+
+async def test_a_tenants_promises_are_made_and_changed(admin: httpx.AsyncClient, keys: Keys) -> None:
+    both = {"first_token_s": 0.5, "time_per_token_s": 0.02}
+    assert (await admin.put("/v1/tenants/carl", json={"slo": both})).json()["slo"] == both
+    assert keys.registry.snapshot.tenant("carl").slo == Slo(0.5, 0.02)
+    for patch, slo in (
+        ({"max_adapters": 1}, both),
+        ({"slo": {"first_token_s": 1}}, {**both, "first_token_s": 1.0}),
+        ({"slo": {"time_per_token_s": None}}, {"first_token_s": 1.0, "time_per_token_s": None}),
+        ({"slo": None}, None),
+    ):
+        assert (await admin.patch("/v1/tenants/carl", json=patch)).json()["slo"] == slo
+    await admin.patch("/v1/tenants/carl", json={"slo": both})
+    assert (await admin.put("/v1/tenants/carl", json={})).json()["slo"] is None
+
+
+@pytest.mark.parametrize(
+    "slo",
+    [
+        {},
+        {"first_token_s": 0},
+        {"time_per_token_s": -1},
+        {"first_token_s": "1"},
+        {"first_token_s": 1, "x": 1},
+        1,
+        False,
+    ],
+)
+async def test_promises_that_are_none(admin: httpx.AsyncClient, slo: Any) -> None:
+    for method in ("PUT", "PATCH"):
+        refused = await admin.request(method, "/v1/tenants/acme", json={"slo": slo})
+        assert refused.status_code == 422 and refused.json()["error"]["param"].startswith("slo")
 
 
 @pytest.mark.parametrize("body", [{"max_concurrent": -1}, {"max_adapters": 2**60}, {"quota": 1}, [], None])
@@ -170,6 +203,19 @@ async def test_users_see_their_own_usage_and_administrators_all(
     assert (await acme.get("/v1/usage", params={"tenant": "acme"})).json()["data"] == own
     assert (await acme.get("/v1/usage", params={"tenant": "bolt"})).status_code == 403
     assert (await acme.get("/v1/usage", params={"until": 5})).json()["data"] == []
+
+
+async def test_usage_has_the_promises_that_were_kept_and_broken(
+    admin: httpx.AsyncClient, acme: httpx.AsyncClient, dependencies: AppDependencies
+) -> None:
+    await admin.patch("/v1/tenants/acme", json={"slo": {"first_token_s": 60, "time_per_token_s": 1e-9}})
+    await acme.post("/v1/generate", json={"prompt": "42"})
+    await acme.post("/v1/generate", json={"prompt": "42", "slo": {"time_per_token_s": 60}})
+    await acme.post("/v1/generate", json={"prompt": "42", "slo": {"first_token_s": 1e-9}, "max_tokens": 1})
+    await UsageWriter(dependencies.meter, dependencies.registry).flush()
+    (row,) = (await acme.get("/v1/usage")).json()["data"]
+    assert (row["first_token_kept"], row["first_token_broken"]) == (2, 1)
+    assert (row["time_per_token_kept"], row["time_per_token_broken"]) == (1, 1), "one token has no time per token"
 
 
 async def test_the_audit_log_says_who(admin: httpx.AsyncClient, keys: Keys) -> None:

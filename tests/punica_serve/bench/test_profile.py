@@ -9,8 +9,9 @@ from punica_serve.bench.profile import measure_profile
 from punica_serve.bench.subject import Subject
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
-from punica_serve.simulation.profile import load_profile, write_profile
-from punica_serve.simulation.step_time import StepTimeModel
+from punica_serve.performance.lora_load import LoraLoad
+from punica_serve.performance.profile import load_profile, write_profile
+from punica_serve.performance.step_time import StepTimeModel
 
 
 def _subject(tiny_llama: Path, **settings: int) -> Subject:
@@ -23,9 +24,9 @@ def test_a_measured_profile_can_be_read_again(tiny_llama: Path, tmp_path: Path) 
     write_profile(profile, tmp_path / "folder" / "mine.yaml")
     assert load_profile("mine.yaml", tmp_path / "folder") == profile
     assert (profile.decode.batch, profile.decode.context) == ((1, 2), (64,))
-    assert (profile.prefill.tokens, profile.lora.adapters) == ((1, 64), (0, 1, 2))
+    assert (profile.prefill.tokens, profile.lora.kind) == ((1, 64), "distinct")
     assert profile.adapter_load.gb_per_s > 0
-    assert StepTimeModel(profile).step_s(64, 2, 128, 2) > 0
+    assert StepTimeModel(profile).step_s(64, 2, 128, LoraLoad(2, 8, 4, 8)) > 0
 
 
 @pytest.mark.parametrize("settings", [{"num_kv_pages": 64, "max_context": 100}, {"num_kv_pages": 6}])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from punica_serve.config.cluster import load_config
-from punica_serve.protocol import TenantQuota
+from punica_serve.protocol import Slo, TenantQuota
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import RegistrySnapshot
 
@@ -83,10 +83,23 @@ def test_a_tenants_limits_are_set_one_by_one(cli: Cli, config: Path) -> None:
     assert "acme" not in [tenant.name for tenant in snapshot(config).tenants()]
 
 
+def test_a_tenants_promises_are_set_one_by_one(cli: Cli, config: Path) -> None:
+    to_set = ("tenants", "set", "acme", "--config", str(config))
+    cli(*to_set, "--slo-first-token-s", "0.5", "--slo-time-per-token-s", "2e-2")
+    _, shown, _ = cli(*to_set, "--max-concurrent", "3")
+    assert {"0.5,", "0.02"} < set(shown.split())
+    assert snapshot(config).tenant("acme").slo == Slo(0.5, 0.02)
+    cli(*to_set, "--slo-first-token-s", "none")
+    assert snapshot(config).tenant("acme").slo == Slo(None, 0.02)
+
+
 @pytest.mark.parametrize(
     ("command", "exit_code", "message"),
     [
         (("tenants", "set", "Acme"), 1, "must be 1 to 63 small letters"),
+        (("tenants", "set", "acme", "--slo-first-token-s", "0"), 1, "`slo_first_token_s` is 0.0; it must be above 0"),
+        (("tenants", "set", "acme", "--slo-first-token-s", "nan"), 1, "`slo_first_token_s` is nan; it must be above 0"),
+        (("tenants", "set", "acme", "--slo-time-per-token-s", "x"), 2, "--slo-time-per-token-s is 'x'; give seconds"),
         (("tenants", "suspend", "acme"), 1, "there is no tenant 'acme'; list them with `punica-serve tenants list`"),
         (("tenants", "remove", "acme"), 1, "there is no tenant 'acme'; list them with `punica-serve tenants list`"),
         (("tenants", "remove", "default"), 1, "is built in"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from punica_serve.bench import profile as measuring
-from punica_serve.simulation.profile import load_profile
+from punica_serve.performance.profile import load_profile
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from punica_serve.errors import AdapterLimitReached, AdapterNotFound
+from punica_serve.protocol import PromiseCounts
 from punica_serve.registry.records import AuditEntry, Usage
 from punica_serve.registry.registry import Registry
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
@@ -28,6 +29,13 @@ async def test_usage_adds_up_by_hour_tenant_and_version(registry: Registry) -> N
     assert await registry.usage("default", 10800, 10801) == (replace(ROW, hour_s=10800),)
     assert {row.tenant for row in await registry.usage(None, 0, 1e9)} == {"default", "shared"}
     assert await registry.usage("nul\0", 0, 1e9) == (), "what no tenant is called never reaches the database"
+
+
+async def test_promises_add_up_as_usage_does(registry: Registry) -> None:
+    row = replace(ROW, promises=PromiseCounts(1, 2, 3, 4))
+    await registry.add_usage([row, ROW, row], source="f1", number=1)
+    (total,) = await registry.usage("default", 0, 1e9)
+    assert total.promises == PromiseCounts(2, 4, 6, 8)
 
 
 async def test_a_batch_is_counted_once_however_often_it_is_sent(registry: Registry) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from file_modes import others_may
 from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.protocol import NO_SLO, PromiseCounts
 from punica_serve.registry.database import Database
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.tables import metadata
@@ -64,11 +65,15 @@ async def test_a_database_of_an_older_version_is_brought_along(empty_url: str) -
     async with registry._database.writing() as connection:  # as the first version left it
         await connection.exec_driver_sql("ALTER TABLE tenants DROP COLUMN suspended")
         await connection.exec_driver_sql("ALTER TABLE adapters DROP COLUMN scalings")
+        for name in ("slo_first_token_s", "slo_time_per_token_s"):
+            await connection.exec_driver_sql(f"ALTER TABLE tenants DROP COLUMN {name}")
+        for name in PromiseCounts.__struct_fields__:
+            await connection.exec_driver_sql(f"ALTER TABLE usage DROP COLUMN {name}")
         await connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'r0001'")
     await registry.close()
     registry = await Registry.open(empty_url, deadline_s=60.0)
     tenant = registry.snapshot.tenant("acme")
-    assert (tenant.max_adapters, tenant.suspended) == (5, False)
+    assert (tenant.max_adapters, tenant.suspended, tenant.slo) == (5, False, NO_SLO)
     assert registry.snapshot.adapter(owner, "x").ref.scalings == (), "a worker refuses it until it is registered again"
     assert (await registry.register(owner, "x", ref_of("a"), by="me")).ref == ref_of("a")
     await registry.close()

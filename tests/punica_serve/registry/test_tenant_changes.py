@@ -1,6 +1,7 @@
 """Tenants and their keys."""
 
 import asyncio
+import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from punica_serve.errors import AdapterNotFound, Conflict, InvalidRequest, NotFound
-from punica_serve.protocol import TenantQuota
+from punica_serve.protocol import NO_SLO, Slo, TenantQuota
 from punica_serve.registry.records import ApiKey, Tenant
 from punica_serve.registry.registry import Registry
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
@@ -51,6 +52,27 @@ async def test_a_patch_changes_what_it_names(registry: Registry) -> None:
     with pytest.raises(InvalidRequest, match="`max_adapters` is -1"):
         await registry.patch_tenant("acme", {"max_adapters": -1}, by="me")
     assert registry.snapshot.tenant("acme") == changed
+
+
+async def test_promises_are_terms_as_limits_are(open_registry: OpenRegistry) -> None:
+    one, other = await open_registry(), await open_registry()
+    made = await one.put_tenant("acme", NO_QUOTA, slo=Slo(0.5, 0.02), by="me")
+    assert made.slo == (await other.refresh()).tenant("acme").slo == Slo(0.5, 0.02)
+    changed = await one.patch_tenant("acme", {"slo_first_token_s": None}, by="me")
+    assert changed.slo == (await other.refresh()).tenant("acme").slo == Slo(None, 0.02)
+    entry = (await one.audit_log(1))[0]
+    assert (entry.detail["slo_first_token_s"], entry.detail["slo_time_per_token_s"]) == (None, 0.02)
+    whole = await one.patch_tenant("acme", {"slo_first_token_s": 2.0}, by="me")
+    assert type(whole.slo.first_token_s) is float
+    assert (await one.put_tenant("acme", NO_QUOTA, by="me")).slo == NO_SLO
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.0, math.inf, math.nan, 1e7])
+@pytest.mark.parametrize("name", ["slo_first_token_s", "slo_time_per_token_s"])
+async def test_what_no_tenant_can_be_promised(registry: Registry, name: str, seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match="it must be above 0 and at most") as refused:
+        await registry.patch_tenant("default", {name: seconds}, by="me")
+    assert refused.value.param == name
 
 
 async def test_patches_that_come_at_once_lose_nothing(open_registry: OpenRegistry) -> None:

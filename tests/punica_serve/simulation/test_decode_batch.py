@@ -2,6 +2,7 @@
 
 import random
 
+from punica_serve.performance.lora_load import adapter_size
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.row import Row
 from punica_serve.simulation.tokens import token_at
@@ -68,9 +69,10 @@ def test_different_adapters_are_counted_once() -> None:
     for key, name in enumerate(("a", "a", "b")):
         row = _decoding_row(key, 3, 5)
         row.adapter = adapter_ref(name)
+        row.adapter_size = adapter_size(row.adapter)
         batch.join(row)
-    assert batch.num_adapters_with(None) == batch.num_adapters_with("a") == 2
-    assert batch.num_adapters_with("c") == 3
+    assert batch.lora.num_adapters_with(None) == batch.lora.num_adapters_with("a") == 2
+    assert batch.lora.num_adapters_with("c") == 3
     batch.leave(2)
-    assert batch.num_adapters_with("b") == 2
-    assert batch.num_adapters_with(None) == 1
+    assert batch.lora.num_adapters_with("b") == 2
+    assert batch.lora.num_adapters_with(None) == 1

@@ -3,8 +3,8 @@
 import pytest
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.performance.profile import AdapterLoad
 from punica_serve.simulation.lora_residency import LoraResidency
-from punica_serve.simulation.profile import AdapterLoad
 from simulated_gpus import adapter_ref
 
 

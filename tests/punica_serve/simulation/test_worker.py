@@ -6,6 +6,8 @@ import pytest
 
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
+from punica_serve.performance.profile import PerformanceProfile
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
     AdaptersCached,
     AssignmentId,
@@ -18,8 +20,6 @@ from punica_serve.protocol import (
     StopRequest,
     Warm,
 )
-from punica_serve.simulation.profile import PerformanceProfile
-from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.simulation.tokens import token_at
 from punica_serve.simulation.worker import SimulatedWorker, simulated_gpu_info
 from simulated_gpus import VOCAB_SIZE, adapter_ref, gpu_info, make_request

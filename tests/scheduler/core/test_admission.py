@@ -52,6 +52,14 @@ def test_limits_are_announced_at_joining_and_on_change(new_cluster: NewCluster) 
     assert announced() == [AnnounceLimits("f", Limits(1, 8))]
 
 
+def test_limits_tell_the_least_that_can_be_promised(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(least_first_token_s=0.02, least_time_per_token_s=0.005)
+    cluster.tell(events.FrontendJoined("f"))
+    assert cluster.actions == [AnnounceLimits("f", Limits(0, None, 0, 0.02, 0.005))]
+    cluster.gpu_joins("A", pages=2)
+    assert cluster.actions == [AnnounceLimits("f", Limits(1, 8, 0, 0.02, 0.005))]
+
+
 def test_a_request_that_fits_only_a_gpu_that_drains_holds_up_nobody(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.gpu_joins("large", pages=16)

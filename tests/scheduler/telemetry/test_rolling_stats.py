@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from punica_scheduler.telemetry.rolling_stats import RollingTimes
+from punica_serve.protocol import PromiseCounts
 from scheduler_in_words import Cluster, NewCluster
 
 MS = 1_000_000
@@ -40,6 +41,20 @@ def test_times_that_are_no_longer_recent_are_forgotten() -> None:
     assert times.percentiles() is not None
     times.begin_slice()
     assert times.percentiles() is None
+
+
+def test_promises_count_from_the_start_and_in_the_window(cluster: Cluster) -> None:
+    cluster.time_passes(0)
+    cluster.observer.count_promises(PromiseCounts(5, 1, 0, 2))
+    cluster.time_passes(1)
+    assert recent(cluster).promises == PromiseCounts(5, 1, 0, 2)
+    for _ in range(7):
+        cluster.time_passes(5)
+    cluster.observer.count_promises(PromiseCounts(1))
+    assert recent(cluster).promises == PromiseCounts(1)
+    counters = cluster.observer.snapshot(cluster.now_ns).counters
+    assert (counters["first_token_kept"], counters["first_token_broken"]) == (6, 1)
+    assert (counters["time_per_token_kept"], counters["time_per_token_broken"]) == (0, 2)
 
 
 def test_first_tokens_count_from_admission(cluster: Cluster) -> None:

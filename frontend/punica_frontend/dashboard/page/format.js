@@ -22,6 +22,11 @@ export function percent(share) {
   return share === null || share === undefined ? "–" : `${Math.round(share * 100)} %`;
 }
 
+/** A share of promises, which is 100 % only if none was broken. @param {number | null} share */
+export function keptShare(share) {
+  return share === null ? "–" : `${Math.floor(share * 1e3) / 10} %`;
+}
+
 /** How long ago something was. @param {number} seconds */
 export function ago(seconds) {
   if (seconds < 1) return "now";

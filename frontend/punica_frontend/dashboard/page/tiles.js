@@ -1,7 +1,7 @@
 /** The figures at the top of the page. */
 
 import { make, setText } from "./dom.js";
-import { duration, number, percent } from "./format.js";
+import { duration, keptShare, number, percent } from "./format.js";
 
 /** @param {any} cluster @param {import("./timeline.js").Row} row @returns {Record<string, [string, string]>} */
 function figures(cluster, row) {
@@ -22,6 +22,20 @@ function figures(cluster, row) {
   };
 }
 
+/** Tiles of promised latencies, once any has been judged. @param {any} cluster @returns {Record<string, [string, string]>} */
+function promises({ counters, recent }) {
+  /** @type {Record<string, [string, string]>} */
+  const tiles = {};
+  for (const [name, promise] of [["First token kept", "first_token"], ["Time per token kept", "time_per_token"]]) {
+    const [kept, broken] = [counters[`${promise}_kept`] ?? 0, counters[`${promise}_broken`] ?? 0];
+    if (!kept && !broken) continue;
+    const [keptNow, brokenNow] = [recent.promises[`${promise}_kept`], recent.promises[`${promise}_broken`]];
+    const share = keptNow + brokenNow ? keptNow / (keptNow + brokenNow) : null;
+    tiles[name] = [keptShare(share), `${number(kept)} kept, ${number(broken)} broken`];
+  }
+  return tiles;
+}
+
 export class Tiles {
   /** @type {Map<string, { value: HTMLElement, note: HTMLElement }>} */
   #tiles = new Map();
@@ -33,7 +47,7 @@ export class Tiles {
 
   /** @param {any} cluster @param {import("./timeline.js").Row} row */
   show(cluster, row) {
-    for (const [name, [value, note]] of Object.entries(figures(cluster, row))) {
+    for (const [name, [value, note]] of Object.entries({ ...figures(cluster, row), ...promises(cluster) })) {
       const tile = this.#tiles.get(name) ?? this.#add(name);
       setText(tile.value, value);
       setText(tile.note, note);

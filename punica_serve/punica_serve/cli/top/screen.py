@@ -1,6 +1,7 @@
 """Renders the state as lines for a terminal of any size. Does no input or output."""
 
 from datetime import datetime
+from math import floor
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -28,7 +29,7 @@ def screen(state: State, url: str, display: Display) -> RenderableType:
     if state.cluster is None:
         return Group(*head, Text("waiting for the cluster", style=_DIM))
     cluster = state.cluster
-    head += [_counts(cluster), _latencies(cluster)]
+    head += [_counts(cluster), _latencies(cluster), *_promises(cluster)]
     rows = gpu_rows(state, display.order)
     num_lines = None
     if display.height is not None:
@@ -73,6 +74,25 @@ def _latencies(cluster: dict[str, Any]) -> Text:
     recent = cluster["recent"]
     first, inter = (_percentiles(recent[name]) for name in ("first_token_s", "inter_token_s"))
     return Text(f"p50/p90/p99 of the last {recent['window_s']:.0f} s: first token {first}, between tokens {inter}")
+
+
+def _promises(cluster: dict[str, Any]) -> list[Text]:
+    """A line of the latencies that were promised, once any promise has been judged."""
+    counters, recent = cluster["counters"], cluster["recent"]
+    parts = []
+    for words, name in (("first token", "first_token"), ("time per token", "time_per_token")):
+        kept, broken = (counters.get(f"{name}_{outcome}", 0) for outcome in ("kept", "broken"))
+        if kept or broken:
+            share = _kept_share(recent["promises"], name)
+            parts.append(f"{words} {share}, {kept} kept and {broken} broken in all")
+    window = f"promises kept in the last {recent['window_s']:.0f} s"
+    return [Text(f"{window}: {'; '.join(parts)}")] if parts else []
+
+
+def _kept_share(promises: dict[str, int], name: str) -> str:
+    """The share that was kept; it is 100 % only if no promise was broken."""
+    kept, broken = promises[f"{name}_kept"], promises[f"{name}_broken"]
+    return f"{floor(1000 * kept / (kept + broken)) / 10:g} %" if kept or broken else "-"
 
 
 def _percentiles(times: dict[str, float] | None) -> str:

@@ -33,6 +33,10 @@ def gpu(number: int, batch_size: float = 0.0, **more: Any) -> dict[str, Any]:
     }
 
 
+#: Names of judged promises.
+PROMISES = ("first_token_kept", "first_token_broken", "time_per_token_kept", "time_per_token_broken")
+
+
 def mark(kind: str, *uuids: str, number: int = 1, at_ns: int = NOW_NS, count: int = 1) -> dict[str, Any]:
     return {"number": number, "at_ns": at_ns, "kind": kind, "gpu_uuids": list(uuids), "count": count}
 
@@ -52,7 +56,9 @@ def cluster(*gpus: dict[str, Any], **more: Any) -> dict[str, Any]:
             "tokens_per_s": 321.0,
             "first_token_s": {"p50": 0.05, "p90": 0.1, "p99": 0.25},
             "inter_token_s": None,
+            "promises": dict.fromkeys(PROMISES, 0),
         },
+        "counters": dict.fromkeys(PROMISES, 0),
         "adapters": {
             "d1": {"name": "roman", "owner": "acme", "rank": 8},
             "d2": {"name": None, "owner": None, "rank": None},
@@ -98,6 +104,19 @@ def row_of(lines: list[str], gpu: str) -> list[str]:
 
 def line_with(lines: list[str], word: str) -> str:
     return next(line for line in lines if word in line)
+
+
+def test_promises_are_told_once_any_was_judged() -> None:
+    told = cluster(gpu(0, 1.0))
+    assert not any("promises" in line for line in shown(told))
+    told["counters"] |= {"first_token_kept": 4_000, "first_token_broken": 7}
+    told["recent"]["promises"] |= {"first_token_kept": 1_999, "first_token_broken": 1}
+    line = line_with(shown(told, width=120), "promises")
+    assert line == "promises kept in the last 30 s: first token 99.9 %, 4000 kept and 7 broken in all"
+    told["counters"] |= {"time_per_token_broken": 3}
+    told["recent"]["promises"] = dict.fromkeys(PROMISES, 0)
+    line = line_with(shown(told, width=140), "promises")
+    assert line.endswith("first token -, 4000 kept and 7 broken in all; time per token -, 0 kept and 3 broken in all")
 
 
 def test_all_that_there_is_to_say() -> None:

@@ -51,6 +51,7 @@ CLUSTER = {
         "first_token_s": None,
         "inter_token_s": None,
     },
+    "counters": {},
     "adapters": {},
     "marks": [],
 }

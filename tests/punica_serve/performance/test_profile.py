@@ -7,10 +7,10 @@ import yaml
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.errors import ConfigError
+from punica_serve.performance.profile import PerformanceProfile, load_profile, shipped_profiles
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import AdapterRef, GpuInfo, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu
-from punica_serve.simulation.profile import PerformanceProfile, load_profile, shipped_profiles
-from punica_serve.simulation.step_time import StepTimeModel
 from punica_serve.workload import Population, shipped_workload
 
 RANKS = {"q_proj": 16, "o_proj": 16, "gate_proj": 16, "down_proj": 16}
@@ -23,12 +23,13 @@ def test_a_profile_has_the_numbers_of_its_file(tmp_path: Path, profile: Performa
 
 
 def test_all_shipped_profiles_can_be_read() -> None:
-    assert shipped_profiles() == ("a100-40g-7b", "h200-7b")
+    assert shipped_profiles() == ("a10-7b-padded", "a10-7b-unpadded", "a100-40g-7b", "h200-7b")
     assert all(load_profile(name).source for name in shipped_profiles())
 
 
 def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="no performance profile 'a100'; give one of a100-40g-7b, h200-7b, or a YAML"):
+    names = ", ".join(shipped_profiles())
+    with pytest.raises(ConfigError, match=f"no performance profile 'a100'; give one of {names}, or a YAML"):
         load_profile("a100")
 
 
@@ -41,7 +42,13 @@ def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
         ("prefill", {"tokens": [1, 2], "ms": [2.0, 1.0]}, "`ms` must not fall while `tokens` rises"),
         ("decode", {"batch": [1, 2], "context": [1], "ms": [[2.0], [1.0]]}, "must not fall while `batch` rises"),
         ("decode", {"batch": [1], "context": [1, 2], "ms": [[2.0, 1.0]]}, "must not fall while `context` rises"),
-        ("lora", {"adapters": [0, 1], "ms": [0.0]}, "`ms` must be as long as `adapters`"),
+        ("lora", {"kind": "distinct", "pages": [0, 1], "ms": [0.0]}, "`ms` must be as long as `pages`"),
+        ("lora", {"kind": "padded", "rank_ms": -0.1}, "must be 0 or more"),
+        ("lora", {"kind": "unpadded", "rank_ms": float("inf")}, "finite"),
+        ("lora", {"kind": "bgmv"}, "distinct"),
+        ("version", 1, "2"),
+        ("group_size", 2, "1"),
+        ("max_prefills", 2, "1"),
         ("adapter_load", {"gb_per_s": 0.0}, "must be more than 0"),
     ],
 )

@@ -1,13 +1,15 @@
 import pytest
 
-from punica_serve.simulation.profile import PerformanceProfile
-from punica_serve.simulation.step_time import StepTimeModel
+from punica_serve.performance.lora_load import NO_LORA, LoraLoad
+from punica_serve.performance.lora_times import DistinctLora, LoraTimes, PaddedLora, UnpaddedLora
+from punica_serve.performance.profile import PerformanceProfile
+from punica_serve.performance.step_time import StepTimeModel
 
 
 def _ms(
-    profile: PerformanceProfile, *, prefill: int = 0, decodes: int = 0, context: int = 0, adapters: int = 0
+    profile: PerformanceProfile, *, prefill: int = 0, decodes: int = 0, context: int = 0, lora: LoraLoad = NO_LORA
 ) -> float:
-    return 1e3 * StepTimeModel(profile).step_s(prefill, decodes, context, adapters)
+    return 1e3 * StepTimeModel(profile).step_s(prefill, decodes, context, lora)
 
 
 def test_between_measured_points_times_are_linear(profile: PerformanceProfile) -> None:
@@ -24,8 +26,26 @@ def test_beyond_the_last_point_times_go_on_as_before_it(profile: PerformanceProf
     assert _ms(profile, decodes=21, context=21 * 10) == pytest.approx(31.0)
 
 
-def test_adapters_add_to_a_step(profile: PerformanceProfile) -> None:
-    assert _ms(profile, decodes=1, context=10, adapters=4) == pytest.approx(13.0)
+#: Three rows of ranks 8, 8 and 64, the first two with one adapter on all seven projections.
+_MIXED = LoraLoad(num_rows=3, sum_ranks=80, max_rank=64, num_pages=4 + 32)
+
+
+@pytest.mark.parametrize(
+    ("lora", "added_ms"),
+    [
+        (DistinctLora(kind="distinct", pages=(0, 72), ms=(1.0, 3.0), row_ms=0.5), 1.0 + 1.0 + 3 * 0.5),
+        (PaddedLora(kind="padded", rank_ms=0.01), 0.01 * 3 * 64),
+        (UnpaddedLora(kind="unpadded", rank_ms=0.01), 0.01 * 80),
+    ],
+)
+def test_adapters_add_to_a_step(profile: PerformanceProfile, lora: LoraTimes, added_ms: float) -> None:
+    with_lora = profile.model_copy(update={"lora": lora})
+    assert _ms(with_lora, decodes=3, context=30, lora=_MIXED) == pytest.approx(
+        _ms(profile, decodes=3, context=30) + added_ms
+    )
+    assert _ms(with_lora, decodes=3, context=30) == pytest.approx(_ms(profile, decodes=3, context=30)), (
+        "no row has LoRA"
+    )
 
 
 def test_a_mixed_step_takes_the_rows_of_both_and_the_decodes_context(profile: PerformanceProfile) -> None:
