@@ -26,9 +26,18 @@ if TYPE_CHECKING:
 
 _Row = tuple[str, Callable[["Summary"], str]]
 
+
+def _kept(promise: str) -> Callable[["Summary"], str]:
+    """Shows the share of an Attainment's field."""
+    return lambda summary: f"{getattr(summary.attained, promise):.2%}" if summary.attained else "-"
+
+
 _ROWS: tuple[_Row, ...] = (
     ("GPU time in steps", lambda summary: f"{summary.busy_share:.1%}"),
     ("of it in full batches", lambda summary: f"{summary.full_share:.1%}"),
+    ("GPU time in steps, s", lambda summary: f"{summary.gpu_time_s:,.0f}"),
+    ("GPUs that could be released", lambda summary: f"{summary.num_unused_gpus:,}"),
+    ("mean batch size", lambda summary: f"{summary.mean_batch_size:.1f}"),
     ("idle GPU time that could be released", lambda summary: f"{summary.releasable_share:.1%}"),
     ("tokens per second in steps", lambda summary: f"{summary.tokens_per_busy_s:,.0f}"),
     ("evictions", lambda summary: f"{summary.evictions:,}"),
@@ -39,6 +48,12 @@ _ROWS: tuple[_Row, ...] = (
     ("queue delay, p99 s", lambda summary: f"{summary.queue_delay_p99_s:.3f}"),
     ("first token, p50 s", lambda summary: f"{summary.first_token_p50_s:.3f}"),
     ("first token, p99 s", lambda summary: f"{summary.first_token_p99_s:.3f}"),
+    ("time per token, mean ms", lambda summary: f"{1e3 * summary.time_per_token_mean_s:.1f}"),
+    ("time per token, p50 ms", lambda summary: f"{1e3 * summary.time_per_token_p50_s:.1f}"),
+    ("time per token, p99 ms", lambda summary: f"{1e3 * summary.time_per_token_p99_s:.1f}"),
+    ("promises kept: first token", _kept("first_token")),
+    ("promises kept: time per token", _kept("time_per_token")),
+    ("promises kept: both", _kept("both")),
     ("requests that failed", lambda summary: f"{summary.num_failed:,}"),
 )
 

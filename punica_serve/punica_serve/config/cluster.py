@@ -22,6 +22,7 @@ from punica_serve.config.fields import (
     Int32,
     Name,
     NonNegativeInt,
+    PlacementName,
     Port,
     PositiveInt,
     Seconds,
@@ -144,7 +145,7 @@ class SchedulerConfig(ConfigModel):
     port: Port = 8100
     #: Which GPU with room gets a request. punica: the one with the largest working set. The others are for comparison:
     #: the smallest working set, the first by UUID, one drawn from the request's id.
-    placement: Literal["punica", "most_idle", "first_fit", "random"] = "punica"
+    placement: PlacementName = "punica"
     #: Queue order. fcfs: first come, first served. vtc: the tenant served least so far (virtual token counters).
     #: deadline: the earliest promise of a first token (`slo`); a request without one is due at `queue_timeout_s`.
     queue: Literal["fcfs", "vtc", "deadline"] = "fcfs"

@@ -5,7 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PositiveInt, Seconds
+from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PlacementName, PositiveInt, Seconds
+from punica_serve.protocol.slo import PROMISE_RANGE
+
+#: Seconds of a promised latency.
+PromisedSeconds = Annotated[float, Field(strict=True, **PROMISE_RANGE.as_constraints())]
 
 #: A rate over time needs at least a start and an end.
 _MIN_POINTS = 2
@@ -52,6 +56,24 @@ class ArrivalsConfig(ConfigModel):
         return self.rate[-1][0]
 
 
+class SloConfig(ConfigModel):
+    """The latencies that every request of a simulation is promised. By default nothing is promised."""
+
+    #: Seconds to the first token.
+    first_token_s: PromisedSeconds | None = None
+    #: Mean seconds from one token to the next.
+    time_per_token_s: PromisedSeconds | None = None
+    #: Instead of `time_per_token_s`: how many times as long as for a request of mean length and the same rank that is
+    #: alone on a GPU.
+    scale: Annotated[float, Field(strict=True, gt=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _promises_once(self) -> Self:
+        if self.time_per_token_s is not None and self.scale is not None:
+            raise ValueError("`time_per_token_s` and `scale` both promise a time per token; keep one of them")
+        return self
+
+
 class SimulationConfig(ConfigModel):
     """Simulated GPUs: the size comes from `engine`, the speed from a performance profile."""
 
@@ -66,5 +88,9 @@ class SimulationConfig(ConfigModel):
     link_latency_ms: NonNegative = 0.5
     #: Interval over which each row of the timeline is averaged.
     interval_s: Seconds = 10.0
+    slo: SloConfig = SloConfig()
+    #: Placement policies that `punica-serve simulate` compares, under the same arrivals. The first is the one whose
+    #: requests are called faster or slower than those of the others.
+    compare: tuple[PlacementName, ...] = ()
     #: The requests of `punica-serve simulate`.
     arrivals: ArrivalsConfig | None = None
