@@ -1,14 +1,13 @@
-"""From a config to a simulation's results, and the same cluster with single parts of the scheduler exchanged."""
+"""From a config to a simulation's results."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
-from punica_scheduler.simulator.request_times import RequestTimes, request_times
+from punica_scheduler.simulator.request_times import RequestTimes, attainment, request_times
 from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
@@ -26,15 +25,6 @@ from punica_serve.workload import RequestLength
 
 #: Simulated time begins at 0; an incarnation is a start time, and 0 means none.
 _INCARNATION = 1
-
-#: What an ablation changes in `scheduler:`.
-ABLATIONS: dict[str, Mapping[str, Any]] = {
-    "most_idle": {"placement": "most_idle"},
-    "first_fit": {"placement": "first_fit"},
-    "random": {"placement": "random"},
-    "no migration": {"migration": False},
-    "no consolidation": {"consolidation": {"enabled": False}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +91,13 @@ def simulate(
     return Result(cluster.recorder.timeline(cluster.now_s), summary, cluster.audit.failures, times)
 
 
+def judged(result: Result, config: ClusterConfig, arrivals: Arrivals) -> Result:
+    """The result held against the promises of ``config``, where these would not have changed the schedule."""
+    adapters = tuple(dummy_adapters(config.dummy_adapters, read_model_config(config.engine.model)).values())
+    slos = slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals)))
+    return replace(result, summary=replace(result.summary, attained=attainment(result.times, slos)))
+
+
 def unloaded_s(config: ClusterConfig, length: RequestLength, rank: int) -> float:
     """Time per token of a request of this length and rank, 0 for the base model, that is alone on one of the GPUs.
 
@@ -124,9 +121,3 @@ def mean_length(arrivals: Arrivals) -> RequestLength:
     """The mean prompt, and the mean answer of at least two tokens."""
     prompts, outputs = zip(*arrivals.lengths, strict=True)
     return RequestLength(round(sum(prompts) / len(prompts)), max(2, round(sum(outputs) / len(outputs))))
-
-
-def ablated(config: ClusterConfig, name: str) -> ClusterConfig:
-    """The config with what ABLATIONS says of this name."""
-    fields = {**config.scheduler.model_dump(), **ABLATIONS[name]}
-    return config.model_copy(update={"scheduler": SchedulerConfig.model_validate(fields)})

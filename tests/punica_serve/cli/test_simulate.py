@@ -117,6 +117,7 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
         (["--live", "http://127.0.0.1:1"], "no frontend answers at http"),
         (["--live", "foo"], "'foo' is not a frontend"),
         (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` can't be combined with `--ablations`"),
+        (["--live", "http://127.0.0.1:1", "--compare", "random"], "`--live` can't be combined with `--compare`"),
     ],
 )
 def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[str], message: str) -> None:
