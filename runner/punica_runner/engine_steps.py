@@ -76,7 +76,16 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=engine.num_lora_pages,
         name=gpu_name(runner_id, index),
+        device_name=_device_name(engine),
     )
+
+
+def _device_name(engine: "Engine") -> str:
+    if engine.device.type == "cpu":
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(engine.device)
 
 
 def _gpu_uuid(engine: "Engine", runner_id: str, index: int) -> str:

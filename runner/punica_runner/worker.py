@@ -24,8 +24,7 @@ from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
-from punica_serve.protocol import SupervisorToWorker, WireError, WorkerFailed
-from punica_serve.simulation.worker import SIMULATED_DEVICE
+from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
 
 #: Time for a worker to finish its step after its supervisor is gone.
 ORPHAN_GRACE_S = 1.0

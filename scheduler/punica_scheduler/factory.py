@@ -1,23 +1,44 @@
 """From a config file to a scheduler: the one place where the core's settings are read from the config."""
 
 from punica_scheduler.core.advice import ScaleRule
+from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
 from punica_scheduler.core.consolidation import ConsolidationRule
-from punica_scheduler.core.placement import PLACEMENTS
+from punica_scheduler.core.placement import PLACEMENTS, Placement
+from punica_scheduler.core.rank_aware import RankAwarePlacement
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_serve.config.cluster import SchedulerConfig
+from punica_serve.errors.invariants import require
+from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.performance.step_time import StepTimeModel
 
 
-def scheduler_of(config: SchedulerConfig, incarnation: int) -> Scheduler:
-    """A scheduler as configured; ``incarnation`` is its start time, in nanoseconds."""
-    return Scheduler(incarnation, settings_of(config))
+def scheduler_of(config: SchedulerConfig, incarnation: int, model: StepTimeModel | None = None) -> Scheduler:
+    """A scheduler as configured; ``incarnation`` is its start time, in nanoseconds.
+
+    ``model`` is the performance model of its GPUs; placements by cost need one.
+    """
+    return Scheduler(incarnation, settings_of(config, model))
 
 
-def settings_of(config: SchedulerConfig) -> SchedulerSettings:
+def _placement_of(config: SchedulerConfig, model: StepTimeModel | None) -> Placement:
+    if config.placement in PLACEMENTS:
+        return PLACEMENTS[config.placement]()
+    require(model is not None, f"the placement {config.placement} got no performance model")
+    assert model is not None
+    costs = StepTimeColumns(model)
+    if config.placement == "rank_aware":
+        return RankAwarePlacement(costs)
+    return ConsolidateSloPlacement(costs, config.slo_margin)
+
+
+def settings_of(config: SchedulerConfig, model: StepTimeModel | None = None) -> SchedulerSettings:
     """The core's part of a config. Emptying a GPU is migration, so there is none without."""
     return SchedulerSettings(
-        placement=PLACEMENTS[config.placement](),
+        placement=_placement_of(config, model),
         queue=config.queue,
+        least_first_token_s=model.step_s(1, 0, 0) if model else 0.0,
+        least_time_per_token_s=model.step_s(0, 1, 1) if model else 0.0,
         migration=config.migration,
         max_queue=config.max_queue,
         queue_timeout_ns=_ns(config.queue_timeout_s),

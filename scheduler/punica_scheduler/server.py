@@ -26,6 +26,7 @@ from punica_scheduler.core.actions import (
 )
 from punica_scheduler.event_log_file import write_event_log
 from punica_scheduler.factory import scheduler_of
+from punica_scheduler.gpu_check import check_gpu
 from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
 from punica_scheduler.telemetry.observer import ClusterObserver
@@ -34,6 +35,8 @@ from punica_serve.errors import ProtocolError, PunicaError
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import accept, listen
 from punica_serve.links.ssl_context import server_context
+from punica_serve.performance.cluster_model import cluster_model
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.logs import about, named
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.tracing import SpanSink, closing_spans, span_sink
@@ -53,7 +56,6 @@ from punica_serve.protocol import (
     GetGpu,
     GetHistory,
     GetResidency,
-    GpuInfo,
     GpuJoined,
     GpuLost,
     GpuReply,
@@ -87,7 +89,8 @@ def _ignore(_: object) -> None:
 async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[int], object] = _ignore) -> None:
     """Runs the scheduler until cancelled; ``on_listening`` gets the port.
 
-    Raises ConfigError for an address that can't be had, TLS files that are no good, and traces without their exporter.
+    Raises ConfigError for an address that can't be had, a profile of another model, TLS files that are no
+    good, and traces without their exporter.
     """
     hook = ScaleHook(config.scheduler.scale.hook, config.scheduler.scale.hook_timeout_s)
     sink = span_sink("scheduler", config.tracing.otlp_endpoint)
@@ -98,6 +101,7 @@ async def serve(config: ClusterConfig, token: str, *, on_listening: Callable[[in
         event_log_folder=config.data_folder,
         on_advice=hook.advise,
         sink=sink,
+        model=cluster_model(config),
     )
     host = config.scheduler.host
     tls = server_context(config.tls) if config.tls else None
@@ -121,6 +125,7 @@ class Server:
         event_log_folder: Path,
         on_advice: Callable[[ScaleAdvice], object] = _ignore,
         sink: SpanSink | None = None,
+        model: StepTimeModel | None = None,
     ) -> None:
         self._token = token
         self._event_log_path = event_log_folder / f"scheduler-events-{incarnation}.txt"
@@ -128,7 +133,8 @@ class Server:
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.
         self._clock_offset_ns = incarnation - time.monotonic_ns()
-        self._scheduler = scheduler_of(config, incarnation)
+        self._model = model
+        self._scheduler = scheduler_of(config, incarnation, model)
         self._observer = ClusterObserver(self._scheduler, incarnation)
         self._spans = RequestSpans(sink, self._now_ns) if sink else None
         #: The newest link of each peer, by what the peer is called.
@@ -313,7 +319,7 @@ class Server:
                 self.apply(events.GpuLost(gpu_uuid))
                 self._forget_gpu(gpu_uuid)
             case GpuJoined(gpu):
-                _check_gpu(gpu)
+                check_gpu(gpu, self._model.profile if self._model else None)
                 log.info("GPU %s (%s) of runner %s joined", gpu.name, gpu.uuid, runner_id)
                 self._gpus[gpu.uuid], self._gpu_names[gpu.uuid] = channel, gpu.name
                 self.apply(events.GpuJoined(runner_id, gpu))
@@ -347,9 +353,3 @@ def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None
     except ProtocolError as error:
         log.error("a link is closed: %s", error)
         channel.end(error.message)
-
-
-def _check_gpu(gpu: GpuInfo) -> None:
-    """Raises ProtocolError for a GPU that could hold nothing."""
-    if min(gpu.max_batch_size, gpu.page_size, gpu.num_kv_pages) < 1:
-        raise ProtocolError(f"GPU {gpu.name} can't join without a batch, a page size and pages: {gpu}")

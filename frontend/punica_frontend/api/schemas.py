@@ -96,8 +96,15 @@ class Strict(Body):
     model_config = ConfigDict(extra="forbid")
 
 
+def _one_of_them(schema: dict[str, Any]) -> None:
+    """Says in the schema, too, that one field at least is a number."""
+    schema["anyOf"] = [{"required": [name], "properties": {name: {"type": "number"}}} for name in schema["properties"]]
+
+
 class SloBody(Strict):
     """Latencies that are promised, at least one. They order and place requests; none is refused for them."""
+
+    model_config = ConfigDict(json_schema_extra=_one_of_them)
 
     first_token_s: PromisedSeconds | None = Field(
         None, description="From the request's arrival to its first token.", examples=[0.5]

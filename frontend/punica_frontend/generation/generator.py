@@ -17,6 +17,7 @@ from punica_frontend.generation.promises import promised
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_log import log_added, log_end
+from punica_frontend.generation.request_slo import promised
 from punica_frontend.generation.request_spans import FrontendSpans
 from punica_frontend.generation.response_stream import ResponseStream
 from punica_frontend.generation.text_stream import TextStream

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from punica_frontend.metrics.bounded_labels import OTHER, BoundedLabels
 from punica_frontend.metrics.distribution import Distribution
-from punica_frontend.metrics.promises import COMPLETED, judge
+from punica_frontend.metrics.promise_judge import COMPLETED, judge
 from punica_serve.errors import PunicaError
 from punica_serve.protocol import NO_PROMISES, Ending, FinishReason, Slo
 

@@ -38,10 +38,15 @@ def _without_defaults(schema: dict[str, Any]) -> None:
         del field["default"]
 
 
+def _one_at_least(schema: dict[str, Any]) -> None:
+    _without_defaults(schema)
+    schema["minProperties"] = 1
+
+
 class SloPatch(SloBody):
     """The promises to change. Null makes none; a promise that is left out stays."""
 
-    model_config = ConfigDict(json_schema_extra=_without_defaults)
+    model_config = ConfigDict(json_schema_extra=_one_at_least)
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:

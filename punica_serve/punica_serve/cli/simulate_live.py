@@ -16,7 +16,7 @@ from punica_serve.cli.simulate_files import write_files
 from punica_serve.cli.text_tables import figures_table
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.numbers import counted
-from punica_serve.simulation.worker import SIMULATED_DEVICE
+from punica_serve.protocol import SIMULATED_DEVICE
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,6 +21,8 @@ from punica_serve.config.fields import (
     Folder,
     Int32,
     Name,
+    NameOrFile,
+    NonNegative,
     NonNegativeInt,
     PlacementName,
     Port,
@@ -144,8 +146,14 @@ class SchedulerConfig(ConfigModel):
     #: With 0, `punica-serve up` chooses a free port.
     port: Port = 8100
     #: Which GPU with room gets a request. punica: the one with the largest working set. The others are for comparison:
-    #: the smallest working set, the first by UUID, one drawn from the request's id.
+    #: the smallest working set, the first by UUID, one drawn from the request's id. With `profile`, rank_aware: where a
+    #: request costs all requests the least time (CaraServe); consolidate_slo: punica, while promised latencies hold.
     placement: PlacementName = "punica"
+    #: How long steps take on these GPUs: a profile that ships with the package, or a YAML file written by
+    #: `punica-serve profile`.
+    profile: NameOrFile | None = None
+    #: For consolidate_slo: the share by which a predicted time must stay below the promise.
+    slo_margin: NonNegative = 0.15
     #: Queue order. fcfs: first come, first served. vtc: the tenant served least so far (virtual token counters).
     #: deadline: the earliest promise of a first token (`slo`); a request without one is due at `queue_timeout_s`.
     queue: Literal["fcfs", "vtc", "deadline"] = "fcfs"

@@ -15,6 +15,9 @@ class AdapterSize(NamedTuple):
     num_pages: int
 
 
+NO_ADAPTER = AdapterSize(0, 0)
+
+
 class LoraLoad(NamedTuple):
     """What a batch asks of LoRA kernels."""
 

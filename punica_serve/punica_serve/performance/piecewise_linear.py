@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[np.float64]
+from punica_serve.performance.batch_columns import Column
 
 
 class PiecewiseLinear:
@@ -23,7 +22,8 @@ class PiecewiseLinear:
         for (x0, y0), (x1, y1) in pairwise(points):
             slope = (y1 - y0) / (x1 - x0)
             self._pieces.append(((y0 - slope * x0) / 1e3, slope / 1e3))
-        self._columns = np.array(self._pieces)
+        #: A row for each piece: seconds at 0, and for each number more.
+        self.pieces = np.array(self._pieces)
 
     def __call__(self, number: float) -> float:
         base, slope = self._pieces[bisect_right(self._breaks, number)] if self._breaks else self._pieces[0]
@@ -34,5 +34,5 @@ class PiecewiseLinear:
         if not self._breaks:
             base, slope = self._pieces[0]
             return base + slope * numbers
-        pieces = self._columns[np.searchsorted(self._breaks, numbers, side="right")]
+        pieces = self.pieces[np.searchsorted(self._breaks, numbers, side="right")]
         return pieces[:, 0] + pieces[:, 1] * numbers

@@ -94,6 +94,7 @@ from punica_serve.protocol.row_headers import (
     with_row_headers,
 )
 from punica_serve.protocol.runner import (
+    SIMULATED_DEVICE,
     AdapterFetched,
     AdaptersCached,
     AssignmentsFailed,
@@ -130,6 +131,7 @@ __all__ = [
     "NO_SLO",
     "PROMISE_RANGE",
     "PROTOCOL_VERSION",
+    "SIMULATED_DEVICE",
     "AdapterFetched",
     "AdapterRef",
     "AdapterResidency",

@@ -8,6 +8,10 @@ from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, Tok
 # ------------------------------------------------------------------ runner -> scheduler
 
 
+#: The device of a worker that only keeps accounts.
+SIMULATED_DEVICE = "simulated"
+
+
 class GpuInfo(Struct, frozen=True):
     """A worker's description of its device, once it is ready."""
 
@@ -22,6 +26,8 @@ class GpuInfo(Struct, frozen=True):
     #: For people: RUNNER/INDEX, by the device's place in runner.devices. A restarted worker has the same name and, on
     #: a GPU, the same UUID.
     name: str = ""
+    #: The device as its driver names it, "cpu" or "simulated"; see `PerformanceProfile.device`.
+    device_name: str = ""
 
     def __post_init__(self) -> None:
         """A device without a runner is called by its UUID."""

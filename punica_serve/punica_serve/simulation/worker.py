@@ -13,6 +13,7 @@ from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
+    SIMULATED_DEVICE,
     AdaptersCached,
     AssignmentId,
     AssignmentsFailed,
@@ -30,7 +31,6 @@ from punica_serve.simulation.gpu import PlannedStep, SimulatedGpu, SimulatedStep
 Command = StartRequest | StopRequest | Warm | Forget | Reset
 Report = StepReport | AssignmentsFailed
 
-SIMULATED_DEVICE = "simulated"
 
 _NOTHING = SimulatedStep(PlannedStep(None, 0, 0, 0, 0.0, ()), (), (), (), ())
 
@@ -48,6 +48,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=dict.fromkeys(LORA_GROUPS, engine.num_lora_pages),
         name=name,
+        device_name=SIMULATED_DEVICE,
     )
 
 

@@ -185,6 +185,7 @@ class ClusterState:
         """Ends a request whose worker reports it as finished."""
         self._detach(record, outcome, tell_worker=False)
         self._conclude(record, RequestState.FINISHED)
+        self.fleet.index.typical.finished(record.num_prompt, record.num_generated)
         outcome.deliver_end(record, reason)
 
     def cancel(self, record: RequestRecord, outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
+from punica_scheduler.core.gpu_load import GpuLoad
 from punica_scheduler.core.page_account import PageAccount
 from punica_scheduler.core.repeated_rows import RepeatedRows
 from punica_scheduler.core.request import LoraPages, RequestRecord
@@ -52,6 +53,8 @@ class GpuRecord:
     num_users: dict[str | None, int] = field(default_factory=dict)
     #: Pages of the LoRA pool that those adapters take, by group.
     lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
+    #: What the working set costs, for placements that ask.
+    load_sums: GpuLoad = field(default_factory=GpuLoad)
     resident: tuple[str, ...] = ()
     #: When a request last left each of these adapters without users.
     unused_since_ns: dict[str, int] = field(default_factory=dict)
@@ -157,6 +160,7 @@ class GpuRecord:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
         self.num_pages_ahead += self.pages_ahead_of(record)
+        self.load_sums.add(assignment.counter, record)
         seq = self.kv_pages.start(assignment, self.pages_for(record.num_tokens + 1))
         self._update_room()
         return seq
@@ -165,6 +169,7 @@ class GpuRecord:
         """Takes a request out of the working set."""
         self.end_repeated_rows()
         record = self.working_set.pop(assignment.counter)
+        self.load_sums.remove(assignment.counter, record)
         self.num_pages_ahead -= self.pages_ahead_of(record)
         self.num_users[record.digest] -= 1
         if not self.num_users[record.digest]:
@@ -230,6 +235,7 @@ class GpuRecord:
     def check_invariants(self) -> None:
         """Audits the sums. AssertionError is a bug of ours."""
         self.kv_pages.check_invariants()
+        self.load_sums.check_invariants(self.working_set)
         records = list(self.working_set.values())
         rows = self.repeated_rows
         repeated = [record for record in records if record.repeated_rows is not None]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_columns import GpuColumns
+from punica_scheduler.core.typical_request import TypicalRequest
 from punica_serve.errors.invariants import require
 
 _by_uuid = attrgetter("uuid")
@@ -44,6 +46,9 @@ class GpuIndex:
         self._files: list[_File] = []
         #: Size under which a GPU is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
+        #: Sums of all open GPUs, for placements by cost.
+        self._columns = GpuColumns()
+        self.typical = TypicalRequest()
         #: Those that may have room now for what they had no room for before.
         self.improved: set[GpuRecord] = set()
 
@@ -53,6 +58,7 @@ class GpuIndex:
     def add(self, gpu: GpuRecord) -> None:
         """The GPU takes requests from now on."""
         insort(self._open, gpu, key=_by_uuid)
+        self._columns.rebuild()
         self.update(gpu)
 
     def discard(self, gpu: GpuRecord) -> None:
@@ -60,11 +66,13 @@ class GpuIndex:
         index = bisect_left(self._open, gpu.uuid, key=_by_uuid)
         if self._open[index : index + 1] == [gpu]:
             del self._open[index]
+            self._columns.rebuild()
             self._take_out(gpu)
         self.improved.discard(gpu)
 
     def update(self, gpu: GpuRecord) -> None:
         """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
+        self._columns.changed(gpu)
         filed = self._filed.get(gpu)
         if gpu.is_draining or (filed is None and gpu.is_full):
             return
@@ -113,6 +121,10 @@ class GpuIndex:
         """All, from the lowest UUID up, or from another place in that order and round to it."""
         yield from self._open[start:]
         yield from self._open[:start]
+
+    def columns(self) -> GpuColumns:
+        """The sums of all, up to date, from the highest UUID down."""
+        return self._columns.look(self._open)
 
     def _file_of(self, size: int) -> _File:
         while len(self._files) <= size:

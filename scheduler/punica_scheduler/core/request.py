@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.errors.invariants import require
+from punica_serve.performance.lora_load import NO_ADAPTER, AdapterSize, adapter_size
 from punica_serve.protocol import AssignmentId, LoraGroup, Request
 
 #: For arrays of token ids, which take a ninth of a list's memory.
@@ -155,6 +156,8 @@ class RequestRecord:
     request_id: str = field(init=False)
     #: Digest of its adapter; None runs the base model.
     digest: str | None = field(init=False)
+    #: Rank and pages of its adapter; meaningless without one.
+    adapter_size: AdapterSize = field(init=False)
     #: Length of the prompt, and of the longest answer.
     num_prompt: int = field(init=False)
     max_tokens: int = field(init=False)
@@ -165,6 +168,7 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         self.request_id, self.digest = self.request.request_id, self.request.digest
+        self.adapter_size = adapter_size(self.request.adapter) if self.request.adapter else NO_ADAPTER
         self.arrival = (self.request.arrival_ns, self.request_id)
         self.num_prompt = len(self.request.prompt_ids)
         self.max_tokens = self.request.sampling.max_tokens
@@ -180,6 +184,11 @@ class RequestRecord:
     def num_generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.generated_ids) + (self.repeated_rows.num_steps if self.repeated_rows else 0)
+
+    @property
+    def time_per_token_s(self) -> float | None:
+        """The promised mean seconds between two tokens of its answer."""
+        return self.request.slo.time_per_token_s if self.request.slo else None
 
     @property
     def num_tokens(self) -> int:

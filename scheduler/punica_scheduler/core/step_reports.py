@@ -30,7 +30,7 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
             return _take_row_by_row(full, gpu, outcome)
         num_begun = len(rows.newcomers)
         for record in rows.newcomers:
-            _note_begin(record, outcome)
+            _note_begin(record, gpu, outcome)
     offset = rows.num_steps
     gpu.num_pages_ahead += rows.take(report)
     num_rows = len(report.token_ids)
@@ -56,7 +56,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
             continue
         if position == record.num_generated_at_start:
             num_begun += 1
-            _note_begin(record, outcome)
+            _note_begin(record, gpu, outcome)
         gpu.num_pages_ahead -= gpu.pages_ahead_of(record)
         record.accept_token(token_id, row_s)
         gpu.num_pages_ahead += gpu.pages_ahead_of(record)
@@ -68,8 +68,10 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
     return broken
 
 
-def _note_begin(record: RequestRecord, outcome: Outcome) -> None:
+def _note_begin(record: RequestRecord, gpu: GpuRecord, outcome: Outcome) -> None:
     """A request is about to get its first token of this assignment."""
+    if record.assignment is not None:
+        gpu.load_sums.begun(record.assignment.counter)
     if not record.num_generated_at_start:
         record.end_prefill(outcome.now_ns)
         outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)

@@ -61,7 +61,8 @@ def simulate(
     model = read_model_config(config.engine.model)
     adapters = tuple(dummy_adapters(config.dummy_adapters, model).values())
     # All join before the first request: nothing is to be waited for.
-    scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION)
+    step_times = StepTimeModel(load_profile(simulation.profile))
+    scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION, step_times)
     num_gpus = len(config.runner.devices)
     width = len(str(simulation.num_runners * num_gpus - 1))
     runners = {
@@ -74,7 +75,7 @@ def simulate(
     cluster = SimulatedCluster(
         scheduler,
         runners,
-        StepTimeModel(load_profile(simulation.profile)),
+        step_times,
         arrivals,
         adapters,
         slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals))),

@@ -1,20 +1,25 @@
 """`slo` on every route that generates; the template of these tests lets chats in."""
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
 
 from echo_cluster import EchoCluster
 from punica_serve.protocol import Limits, Slo, TenantQuota
 from punica_serve.registry.registry import Registry
+from waits import DEADLINE_S
+
+MESSAGE = {"role": "user", "content": "4"}
 
 #: Path, body, the place of `slo` in it, and the status of a field with a wrong value.
 ROUTES: dict[str, tuple[dict[str, Any], tuple[str, ...], int]] = {
     "/v1/generate": ({"prompt": "4"}, (), 422),
     "/v1/completions": ({"prompt": "4"}, (), 400),
-    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "4"}]}, (), 400),
+    "/v1/chat/completions": ({"messages": [MESSAGE]}, (), 400),
     "/generate": ({"inputs": "4"}, ("parameters",), 422),
     "/generate_stream": ({"inputs": "4"}, ("parameters",), 422),
     "/": ({"inputs": "4"}, ("parameters",), 422),
@@ -69,7 +74,7 @@ async def test_what_can_not_be_promised_is_refused_by_field(
 ) -> None:
     _, places, status = ROUTES[path]
     response = await post(client, path, slo)
-    assert response.status_code == (400 if "NaN" in slo and status == 400 else status), response.text
+    assert response.status_code == status, response.text
     if "NaN" not in slo:
         error = response.json()["error"]
         assert ".".join((*places, "slo")) in (error if isinstance(error, str) else error["param"])
@@ -105,3 +110,21 @@ async def test_a_requests_promises_are_fixed_when_it_arrives(
     await registry.put_tenant("default", TenantQuota(), by="the test")
     await client.post("/v1/generate", json={"prompt": "4"})
     assert [request.slo for request in cluster.requests] == [Slo(1.0, 0.3), Slo(9.0), None]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": "4"}, {"prompt": "4", "format": "openai"}, {"messages": [MESSAGE], "format": "openai"}]
+)
+async def test_frames_of_a_websocket_promise_too(address: str, cluster: EchoCluster, fields: dict[str, Any]) -> None:
+    cluster.limits = Limits(1, least_first_token_s=0.01)
+    promises = {"good": {"first_token_s": 2}, "empty": {}, "short": {"first_token_s": 0.001}}
+    errors: dict[str, Any] = {}
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
+        for request_id, slo in promises.items():
+            await socket.send(json.dumps({"op": "generate", "request_id": request_id, "slo": slo, **fields}))
+        while len(errors) < len(promises):
+            frame = json.loads(await socket.recv())
+            if frame.get("finish_reason") or frame.get("done"):
+                errors[frame["request_id"]] = frame["error"] and frame["error"]["param"]
+    assert errors == {"good": None, "empty": "slo", "short": "slo.first_token_s"}
+    assert [request.slo for request in cluster.requests] == [Slo(2.0)]

@@ -3,6 +3,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from punica_frontend.scheduler_link import promise_reporter, scheduler_client
 from punica_frontend.scheduler_link.live_request import TOKEN_BYTES, Backlog, Delivery
@@ -35,6 +36,7 @@ from punica_serve.protocol import (
     Request,
     ResidencyReply,
     SamplingParams,
+    Slo,
     TenantQuota,
     TokenLogprobs,
     WarmAdapter,
@@ -45,7 +47,7 @@ from scripted_scheduler import ScriptedScheduler
 from waits import until
 
 QUOTA = TenantQuota(max_concurrent=3)
-REQUEST = Request("r", 1, (1, 2), SamplingParams())
+REQUEST = Request("r", 1, (1, 2), SamplingParams(), slo=Slo(0.5, 0.02))
 SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
 #: Of a client's first request.
 HANDLE = 0
@@ -160,7 +162,7 @@ async def test_after_a_lost_link_requests_go_on_where_they_were(
     await until(lambda: len(scheduler.received) == 1)
     scheduler.send(tokens(0, 10, 11))
     await scheduler.cut()
-    resumed = AddRequest(HANDLE, Request("r", 1, (1, 2), SamplingParams(), None, (10, 11)), QUOTA, is_new=False)
+    resumed = AddRequest(HANDLE, replace(REQUEST, generated_ids=(10, 11)), QUOTA, is_new=False)
     await until(lambda: scheduler.received[-1] == resumed)
     assert client.limits is None
     scheduler.send(tokens(2, 12, end="length"))

@@ -1,28 +1,73 @@
 """The time to place a request, by the scheduler's core alone, in this process."""
 
 import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Start, Stop
+from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
+from punica_scheduler.core.placement import MostIdlePlacement, Placement, PunicaPlacement
+from punica_scheduler.core.rank_aware import RankAwarePlacement
 from punica_scheduler.core.scheduler import Scheduler
+from punica_scheduler.core.settings import SchedulerSettings
+from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.bench.control_plane.settings import NUM_KV_PAGES, PAGE_SIZE, ControlPlaneSettings
-from punica_serve.protocol import GpuInfo, Request, SamplingParams, StepReport
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.protocol import AdapterRef, GpuInfo, Request, SamplingParams, Slo, StepReport
 
 _PROMPT = tuple(range(1_000, 1_128))
+#: Ranks of the requests' adapters, in turn. Each request has an adapter of its own.
+_RANKS = (8, 16, 32, 64, 128)
+_PROFILE = "h200-7b"
+#: A promise that a full batch keeps and breaks in turns.
+_SLO = Slo(first_token_s=1.0, time_per_token_s=0.012)
+#: Passes over all policies, so that a slow moment of the machine meets each.
+_NUM_ROUNDS = 3
 
 
-def placement_times_s(settings: ControlPlaneSettings) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class PlacementTime:
+    """A policy's mean CPU time from an arrival to its start."""
+
+    policy: str
+    num_gpus: int
+    us: float
+
+
+def placement_times(settings: ControlPlaneSettings) -> list[PlacementTime]:
+    """The policies at the sizes of the settings, interleaved."""
+    costs = StepTimeColumns(StepTimeModel(load_profile(_PROFILE)))
+    policies: Mapping[str, Placement] = {
+        "punica": PunicaPlacement(),
+        "most_idle": MostIdlePlacement(),
+        "rank_aware": RankAwarePlacement(costs),
+        "consolidate_slo": ConsolidateSloPlacement(costs),
+    }
+    found: dict[tuple[int, str], list[float]] = {}
+    for _ in range(_NUM_ROUNDS):
+        for num_gpus in settings.placement_sizes:
+            for name, placement in policies.items():
+                times_s = _times_s(placement, num_gpus, settings)
+                found.setdefault((num_gpus, name), []).append(1e6 * statistics.fmean(times_s))
+    return [PlacementTime(name, num_gpus, min(us)) for (num_gpus, name), us in found.items()]
+
+
+def _times_s(placement: Placement, num_gpus: int, settings: ControlPlaneSettings) -> list[float]:
     """CPU time of each request that arrives at a half-full fleet, from the event to the start."""
-    scheduler = Scheduler(0)
-    for index in range(settings.num_placement_gpus):
-        info = GpuInfo(f"GPU-{index:05}", "simulated", settings.batch_size, PAGE_SIZE, NUM_KV_PAGES, {})
+    scheduler = Scheduler(0, SchedulerSettings(placement=placement))
+    lora_pages = dict.fromkeys(LORA_GROUPS, settings.batch_size * max(_RANKS))
+    for index in range(num_gpus):
+        info = GpuInfo(f"GPU-{index:05}", "simulated", settings.batch_size, PAGE_SIZE, NUM_KV_PAGES, lora_pages)
         scheduler.handle(events.GpuJoined(f"host-{index // 8}", info), 0)
     draw = random.Random(0)
     requests = _requests()
     running = []
-    for _ in range(settings.num_placement_gpus * settings.batch_size // 2):
+    for _ in range(num_gpus * settings.batch_size // 2):
         running.append(next(requests))
         scheduler.handle(events.RequestArrived("frontend", len(running), running[-1]), 0)
     times_s = []
@@ -59,6 +104,9 @@ def _leave(scheduler: Scheduler, request: Request, settings: ControlPlaneSetting
 
 def _requests() -> Iterator[Request]:
     number = 0
+    modules = [module for group in LORA_GROUPS.values() for module in group]
     while True:
         number += 1
-        yield Request(f"request-{number}", number, _PROMPT, SamplingParams(max_tokens=200))
+        rank = _RANKS[number % len(_RANKS)]
+        adapter = AdapterRef(f"{number:064x}", f"/adapters/{number}", rank << 20, dict.fromkeys(modules, rank))
+        yield Request(f"request-{number}", number, _PROMPT, SamplingParams(max_tokens=200), adapter, slo=_SLO)

@@ -1,0 +1,32 @@
+"""The performance model of a live cluster, from its config."""
+
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.errors import ConfigError
+from punica_serve.performance.profile import load_profile, shipped_profiles
+from punica_serve.performance.step_time import StepTimeModel
+
+#: Placements that compare what a request would cost.
+PLACEMENTS_BY_COST = frozenset({"rank_aware", "consolidate_slo"})
+_KEY = "scheduler.profile"
+
+
+def cluster_model(config: ClusterConfig) -> StepTimeModel | None:
+    """The model of `scheduler.profile`; None without one.
+
+    Raises ConfigError if the placement needs one and there is none, and for one of another model or data type.
+    """
+    scheduler = config.scheduler
+    if scheduler.profile is None:
+        if scheduler.placement in PLACEMENTS_BY_COST:
+            names = ", ".join(shipped_profiles())
+            message = (
+                f"`scheduler.placement: {scheduler.placement}` needs to know how long steps take; set `{_KEY}` to a "
+                f"profile of this model and device: {names}, or a file written by `punica-serve profile`"
+            )
+            raise ConfigError(message, param=_KEY)
+        return None
+    profile = load_profile(scheduler.profile, param=_KEY)
+    model = read_model_config(config.engine.model)
+    profile.check_holds_for(model, config.engine.dtype_of(model), param=_KEY)
+    return StepTimeModel(profile)

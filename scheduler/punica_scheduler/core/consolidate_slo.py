@@ -1,0 +1,55 @@
+"""Punica's packing under CaraServe's promises: few GPUs, as long as everyone's latency holds.
+
+Decode steps alone do not tell the time per token, since prefills run between and beside them. A GPU with n requests of
+typical answers of L tokens has n / L prefills in a step once each that ends is replaced, so its mean step is
+(1 - n / L) * decode + n / L * (decode with a prefill). A promise holds if that and a margin stay within it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_columns import GpuColumns
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.rank_aware import in_order
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.step_costs import StepCosts
+from punica_scheduler.core.typical_request import TypicalRequest
+
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidateSloPlacement:
+    """The largest working set on which all promises hold; where they hold nowhere, the smallest working set."""
+
+    costs: StepCosts
+    #: Share by which a predicted time must stay below the promise.
+    margin: float = 0.15
+
+    def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+        columns = index.columns()
+        has_room = columns.room > record.num_tokens
+        holds = has_room & self._holds(record, columns, index.typical)
+        packed = in_order(np.where(holds, -columns.batches.num_rows, np.inf), columns)
+        spread = in_order(np.where(has_room & ~holds, columns.batches.num_rows, np.inf), columns)
+        return chain(packed, spread)
+
+    def _holds(self, record: RequestRecord, columns: GpuColumns, typical: TypicalRequest) -> _Flags:
+        """Whether everyone's promises would hold on each GPU with this request."""
+        size = record.adapter_size if record.digest is not None else None
+        batches = columns.batches.with_row(record.num_tokens, size)
+        mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
+        share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
+        step_s = (1.0 - share) * self.costs.decode_s(batches) + share * mixed_s
+        promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
+        holds: _Flags = step_s * (1.0 + self.margin) <= promised_s
+        slo = record.request.slo
+        if slo is not None and slo.first_token_s is not None and not record.num_generated:
+            # One prefill runs in a step: those that came before go first.
+            holds &= (columns.num_prefilling + 1) * mixed_s * (1.0 + self.margin) <= slo.first_token_s
+        return holds

@@ -1,0 +1,19 @@
+"""The performance model, as placements by cost ask it; ``performance.StepTimeColumns`` is one."""
+
+from typing import Protocol
+
+from punica_serve.performance.batch_columns import BatchColumns, Column
+from punica_serve.performance.lora_load import AdapterSize
+
+
+class StepCosts(Protocol):
+    """Seconds of steps, an entry for each GPU."""
+
+    def decode_s(self, batches: BatchColumns) -> Column:
+        """A step of each batch; 0 for an empty one."""
+
+    def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
+        """A step of each batch, which is not empty, with a prefill of so many tokens beside it."""
+
+    def prefill_s(self, num_tokens: int, size: AdapterSize | None) -> float:
+        """A step of one prefill alone."""

@@ -1,0 +1,74 @@
+"""Placement by cost: CaraServe's algorithm 1, and the toy of its figure 5."""
+
+import pytest
+
+from placed_requests import PlacedRequests
+from punica_scheduler.core.rank_aware import RankAwarePlacement
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.protocol import Slo
+
+
+def rank_aware(profile: str = "a10-7b-unpadded") -> RankAwarePlacement:
+    return RankAwarePlacement(StepTimeColumns(StepTimeModel(load_profile(profile))))
+
+
+@pytest.mark.parametrize(("profile", "order"), [("a10-7b-padded", "BA"), ("a10-7b-unpadded", "AB")])
+def test_figure_5_has_opposite_answers_with_padded_and_unpadded_kernels(profile: str, order: str) -> None:
+    """A runs 24 requests of rank 32, B 16 of rank 64; one of rank 64 comes, whose promise is 36 ms a token."""
+    placed = PlacedRequests("AB")
+    for uuid, rank, num in (("A", 32, 24), ("B", 64, 16)):
+        for _ in range(num):
+            placed.run(uuid, placed.request(rank=rank))
+    record = placed.request(rank=64, slo=Slo(time_per_token_s=0.036))
+    assert placed.order(rank_aware(profile), record) == order
+
+
+def test_an_empty_gpu_costs_nothing_and_ties_go_to_the_highest_uuid() -> None:
+    placed = PlacedRequests("ABCD")
+    placed.run("D", placed.request(rank=8))
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "CBAD"
+
+
+def test_an_empty_gpu_is_taken_even_if_the_promise_breaks_there() -> None:
+    placed = PlacedRequests("AB")
+    placed.run("B", placed.request(rank=8))
+    assert placed.order(rank_aware(), placed.request(rank=8, slo=Slo(time_per_token_s=0.001))) == "AB"
+
+
+def test_a_promise_that_would_break_outweighs_a_longer_batch() -> None:
+    placed = PlacedRequests("AB")
+    placed.run("A", placed.request(rank=64, slo=Slo(time_per_token_s=0.0337)))
+    for _ in range(7):
+        placed.run("B", placed.request(rank=64))
+    assert placed.order(rank_aware(), placed.request(rank=64)) == "BA"
+    placed.run("B", placed.request(rank=64, slo=Slo(time_per_token_s=0.0337)))
+    assert placed.order(rank_aware(), placed.request(rank=64)) == "AB", "both break, so the shorter batch pays less"
+
+
+def test_full_gpus_and_gpus_without_pages_are_left_out() -> None:
+    placed = PlacedRequests("ABC", batch=2)
+    for _ in range(2):
+        placed.run("A", placed.request())
+    placed.run("B", placed.request(prompt=4000))
+    assert placed.order(rank_aware(), placed.request(prompt=200)) == "C"
+    assert placed.order(rank_aware(), placed.request(prompt=5000)) == ""
+
+
+def test_without_gpus_there_are_no_candidates() -> None:
+    placed = PlacedRequests("")
+    assert placed.order(rank_aware(), placed.request()) == ""
+
+
+def test_who_leaves_costs_no_more() -> None:
+    placed = PlacedRequests("AB")
+    heavy = placed.run("A", placed.request(rank=128))
+    placed.run("B", placed.request(rank=8))
+    placed.run("B", placed.request(rank=8))
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "AB"
+    others = [placed.run("A", placed.request(rank=8)) for _ in range(3)]
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "BA"
+    for counter in (heavy, *others[1:]):
+        placed.end("A", counter)
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "AB"

@@ -1,0 +1,51 @@
+"""GPUs with working sets that a test fills by hand, without a scheduler."""
+
+from itertools import count
+
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.placement import Placement
+from punica_scheduler.core.request import RequestRecord
+from punica_serve.protocol import AdapterRef, AssignmentId, GpuInfo, Request, SamplingParams, Slo
+
+
+class PlacedRequests:
+    """GPUs by UUID, each with room for 64 requests, pages of 4 tokens and adapters of q_proj."""
+
+    def __init__(self, uuids: str, *, batch: int = 64) -> None:
+        self.index = GpuIndex()
+        self.gpus: dict[str, GpuRecord] = {}
+        self._numbers = count(1)
+        for uuid in uuids:
+            gpu = GpuRecord(GpuInfo(uuid, "cpu", batch, 4, 1024, {"qkv": 1024}), "runner")
+            self.gpus[uuid] = gpu
+            self.index.add(gpu)
+
+    def request(
+        self, *, rank: int = 0, digest: str | None = None, prompt: int = 3, slo: Slo | None = None
+    ) -> RequestRecord:
+        """A request whose adapter no other has, unless ``digest`` names one; rank 0 is the base model."""
+        number = next(self._numbers)
+        adapter = AdapterRef(digest or f"adapter {number}", "", 1, {"q_proj": rank}) if rank else None
+        request = Request(f"r{number}", number, (7,) * prompt, SamplingParams(max_tokens=100), adapter, slo=slo)
+        return RequestRecord.of("frontend", number, request)
+
+    def run(self, uuid: str, record: RequestRecord) -> int:
+        """Places a request; returns its counter."""
+        counter = next(self._numbers)
+        self.gpus[uuid].add(AssignmentId(1, counter), record)
+        self.index.update(self.gpus[uuid])
+        return counter
+
+    def begin(self, uuid: str, counter: int) -> None:
+        """The request got its first token."""
+        self.gpus[uuid].load_sums.begun(counter)
+        self.index.update(self.gpus[uuid])
+
+    def end(self, uuid: str, counter: int) -> None:
+        self.gpus[uuid].remove(AssignmentId(1, counter), 0)
+        self.index.update(self.gpus[uuid])
+
+    def order(self, placement: Placement, record: RequestRecord) -> str:
+        """The UUIDs of its candidates."""
+        return "".join(gpu.uuid for gpu in placement.candidates(record, self.index))
