@@ -4,15 +4,19 @@ A worker with an engine makes random weights of the right shape on first use; a 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.protocol import AdapterRef
+from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: Prefix of a dummy adapter's URI; its number follows.
 _SCHEME = "dummy:"
 _NUM_WEIGHT_BYTES = 2
+#: The groups of projections that `dummy_adapters.modules` names.
+_GROUPS: Mapping[str, tuple[LoraGroup, ...]] = {"qkv": ("qkv",), "all": tuple(LORA_GROUPS)}
 
 
 def dummy_name(number: int) -> str:
@@ -20,21 +24,49 @@ def dummy_name(number: int) -> str:
     return f"dummy-{number}"
 
 
-def dummy_adapters(count: int, rank: int, model: ModelConfig) -> Mapping[str, AdapterRef]:
-    """``count`` adapters of one rank on all linear modules, by name, each as large as a file of 16-bit weights."""
-    ranks = {module: rank for modules in LORA_GROUPS.values() for module in modules}
-    num_weights = model.num_hidden_layers * sum(rank * sum(model.linear_shapes[module]) for module in ranks)
+def dummy_adapters(dummies: DummyAdaptersConfig, model: ModelConfig) -> Mapping[str, AdapterRef]:
+    """The adapters by name, each as large as a file of 16-bit weights.
+
+    Adapters of one rank share a dict of ranks: there may be tens of thousands.
+    """
+    modules = [module for group in _GROUPS[dummies.modules] for module in LORA_GROUPS[group]]
+    kinds = [_Kind.of(rank, modules, model) for rank in dummies.rank]
     return {
-        dummy_name(number): AdapterRef(
-            digest=hashlib.sha256(
-                f"{model.linear_shapes} {model.num_hidden_layers} {rank} {number}".encode()
-            ).hexdigest(),
-            uri=f"{_SCHEME}{number}",
-            num_bytes=num_weights * _NUM_WEIGHT_BYTES,
-            ranks=ranks,
-        )
-        for number in range(count)
+        dummy_name(number): kinds[place % len(kinds)].ref(number) for number, place in enumerate(_places(dummies.count))
     }
+
+
+def _places(count: int) -> list[int]:
+    """The place of each number in a fixed shuffled order, so that a rank says nothing about an adapter's popularity.
+
+    It is the order of the numbers' digests, the same in every process and version.
+    """
+    order = sorted(range(count), key=lambda number: hashlib.sha256(b"%d" % number).digest())
+    places = [0] * count
+    for place, number in enumerate(order):
+        places[number] = place
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the adapters of one rank share."""
+
+    ranks: dict[str, int]
+    num_bytes: int
+    #: The start of their digests' input; an adapter's number follows.
+    described: bytes
+
+    @classmethod
+    def of(cls, rank: int, modules: Sequence[str], model: ModelConfig) -> "_Kind":
+        shapes = {module: model.linear_shapes[module] for module in modules}
+        num_weights = model.num_hidden_layers * rank * sum(map(sum, shapes.values()))
+        described = f"{shapes} {model.num_hidden_layers} {rank} ".encode()
+        return cls(dict.fromkeys(modules, rank), num_weights * _NUM_WEIGHT_BYTES, described)
+
+    def ref(self, number: int) -> AdapterRef:
+        digest = hashlib.sha256(self.described + b"%d" % number).hexdigest()
+        return AdapterRef(digest, f"{_SCHEME}{number}", self.num_bytes, self.ranks)
 
 
 def dummy_number(ref: AdapterRef) -> int | None:

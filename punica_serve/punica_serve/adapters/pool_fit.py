@@ -19,10 +19,11 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
 
 def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int) -> None:
     """Raises ConfigError if a dummy adapter would not fit the LoRA pool."""
-    num_pages = pages_of_rank(dummies.rank)
+    rank = max(dummies.rank)
+    num_pages = pages_of_rank(rank)
     if dummies.count and num_pages > num_lora_pages:
         raise ConfigError(
-            f"`dummy_adapters.rank`: adapters of rank {dummies.rank} take {num_pages} pages each, but the LoRA pool has"
+            f"`dummy_adapters.rank`: adapters of rank {rank} take {num_pages} pages each, but the LoRA pool has"
             f" {num_lora_pages}; lower it, or raise `engine.num_lora_pages` to {num_pages} or more",
             param="dummy_adapters.rank",
         )

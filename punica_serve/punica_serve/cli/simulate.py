@@ -1,6 +1,5 @@
 """`punica-serve simulate CONFIG`: runs the scheduler with simulated GPUs, in simulated time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,36 +10,15 @@ from punica_serve.cli.options import KeyOption
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
 from punica_serve.cli.simulate_files import check_pictures, write_files
-from punica_serve.cli.text_tables import figures_table
+from punica_serve.cli.simulate_runs import run_all, summary_table
 from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
-    from rich.table import Table
 
     from punica_scheduler.simulator.run import Result
-    from punica_scheduler.simulator.summary import Summary
     from punica_serve.config.cluster import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
-
-_Row = tuple[str, Callable[["Summary"], str]]
-
-_ROWS: tuple[_Row, ...] = (
-    ("GPU time in steps", lambda summary: f"{summary.busy_share:.1%}"),
-    ("of it in full batches", lambda summary: f"{summary.full_share:.1%}"),
-    ("idle GPU time that could be released", lambda summary: f"{summary.releasable_share:.1%}"),
-    ("tokens per second in steps", lambda summary: f"{summary.tokens_per_busy_s:,.0f}"),
-    ("evictions", lambda summary: f"{summary.evictions:,}"),
-    ("migrations", lambda summary: f"{summary.migrations:,}"),
-    ("consolidations", lambda summary: f"{summary.consolidations:,}"),
-    ("queue delay, mean s", lambda summary: f"{summary.queue_delay_mean_s:.3f}"),
-    ("queue delay, p50 s", lambda summary: f"{summary.queue_delay_p50_s:.3f}"),
-    ("queue delay, p99 s", lambda summary: f"{summary.queue_delay_p99_s:.3f}"),
-    ("first token, p50 s", lambda summary: f"{summary.first_token_p50_s:.3f}"),
-    ("first token, p99 s", lambda summary: f"{summary.first_token_p99_s:.3f}"),
-    ("requests that failed", lambda summary: f"{summary.num_failed:,}"),
-)
 
 
 def command(
@@ -56,65 +34,83 @@ def command(
     ablations: Annotated[
         bool, typer.Option("--ablations", help="Also run other placements, and without migration and consolidation.")
     ] = False,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="POLICY[,POLICY...]", help="Compare placement policies instead of the config's."),
+    ] = None,
+    slo_scales: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X[,X...]", help="Also promise X times the unloaded time per token, to policy after policy."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of arrivals, lengths and popularity.")] = 1,
+    profile: Annotated[str | None, typer.Option(help="Performance profile instead of the config's.")] = None,
+    rate_scale: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="How many times as many requests arrive in a second.")
+    ] = 1.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A day of the Azure Functions trace of 2019, whose arrivals are replayed."),
+    ] = None,
     live: Annotated[
         str | None,
         typer.Option(metavar="URL[,URL...]", help="Also run against the live cluster of these frontends, to compare."),
     ] = None,
     key: KeyOption = None,
 ) -> None:
-    """Run the scheduler with simulated GPUs; write a picture, a timeline and a summary.
+    """Run the scheduler with simulated GPUs; write pictures, tables and a summary.
 
+    A config with `simulation.compare`, or `--compare`, has several placement policies run.
     Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
     """
-    from punica_scheduler.simulator.run import ABLATIONS, ablated
+    from punica_scheduler.simulator.run import arrivals_for
+    from punica_scheduler.simulator.variants import ABLATIONS, ablated
+    from punica_serve.cli.simulate_compare import compare_policies, policies_of, scales_of
     from punica_serve.cli.simulate_live import compare_live, look_first
     from punica_serve.config.cluster import load_config
     from punica_serve.errors import ConfigError
 
     cluster = load_config(config)
+    if profile is not None:
+        cluster = _with_profile(cluster, profile)
+    scales = scales_of(slo_scales)
+    policies = () if ablations else policies_of(cluster, compare, scales)
+    if ablations and (compare or scales):
+        raise ConfigError("`--ablations` can't be combined with `--compare` and `--slo-scales`", param="ablations")
     check_folder(out)
     check_pictures()
     console = make_console()
     if live is not None:
-        if ablations:
-            raise ConfigError(
-                "`--live` can't be combined with `--ablations`: a running cluster can't change its policies",
-                param="live",
-            )
+        for option, is_given in (("--ablations", ablations), ("--compare", compare), ("--slo-scales", slo_scales)):
+            if is_given:
+                message = f"`--live` can't be combined with `{option}`: a running cluster can't change its policies"
+                raise ConfigError(message, param="live")
         urls = [url.strip() for url in live.split(",")]
         gpus = look_first(cluster, urls, key)
-        arrivals = _arrivals(cluster, seed, console)
+        arrivals = _announced(arrivals_for(cluster, seed, rate_scale=rate_scale, trace=trace), console)
         compare_live(cluster, gpus, arrivals, urls, key, name=config.stem, out=out, console=console)
         return
-    arrivals = _arrivals(cluster, seed, console)
+    arrivals = _announced(arrivals_for(cluster, seed, rate_scale=rate_scale, trace=trace), console)
+    if policies:
+        compare_policies(cluster, policies, scales, arrivals, name=config.stem, out=out, console=console)
+        return
     variants = {"as configured": cluster}
     if ablations:
         variants |= {name: ablated(cluster, name) for name in ABLATIONS}
-    results = _simulate(variants, arrivals, console)
+    results = run_all(variants, arrivals, console)
     _leave(results, config.stem, out, console)
 
 
-def _arrivals(config: "ClusterConfig", seed: int, console: "Console") -> "Arrivals":
-    from punica_scheduler.simulator.run import arrivals_for
+def _with_profile(config: "ClusterConfig", profile: str) -> "ClusterConfig":
+    """The config with another performance profile: a shipped one's name, or a file in the current folder."""
+    simulation = config.simulation.model_copy(update={"profile": profile})
+    return config.model_copy(update={"simulation": simulation})
 
-    arrivals = arrivals_for(config, seed)
+
+def _announced(arrivals: "Arrivals", console: "Console") -> "Arrivals":
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
     return arrivals
-
-
-def _simulate(variants: "dict[str, ClusterConfig]", arrivals: "Arrivals", console: "Console") -> "dict[str, Result]":
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True) as progress:
-        return {name: _simulate_one(name, config, arrivals, progress) for name, config in variants.items()}
-
-
-def _simulate_one(name: str, config: "ClusterConfig", arrivals: "Arrivals", progress: "Progress") -> "Result":
-    from punica_scheduler.simulator.run import simulate
-
-    task = progress.add_task(name, total=arrivals.times_s[-1])
-    return simulate(config, arrivals, lambda now_s: progress.update(task, completed=now_s))
 
 
 def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console") -> None:
@@ -125,7 +121,7 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
     from punica_scheduler.simulator.summary import checks
 
     first = next(iter(results.values()))
-    console.print(_table(results))
+    console.print(summary_table(results))
     for variant, result in results.items():
         print_failures(variant, result.failures, console)
     if first.summary.num_tokens:
@@ -145,8 +141,3 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
     )
     if any(result.failures for result in results.values()) or not all(check.holds for check in found):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _table(results: "dict[str, Result]") -> "Table":
-    rows = ((title, [shown(result.summary) for result in results.values()]) for title, shown in _ROWS)
-    return figures_table(results, rows)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from punica_serve.simulation.timeline import Timeline
 
 
+#: Writes the file of this path.
+Writer = Callable[[Path], object]
+
+
 def check_pictures() -> None:
     """Raises ModuleNotFoundError, which names the extra, before a long run that could draw nothing."""
     import matplotlib  # noqa: F401
@@ -37,18 +41,24 @@ def write_files(
     from punica_serve.simulation.timeline import draw, write_csv
 
     folder = stem.parent
-    writers: dict[Path, Callable[[Path], object]] = {folder / f"{stem.name}.json": partial(_write_json, summaries)}
+    writers: dict[Path, Writer] = {folder / f"{stem.name}.json": partial(write_json, summaries)}
     writers |= {folder / f"{name}.csv": partial(write_csv, timeline) for name, timeline in tables.items()}
     writers[folder / f"{stem.name}.png"] = partial(draw, columns, title=title)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    write_each(writers, console)
+
+
+def write_each(writers: Mapping[Path, Writer], console: "Console") -> None:
+    """Calls each writer with its path, in folders that are created. Raises ConfigError if a file can't be written."""
     for path, write in writers.items():
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path):
             write(path)
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
-def _write_json(summaries: "Mapping[str, DataclassInstance]", path: Path) -> None:
+def write_json(summaries: "Mapping[str, DataclassInstance]", path: Path) -> None:
+    """Writes them by their names."""
     import msgspec
 
     document = {name: asdict(summary) for name, summary in summaries.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
@@ -24,6 +24,7 @@ from punica_serve.config.fields import (
     NameOrFile,
     NonNegative,
     NonNegativeInt,
+    PlacementName,
     Port,
     PositiveInt,
     Seconds,
@@ -147,7 +148,7 @@ class SchedulerConfig(ConfigModel):
     #: Which GPU with room gets a request. punica: the one with the largest working set. The others are for comparison:
     #: the smallest working set, the first by UUID, one drawn from the request's id. With `profile`, rank_aware: where a
     #: request costs all requests the least time (CaraServe); consolidate_slo: punica, while promised latencies hold.
-    placement: Literal["punica", "most_idle", "first_fit", "random", "rank_aware", "consolidate_slo"] = "punica"
+    placement: PlacementName = "punica"
     #: How long steps take on these GPUs: a profile that ships with the package, or a YAML file written by
     #: `punica-serve profile`.
     profile: NameOrFile | None = None
@@ -230,12 +231,22 @@ class FrontendConfig(ConfigModel):
     drain_timeout_s: Seconds = 30.0
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+_Rank = Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)]
+
+
 class DummyAdaptersConfig(ConfigModel):
     """Adapters that have a shape but no files, called dummy-0, dummy-1 and so on: for load tests and simulations."""
 
     count: NonNegativeInt = 0
-    #: Rank of each, on all linear modules.
-    rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = 16
+    #: Rank of all adapters, or a list of ranks, each of which as many adapters have, in a fixed shuffled order. A rank
+    #: that is listed twice is twice as frequent.
+    rank: Annotated[tuple[_Rank, ...], Field(min_length=1), BeforeValidator(_listed)] = (16,)
+    #: Linear modules that have LoRA weights: q_proj, k_proj and v_proj, or all seven.
+    modules: Literal["qkv", "all"] = "all"
 
 
 class LinksConfig(ConfigModel):

@@ -1,24 +1,34 @@
 """The config section `simulation`: simulated GPUs, and the requests they get."""
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PositiveInt, Seconds
+from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PlacementName, PositiveInt, Seconds
+from punica_serve.protocol.slo import PROMISE_RANGE
+
+#: Seconds of a promised latency.
+PromisedSeconds = Annotated[float, Field(strict=True, **PROMISE_RANGE.as_constraints())]
 
 #: A rate over time needs at least a start and an end.
 _MIN_POINTS = 2
 
 
+#: How requests spread over the dummy adapters: as `punica_serve.workload.Population`, or as serverless functions are
+#: invoked.
+ArrivalPopulation = Literal["distinct", "uniform", "skewed", "identical", "maf_like"]
+
+
 class ArrivalsConfig(ConfigModel):
-    """Requests over time: a Poisson process with lengths like ShareGPT's."""
+    """Requests over time: a Poisson process."""
 
     #: Points [second, requests per second], interpolated linearly; arrivals end at the last one.
     rate: tuple[tuple[NonNegative, NonNegative], ...]
-    #: How requests spread over the dummy adapters; see `punica_serve.workload.Population`.
-    population: Literal["distinct", "uniform", "skewed", "identical"] = "skewed"
-    #: Mean number of earlier conversation turns that a prompt includes.
+    population: ArrivalPopulation = "skewed"
+    #: Lengths like ShareGPT's conversations or like Alpaca's short instructions.
+    lengths: Literal["sharegpt", "alpaca"] = "sharegpt"
+    #: Mean number of earlier conversation turns that a prompt includes, with the lengths of ShareGPT.
     earlier_turns: NonNegative = 0.0
     #: Longest prompt in tokens; longer ones keep only their end.
     longest_prompt: PositiveInt = 1024
@@ -35,9 +45,33 @@ class ArrivalsConfig(ConfigModel):
             raise ValueError("must be more than 0 at some point")
         return rate
 
+    @model_validator(mode="after")
+    def _has_turns_of_conversations(self) -> Self:
+        if self.earlier_turns and self.lengths != "sharegpt":
+            raise ValueError("`earlier_turns` needs `lengths: sharegpt`: instructions have no earlier turns")
+        return self
+
     @property
     def duration_s(self) -> float:
         return self.rate[-1][0]
+
+
+class SloConfig(ConfigModel):
+    """The latencies that every request of a simulation is promised. By default nothing is promised."""
+
+    #: Seconds to the first token.
+    first_token_s: PromisedSeconds | None = None
+    #: Mean seconds from one token to the next.
+    time_per_token_s: PromisedSeconds | None = None
+    #: Instead of `time_per_token_s`: how many times as long as for a request of mean length and the same rank that is
+    #: alone on a GPU.
+    scale: Annotated[float, Field(strict=True, gt=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _promises_once(self) -> Self:
+        if self.time_per_token_s is not None and self.scale is not None:
+            raise ValueError("`time_per_token_s` and `scale` both promise a time per token; keep one of them")
+        return self
 
 
 class SimulationConfig(ConfigModel):
@@ -54,5 +88,9 @@ class SimulationConfig(ConfigModel):
     link_latency_ms: NonNegative = 0.5
     #: Interval over which each row of the timeline is averaged.
     interval_s: Seconds = 10.0
+    slo: SloConfig = SloConfig()
+    #: Placement policies that `punica-serve simulate` compares, under the same arrivals. The first is the one whose
+    #: requests are called faster or slower than those of the others.
+    compare: tuple[PlacementName, ...] = ()
     #: The requests of `punica-serve simulate`.
     arrivals: ArrivalsConfig | None = None

@@ -47,7 +47,7 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
 
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="adapter-reader") as readers:
         results = dict(zip(folders, readers.map(read, folders), strict=True))
-    dummies = dummy_adapters(config.dummy_adapters.count, config.dummy_adapters.rank, model)
+    dummies = dummy_adapters(config.dummy_adapters, model)
     return SharedAdapters(
         versions={
             **{name: _shared(name, ref) for name, ref in dummies.items()},

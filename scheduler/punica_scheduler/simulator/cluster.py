@@ -24,6 +24,7 @@ from punica_serve.protocol import (
     Request,
     RowHeaderEncoder,
     SamplingParams,
+    Slo,
     StartRequest,
     StepReport,
     StopRequest,
@@ -61,6 +62,7 @@ class SimulatedCluster:
         model: StepTimeModel,
         arrivals: Arrivals,
         adapters: Sequence[AdapterRef],
+        slos: Sequence[Slo],
         *,
         prefill_budget_tokens: int,
         vocab_size: int,
@@ -78,6 +80,7 @@ class SimulatedCluster:
         }
         self.arrivals = arrivals
         self._adapters = adapters
+        self.slos = slos
         self._latency_s = link_latency_s
         self._interval_s = interval_s
         self.audit = StreamAudit([length.output for length in arrivals.lengths], vocab_size)
@@ -175,7 +178,7 @@ class SimulatedCluster:
         prompt = self._prompts.setdefault(length.prompt, (0,) * length.prompt)
         params = SamplingParams(max_tokens=length.output, ignore_eos=True, seed=number)
         adapter = self._adapters[self.arrivals.adapters[number]] if self.arrivals.adapters else None
-        return Request(str(number), round(self.now_s * 1e9), prompt, params, adapter)
+        return Request(str(number), round(self.now_s * 1e9), prompt, params, adapter, slo=self.slos[number])
 
     def _commanded(self, gpu: _Gpu, command: Command) -> None:
         gpu.inbox.append(command)

@@ -24,6 +24,11 @@ class Recorder:
         #: Lengths of all stretches in which a GPU ran nothing.
         self.idle_stretches_s: list[float] = []
 
+    @property
+    def num_unused_gpus(self) -> int:
+        """GPUs that have run no step."""
+        return sum(not request_s for request_s in self._request_s.values())
+
     def arrived(self, now_s: float) -> None:
         """A request came."""
         self._num_arrivals[int(now_s / self._interval_s)] += 1

@@ -1,34 +1,30 @@
-"""From a config to a simulation's results, and the same cluster with single parts of the scheduler exchanged."""
+"""From a config to a simulation's results."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
+from punica_scheduler.simulator.request_times import RequestTimes, attainment, request_times
+from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
+from punica_serve.config.simulation_section import SloConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
 from punica_serve.simulation.timeline import Timeline
-from punica_serve.simulation.worker import simulated_gpu_info
+from punica_serve.simulation.worker import SIMULATED_DEVICE, simulated_gpu_info
+from punica_serve.workload import RequestLength
 
 #: Simulated time begins at 0; an incarnation is a start time, and 0 means none.
 _INCARNATION = 1
-
-#: What an ablation changes in `scheduler:`.
-ABLATIONS: dict[str, Mapping[str, Any]] = {
-    "most_idle": {"placement": "most_idle"},
-    "first_fit": {"placement": "first_fit"},
-    "random": {"placement": "random"},
-    "no migration": {"migration": False},
-    "no consolidation": {"consolidation": {"enabled": False}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +33,17 @@ class Result:
     summary: Summary
     #: Why requests failed -> how many.
     failures: Mapping[str, int]
+    times: RequestTimes
 
 
-def arrivals_for(config: ClusterConfig, seed: int) -> Arrivals:
-    """The requests of a simulation, or of a live replay of it. Raises ConfigError."""
-    if config.simulation.arrivals is None:
+def arrivals_for(config: ClusterConfig, seed: int, *, rate_scale: float = 1.0, trace: Path | None = None) -> Arrivals:
+    """The requests of a simulation, or of a live replay of it; see ``arrivals_of``. Raises ConfigError."""
+    section = config.simulation.arrivals
+    if section is None:
         message = "the config has no `simulation.arrivals`; configs/sim/figure13.yaml is an example"
         raise ConfigError(message, param="simulation.arrivals")
-    arrivals = arrivals_of(config.simulation.arrivals, num_adapters=config.dummy_adapters.count, seed=seed)
+    num_adapters = config.dummy_adapters.count
+    arrivals = arrivals_of(section, num_adapters=num_adapters, seed=seed, rate_scale=rate_scale, trace=trace)
     if not arrivals:
         message = "not one request arrives; raise `simulation.arrivals.rate` or let it last longer"
         raise ConfigError(message, param="simulation.arrivals.rate")
@@ -60,7 +59,7 @@ def simulate(
     """
     simulation = config.simulation
     model = read_model_config(config.engine.model)
-    adapters = dummy_adapters(config.dummy_adapters.count, config.dummy_adapters.rank, model)
+    adapters = tuple(dummy_adapters(config.dummy_adapters, model).values())
     # All join before the first request: nothing is to be waited for.
     step_times = StepTimeModel(load_profile(simulation.profile))
     scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION, step_times)
@@ -78,7 +77,8 @@ def simulate(
         runners,
         step_times,
         arrivals,
-        list(adapters.values()),
+        adapters,
+        slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals))),
         prefill_budget_tokens=config.engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
         link_latency_s=simulation.link_latency_ms / 1e3,
@@ -87,10 +87,38 @@ def simulate(
     with tuned_gc():
         cluster.run(on_progress)
     snapshot = scheduler.snapshot(round(cluster.now_s * 1e9))
-    return Result(cluster.recorder.timeline(cluster.now_s), summarize(cluster, snapshot), cluster.audit.failures)
+    times = request_times(arrivals, cluster.audit)
+    summary = summarize(cluster, snapshot, times)
+    return Result(cluster.recorder.timeline(cluster.now_s), summary, cluster.audit.failures, times)
 
 
-def ablated(config: ClusterConfig, name: str) -> ClusterConfig:
-    """The config with what ABLATIONS says of this name."""
-    fields = {**config.scheduler.model_dump(), **ABLATIONS[name]}
-    return config.model_copy(update={"scheduler": SchedulerConfig.model_validate(fields)})
+def judged(result: Result, config: ClusterConfig, arrivals: Arrivals) -> Result:
+    """The result held against the promises of ``config``, where these would not have changed the schedule."""
+    adapters = tuple(dummy_adapters(config.dummy_adapters, read_model_config(config.engine.model)).values())
+    slos = slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals)))
+    return replace(result, summary=replace(result.summary, attained=attainment(result.times, slos)))
+
+
+def unloaded_s(config: ClusterConfig, length: RequestLength, rank: int) -> float:
+    """Time per token of a request of this length and rank, 0 for the base model, that is alone on one of the GPUs.
+
+    Raises ConfigError if it can't run there.
+    """
+    alone = {"num_runners": 1, "slo": SloConfig()}
+    changed = {
+        "dummy_adapters": config.dummy_adapters.model_copy(update={"count": min(rank, 1), "rank": (rank,)}),
+        "runner": config.runner.model_copy(update={"devices": (SIMULATED_DEVICE,)}),
+        "scheduler": SchedulerConfig(),
+        "simulation": config.simulation.model_copy(update=alone),
+    }
+    result = simulate(config.model_copy(update=changed), Arrivals((0.0,), (length,), (0,) if rank else ()))
+    for reason in result.failures:
+        message = f"`simulation.slo.scale`: a request of mean length can't run on a GPU of its own: {reason}"
+        raise ConfigError(message, param="simulation.slo.scale")
+    return result.summary.time_per_token_mean_s
+
+
+def mean_length(arrivals: Arrivals) -> RequestLength:
+    """The mean prompt, and the mean answer of at least two tokens."""
+    prompts, outputs = zip(*arrivals.lengths, strict=True)
+    return RequestLength(round(sum(prompts) / len(prompts)), max(2, round(sum(outputs) / len(outputs))))

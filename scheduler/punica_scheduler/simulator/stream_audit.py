@@ -34,6 +34,8 @@ class StreamAudit:
         self._num_tokens: _Ints = np.zeros(len(lengths), dtype=np.int64)
         #: When the first token came, of each stream.
         self.first_token_s: npt.NDArray[np.float64] = np.full(len(lengths), np.nan)
+        #: When the newest token came, of each stream.
+        self.last_token_s: npt.NDArray[np.float64] = np.full(len(lengths), np.nan)
         self._ended_by: list[FinishReason | None] = [None] * len(lengths)
         self.num_ended = 0
         #: Why the scheduler refused streams, or gave them up: they may end anywhere, but say so.
@@ -47,6 +49,11 @@ class StreamAudit:
         self._offsets = array(_INT)
         self._counts = array(_INT)
         self._ends: list[tuple[int, int]] = []
+
+    @property
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Of each stream, whether it has ended with all its tokens."""
+        return np.array([reason == "length" for reason in self._ended_by])
 
     def take(self, deliveries: Deliveries, now_s: float) -> None:
         """What a frontend was handed."""
@@ -74,11 +81,15 @@ class StreamAudit:
         times_s = np.repeat(times_s, counts)
         order = np.argsort(streams, kind="stable")
         streams, positions, token_ids = streams[order], positions[order], token_ids[order]
+        times_s = times_s[order]
         self._check_positions(streams, positions)
         wanted = (self._first_tokens[streams] + positions * TOKEN_STRIDE) % self._vocab_size
         _hold(wanted == token_ids, streams, "has a token of another stream or position")
         first = positions == 0
-        self.first_token_s[streams[first]] = times_s[order][first]
+        self.first_token_s[streams[first]] = times_s[first]
+        newest = np.ones(len(streams), dtype=np.bool_)
+        newest[:-1] = streams[1:] != streams[:-1]
+        self.last_token_s[streams[newest]] = times_s[newest]
         self._check_ends()
 
     def finish(self) -> None:
@@ -86,7 +97,7 @@ class StreamAudit:
         self.check()
         never = [stream for stream, reason in enumerate(self._ended_by) if reason is None]
         require(not never, f"streams {never[:3]} never ended")
-        whole = np.array([reason == "length" for reason in self._ended_by])
+        whole = self.is_whole
         everyone = np.arange(len(self._lengths))
         _hold((self._num_tokens == self._lengths) | ~whole, everyone, "has lost tokens")
 

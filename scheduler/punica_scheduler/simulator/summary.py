@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from punica_scheduler.simulator.cluster import SimulatedCluster
+from punica_scheduler.simulator.request_times import Attainment, RequestTimes, attainment
 from punica_serve.protocol import ClusterSnapshot
 
 #: A batch is full from this share of the largest one on: requests that end are replaced some steps later.
@@ -22,6 +23,12 @@ class Summary:
     num_failed: int
     num_tokens: int
     duration_s: float
+    #: The durations of all steps, in seconds.
+    gpu_time_s: float
+    #: GPUs that have run nothing.
+    num_unused_gpus: int
+    #: Of a step, each counted by its duration.
+    mean_batch_size: float
     #: In steps.
     busy_share: float
     #: In steps of full batches, of the time in steps.
@@ -40,6 +47,12 @@ class Summary:
     queue_delay_p99_s: float
     first_token_p50_s: float
     first_token_p99_s: float
+    #: From a request's first token to its last, for each token after the first.
+    time_per_token_mean_s: float
+    time_per_token_p50_s: float
+    time_per_token_p99_s: float
+    #: Promises kept, of finished requests; None if there are no promises.
+    attained: Attainment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +64,11 @@ class Check:
     holds: bool
 
 
-def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot) -> Summary:
+def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot, times: RequestTimes) -> Summary:
     """Of a cluster that has run; ``snapshot`` is its scheduler's at the end."""
     recorder, audit = cluster.recorder, cluster.audit
+    request_s = sum(batch_size * seconds for batch_size, seconds in recorder.busy_s.items())
+    per_token_s = times.time_per_token_s[~np.isnan(times.time_per_token_s)].tolist()
     busy_s = sum(recorder.busy_s.values())
     gpu_s = cluster.now_s * len(snapshot.gpus)
     least = FULL_SHARE * recorder.max_batch_size
@@ -69,6 +84,9 @@ def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot) -> Summary:
         num_failed=audit.failures.total(),
         num_tokens=audit.num_tokens,
         duration_s=cluster.now_s,
+        gpu_time_s=busy_s,
+        num_unused_gpus=recorder.num_unused_gpus,
+        mean_batch_size=_over(request_s, busy_s),
         busy_share=_over(busy_s, gpu_s),
         full_share=_over(full_s, busy_s),
         releasable_share=_over(float((long_s - RELEASE_S).sum()), gpu_s),
@@ -77,11 +95,15 @@ def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot) -> Summary:
         evictions=counters["evictions"],
         migrations=counters["migrations"],
         consolidations=counters.get("consolidations", 0),
-        queue_delay_mean_s=float(np.mean(delays_s)) if delays_s else 0.0,
+        queue_delay_mean_s=_mean(delays_s),
         queue_delay_p50_s=_percentile(delays_s, 50),
         queue_delay_p99_s=_percentile(delays_s, 99),
         first_token_p50_s=_percentile(first_tokens_s.tolist(), 50),
         first_token_p99_s=_percentile(first_tokens_s.tolist(), 99),
+        time_per_token_mean_s=_mean(per_token_s),
+        time_per_token_p50_s=_percentile(per_token_s, 50),
+        time_per_token_p99_s=_percentile(per_token_s, 99),
+        attained=attainment(times, cluster.slos),
     )
 
 
@@ -108,6 +130,10 @@ def checks(summary: Summary) -> list[Check]:
 
 def _over(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:

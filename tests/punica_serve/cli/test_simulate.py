@@ -50,6 +50,23 @@ def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
     assert tables[0] == tables[1] != tables[2]
 
 
+def test_rate_profile_and_trace_replace_those_of_the_config(config: Path, tmp_path: Path) -> None:
+    def run(*options: str) -> tuple[str, float]:
+        result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path), *options])
+        summary = json.loads((tmp_path / "small.json").read_text())["as configured"]
+        return result.output, summary["first_token_p50_s"]
+
+    output, slow_s = run()
+    _, fast_s = run("--profile", "h200-7b")
+    assert fast_s < slow_s / 2
+    assert int(output.split()[0]) == pytest.approx(12, abs=10)
+    assert int(run("--rate-scale", "10")[0].split()[0]) == pytest.approx(120, abs=40)
+    day = tmp_path / "day.csv"
+    names = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
+    day.write_text(",".join([*names, *map(str, range(1, 1441))]) + "\no,a,f,http" + ",600" * 1440 + "\n")
+    assert int(run("--trace", str(day))[0].split()[0]) == pytest.approx(40, abs=30), "600 in a minute, for four seconds"
+
+
 @pytest.mark.parametrize(
     ("max_queue", "told"),
     [
@@ -100,6 +117,7 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
         (["--live", "http://127.0.0.1:1"], "no frontend answers at http"),
         (["--live", "foo"], "'foo' is not a frontend"),
         (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` can't be combined with `--ablations`"),
+        (["--live", "http://127.0.0.1:1", "--compare", "random"], "`--live` can't be combined with `--compare`"),
     ],
 )
 def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[str], message: str) -> None:
@@ -107,7 +125,7 @@ def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[
         CliRunner().invoke(app, ["simulate", str(config), *options], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["figure13", "thousand", "live-16", "h200-x4"])
+@pytest.mark.parametrize("name", ["figure13", "thousand", "live-16", "h200-x4", "caraserve"])
 def test_the_shipped_simulations_are_valid(name: str) -> None:
     root = Path(__file__).parents[3]
     assert load_config(root / "configs" / "sim" / f"{name}.yaml").simulation.arrivals is not None

@@ -92,7 +92,7 @@ def test_one_trained_on_another_base_is_refused_where_that_is_strict(
 def test_dummies_are_served_where_no_folder_has_the_name(folders: dict[str, Path], model: ModelConfig) -> None:
     config = config_of({"dummy-1": folders["roman"]}, dummy_adapters={"count": 2, "rank": 8})
     shared = shared_adapters(config, model)
-    assert shared.versions["dummy-0"].ref == dummy_adapters(2, 8, model)["dummy-0"]
+    assert shared.versions["dummy-0"].ref == dummy_adapters(config.dummy_adapters, model)["dummy-0"]
     assert shared.versions["dummy-1"].ref.uri == str(folders["roman"])
 
 

@@ -62,3 +62,55 @@ def test_a_rate_that_makes_no_sense_is_refused_and_shown_alone(
         parse_config(document, source="c.yaml", folder=tmp_path)
     assert caught.value.message.startswith("c.yaml: `simulation.arrivals.rate`: must ")
     assert caught.value.message.endswith(f", got {rate}")
+
+
+def test_serverless_popularity_and_short_instructions() -> None:
+    config = RAMP.model_copy(update={"population": "maf_like", "lengths": "alpaca"})
+    arrivals = arrivals_of(config, num_adapters=40_000, seed=1)
+    counts = Counter(arrivals.adapters)
+    assert 100 < len(counts) < 2000, "most adapters are never asked for"
+    assert sum(count for _, count in counts.most_common(100)) > 0.4 * len(arrivals)
+    prompts = [length.prompt for length in arrivals.lengths]
+    assert sum(prompts) / len(prompts) == pytest.approx(19.3, rel=0.1)
+    shorter = arrivals_of(config.model_copy(update={"longest_prompt": 20}), num_adapters=40_000, seed=1)
+    assert max(length.prompt for length in shorter.lengths) == 20
+
+
+def test_instructions_have_no_earlier_turns(tmp_path: Path) -> None:
+    arrivals = {"rate": [[0, 1], [1, 1]], "lengths": "alpaca", "earlier_turns": 2.0}
+    with pytest.raises(ConfigError, match="`earlier_turns` needs `lengths: sharegpt`"):
+        parse_config({"engine": {"model": "m"}, "simulation": {"arrivals": arrivals}}, source="c.yaml", folder=tmp_path)
+
+
+def test_a_scaled_rate_has_as_many_more_requests() -> None:
+    doubled = arrivals_of(RAMP, num_adapters=8, seed=1, rate_scale=2.0)
+    assert len(doubled) == pytest.approx(8000, rel=0.1)
+    assert max(doubled.times_s) < 200
+
+
+def _trace(folder: Path, *rows: tuple[int, ...]) -> Path:
+    heading = ["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, 1441))]
+    lines = [["o", "a", "f", "http", *map(str, row), *["0"] * (1440 - len(row))] for row in rows]
+    file = folder / "day.csv"
+    file.write_text("".join(",".join(line) + "\n" for line in (heading, *lines)))
+    return file
+
+
+def test_a_trace_is_replayed_minute_by_minute(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, (50, 0), (7, 0), (0, 300))
+    config = RAMP.model_copy(update={"rate": ((0, 1), (120, 1))})
+    arrivals = arrivals_of(config, num_adapters=2, seed=1, trace=trace)
+    assert list(arrivals.times_s) == sorted(arrivals.times_s) and len(arrivals.lengths) == 357
+    minutes = Counter(
+        (int(time_s // 60), adapter) for time_s, adapter in zip(arrivals.times_s, arrivals.adapters, strict=True)
+    )
+    assert minutes == {(0, 0): 50, (0, 1): 7, (1, 0): 300}
+    assert arrivals == arrivals_of(config, num_adapters=2, seed=1, trace=trace)
+
+
+def test_a_trace_lasts_as_long_as_the_rate_and_can_be_scaled(tmp_path: Path) -> None:
+    trace = _trace(tmp_path, (1000, 1000))
+    config = RAMP.model_copy(update={"rate": ((0, 1), (90, 1))})
+    arrivals = arrivals_of(config, num_adapters=0, seed=1, trace=trace, rate_scale=0.1)
+    assert max(arrivals.times_s) < 90 and arrivals.adapters == ()
+    assert len(arrivals) == pytest.approx(150, rel=0.2)

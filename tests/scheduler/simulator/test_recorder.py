@@ -36,3 +36,9 @@ def test_idle_stretches_last_from_the_end_of_one_step_to_the_beginning_of_anothe
     recorder.began("A", 9.0)
     recorder.finish(10.0)
     assert sorted(recorder.idle_stretches_s) == [1.0, 5.0, 10.0]
+
+
+def test_a_gpu_without_a_step_is_unused(recorder: Recorder) -> None:
+    assert recorder.num_unused_gpus == 2
+    recorder.stepped("B", 1.0, 1.0, 4)
+    assert recorder.num_unused_gpus == 1

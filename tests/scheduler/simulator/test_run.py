@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from punica_scheduler.simulator.run import ABLATIONS, ablated, arrivals_for, simulate
+from punica_scheduler.simulator.run import arrivals_for, simulate
+from punica_scheduler.simulator.variants import ABLATIONS, ablated
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.simulation.timeline import write_csv

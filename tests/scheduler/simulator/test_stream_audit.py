@@ -34,6 +34,8 @@ def test_whole_streams_pass() -> None:
     audit.finish()
     assert (audit.num_tokens, audit.num_ended, audit.failures) == (5, 2, {})
     assert audit.first_token_s.tolist() == [1.0, 1.0]
+    assert audit.last_token_s.tolist() == [3.0, 2.0]
+    assert audit.is_whole.tolist() == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,4 @@ def test_a_failed_stream_may_end_anywhere_and_its_reason_is_counted() -> None:
     audit.take(_tokens([(0, 0), (1, 0)], failed, _end(1, 1)), 1.0)
     audit.finish()
     assert audit.failures == {"the queue is full": 1}
+    assert audit.is_whole.tolist() == [False, True]

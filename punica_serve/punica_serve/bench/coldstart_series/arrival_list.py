@@ -6,16 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from punica_serve.bench.coldstart_series.series_catalogue import Series
+from punica_serve.simulation.azure_trace import Shares
 from punica_serve.workload import RequestLength, alpaca_like_lengths, maf_like
 
 _SEED = 20240120
 
 #: Requests for each second of a series without a rate: more than a device of today answers.
 _MOST_PER_S = 200
-
-#: The share of requests that each adapter gets, for one minute after the other; the last minute is followed by the
-#: first.
-Shares = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,10 @@ class Arrival:
 
 
 def arrival_list(series: Series, seconds: float, shares: Shares | None = None) -> tuple[Arrival, ...]:
-    """The arrivals of so many seconds, at least one. ``shares`` replace those of `maf_like` in serverless series."""
+    """The arrivals of so many seconds, at least one.
+
+    ``shares`` replace those of `maf_like` in serverless series; their last minute is followed by the first.
+    """
     rng = np.random.default_rng(_SEED)
     due_s = _due_times(series, seconds, rng)
     lengths = alpaca_like_lengths(len(due_s), _SEED)

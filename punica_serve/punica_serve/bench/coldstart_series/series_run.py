@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from rich.progress import Progress
 
 from punica_serve.bench.coldstart_series.arrival_list import Arrival, arrival_list
-from punica_serve.bench.coldstart_series.azure_trace import read_trace, shares_of
 from punica_serve.bench.coldstart_series.link_rate import Link, copies_for
 from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_engine import SeriesEngine, series_engine
@@ -15,6 +14,7 @@ from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.cluster import ColdStart
 from punica_serve.errors import ConfigError, RequestFailed
+from punica_serve.simulation.azure_trace import read_trace, shares_of
 
 #: Aliases that are there beside a row's own: of the warm-up, and of measured loads.
 _OTHER_ALIASES = 128

@@ -12,6 +12,7 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import DummyAdaptersConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter
@@ -107,7 +108,7 @@ def test_reading_takes_few_operations_of_python(tiny_model: ModelConfig, tmp_pat
 def test_a_dummy_is_made_of_its_number_and_needs_no_files(tiny_model: ModelConfig) -> None:
     cache = HostCache(HostMemory(1 << 24))
     reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
-    first, second = dummy_adapters(2, 12, tiny_model).values()
+    first, second = dummy_adapters(DummyAdaptersConfig(count=2, rank=(12,)), tiny_model).values()
     packed = [reader.start(ref).result(DEADLINE_S).packed.groups["o"] for ref in (first, second)]
     assert not torch.equal(packed[0].a, packed[1].a)
     assert packed[0].a.shape[0] == 2, "twelve rank rows take two pages"

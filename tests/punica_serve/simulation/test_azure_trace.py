@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from punica_serve.bench.coldstart_series.azure_trace import read_trace, shares_of
 from punica_serve.errors import ConfigError
+from punica_serve.simulation.azure_trace import read_trace, shares_of
 
 HEADING = ",".join(["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, 1441))])
 

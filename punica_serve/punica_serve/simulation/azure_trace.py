@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.bench.coldstart_series.arrival_list import Shares
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
 
 _NAMES = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 _NUM_MINUTES = 1440
 _HEADING = [*_NAMES, *map(str, range(1, _NUM_MINUTES + 1))]
+
+#: The share of requests that each adapter gets, for one minute after the other.
+Shares = Sequence[Sequence[float]]
 
 
 def read_trace(file: Path, seconds: float) -> npt.NDArray[np.int64]:

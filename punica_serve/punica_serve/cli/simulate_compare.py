@@ -1,0 +1,148 @@
+"""`punica-serve simulate` with several placement policies: the same arrivals for each, and promises to keep."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import typer
+
+from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
+from punica_serve.cli.simulate_files import Writer, write_each, write_json
+from punica_serve.cli.simulate_runs import run_all, summary_table
+from punica_serve.cli.text_tables import figures_table
+from punica_serve.config.fields import PlacementName
+from punica_serve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from punica_scheduler.simulator.comparison_pictures import Curves
+    from punica_scheduler.simulator.run import Result
+    from punica_scheduler.simulator.summary import Summary
+    from punica_serve.config.cluster import ClusterConfig
+    from punica_serve.simulation.arrivals import Arrivals
+
+#: The policy whose GPU time is the measure of the others'.
+_SPREADING = "most_idle"
+
+
+def policies_of(config: "ClusterConfig", option: str | None, scales: Sequence[float]) -> tuple[PlacementName, ...]:
+    """The policies to compare, by ``--compare`` or else the config; with ``scales`` at least its own.
+
+    Raises ConfigError for a policy that there is not.
+    """
+    if option is None:
+        return config.simulation.compare or ((config.scheduler.placement,) if scales else ())
+    known: dict[str, PlacementName] = {name: name for name in get_args(PlacementName)}
+    names = [name.strip() for name in option.split(",")]
+    for name in names:
+        if name not in known:
+            message = f"`--compare`: {name!r} is not a placement policy; there are {', '.join(known)}"
+            raise ConfigError(message, param="compare")
+    return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def scales_of(option: str | None) -> tuple[float, ...]:
+    """The scales of ``--slo-scales``, ascending. Raises ConfigError for what is not a number above 0."""
+    scales = set()
+    for text in option.split(",") if option is not None else ():
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
+        if not 0 < scale <= 1000:
+            raise ConfigError(f"`--slo-scales`: {text!r} is not a number above 0, at most 1000", param="slo_scales")
+        scales.add(scale)
+    return tuple(sorted(scales))
+
+
+def compare_policies(
+    config: "ClusterConfig",
+    policies: Sequence[PlacementName],
+    scales: Sequence[float],
+    arrivals: "Arrivals",
+    *,
+    name: str,
+    out: Path,
+    console: "Console",
+) -> None:
+    """Runs the policies, prints a table, and writes summaries, distributions and pictures.
+
+    A policy that does not look at promises runs once, and is judged by each of them. Raises typer.Exit(1), after
+    writing the files, if requests failed.
+    """
+    from punica_scheduler.simulator.comparison import write_cdfs
+    from punica_scheduler.simulator.comparison_pictures import draw_policies, draw_scales
+    from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
+
+    variants: dict[str, ClusterConfig] = {policy: with_policy(config, policy) for policy in policies}
+    scaled = {
+        (policy, scale): with_slo_scale(variant, scale) for policy, variant in variants.items() for scale in scales
+    }
+    more = {key: variant for key, variant in scaled.items() if depends_on_promises(variant)}
+    runs = run_all({**variants, **{_named(*key): variant for key, variant in more.items()}}, arrivals, console)
+    results: dict[str, Result] = {policy: runs[policy] for policy in policies}
+    console.print(_policies_table(results))
+    for run, result in runs.items():
+        print_failures(run, result.failures, console)
+    writers: dict[Path, Writer] = {
+        out / f"{name}.json": partial(write_json, {policy: result.summary for policy, result in results.items()}),
+        out / f"{name}-cdfs.csv": partial(write_cdfs, results),
+        out / f"{name}.png": partial(draw_policies, results, title=name),
+    }
+    if scales:
+        curves = _curves(results, runs, scaled, arrivals)
+        console.print(_scales_table(curves))
+        flat = {_named(policy, scale): one for policy, of in curves.items() for scale, one in of.items()}
+        writers[out / f"{name}-slo-scales.json"] = partial(write_json, flat)
+        writers[out / f"{name}-slo-scales.png"] = partial(draw_scales, curves, title=name)
+    write_each(writers, console)
+    if any(result.failures for result in runs.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _curves(
+    results: "dict[str, Result]",
+    runs: "dict[str, Result]",
+    scaled: "dict[tuple[str, float], ClusterConfig]",
+    arrivals: "Arrivals",
+) -> "Curves":
+    from punica_scheduler.simulator.run import judged
+
+    curves: dict[str, dict[float, Summary]] = {policy: {} for policy in results}
+    for (policy, scale), variant in scaled.items():
+        own = runs.get(_named(policy, scale))
+        curves[policy][scale] = (own or judged(results[policy], variant, arrivals)).summary
+    return curves
+
+
+def _named(policy: str, scale: float) -> str:
+    return f"{policy}, {scale:g} x unloaded"
+
+
+def _policies_table(results: "dict[str, Result]") -> "Table":
+    from punica_scheduler.simulator.comparison import faster_by
+
+    summaries = {policy: result.summary for policy, result in results.items()}
+    first, *others = summaries
+    faster = ["-", *(f"{faster_by(summaries[first], summaries[other]):.1%}" for other in others)]
+    rows = [(f"{first} is faster by", faster)]
+    spread = summaries.get(_SPREADING)
+    if spread and spread.gpu_time_s:
+        shares = [f"{summary.gpu_time_s / spread.gpu_time_s:.2f}" for summary in summaries.values()]
+        rows.append((f"GPU time / that of {_SPREADING}", shares))
+    return summary_table(results, rows)
+
+
+def _scales_table(curves: "Curves") -> "Table":
+    """Promises kept and GPU time of each policy, a column for each scale."""
+    scales = list(next(iter(curves.values())))
+    rows = []
+    for policy, by_scale in curves.items():
+        kept = [f"{one.attained.both:.2%}" if one.attained else "-" for one in by_scale.values()]
+        rows.append((f"{policy}: promises kept", kept))
+        rows.append((f"{policy}: GPU time, s", [f"{one.gpu_time_s:,.0f}" for one in by_scale.values()]))
+    return figures_table([f"{scale:g} x" for scale in scales], rows)

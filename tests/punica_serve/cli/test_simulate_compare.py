@@ -1,0 +1,108 @@
+"""`punica-serve simulate` with `simulation.compare` and `--slo-scales`, on a small cluster."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from punica_serve.cli import app
+from punica_serve.cli.simulate_compare import scales_of
+from punica_serve.errors import ConfigError
+
+CONFIG = """
+engine: {model: "shape:llama-2-7b", num_kv_pages: 500, num_lora_pages: 256}
+dummy_adapters: {count: 100, rank: [8, 128], modules: qkv}
+runner: {devices: [simulated, simulated, simulated, simulated]}
+simulation:
+  profile: a10-7b-padded
+  interval_s: 1.0
+  slo: {scale: 1.5, first_token_s: 60.0}
+  compare: [most_idle, punica]
+  arrivals: {rate: [[0, 10], [3, 10]], population: maf_like, lengths: alpaca}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "few.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def _run(config: Path, *options: str) -> Result:
+    arguments = ["simulate", str(config), "--out", str(config.parent / "out"), *options]
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def _summaries(config: Path, name: str) -> Any:
+    return json.loads((config.parent / "out" / name).read_text())
+
+
+def test_policies_are_compared_in_a_table_files_and_a_picture(config: Path) -> None:
+    result = _run(config)
+    assert result.exit_code == 0, result.output
+    assert "most_idle is faster by" in result.output and "GPU time / that of most_idle" in result.output
+    assert "FAIL" not in result.output, "the claims are those of another paper's figure"
+    names = sorted(path.name for path in (config.parent / "out").iterdir())
+    assert names == ["few-cdfs.csv", "few.json", "few.png"]
+    summaries = _summaries(config, "few.json")
+    assert list(summaries) == ["most_idle", "punica"]
+    spread, packed = summaries.values()
+    assert spread["num_requests"] == packed["num_requests"] > 10
+    assert spread["gpu_time_s"] > packed["gpu_time_s"] > 0
+    assert spread["num_unused_gpus"] == 0 < packed["num_unused_gpus"]
+    assert spread["mean_batch_size"] < packed["mean_batch_size"]
+    assert spread["attained"] == {"first_token": 1.0, "time_per_token": 1.0, "both": 1.0}
+    with (config.parent / "out" / "few-cdfs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["share"] == "0.000" and rows[-1]["share"] == "1.000"
+    for column in ("most_idle_time_per_token_s", "punica_first_token_s"):
+        times_s = [float(row[column]) for row in rows]
+        assert times_s == sorted(times_s) and times_s[0] > 0.03
+
+
+def test_tighter_promises_are_kept_less(config: Path) -> None:
+    result = _run(config, "--slo-scales", "2,1.01", "--compare", "punica")
+    assert result.exit_code == 0, result.output
+    assert (config.parent / "out" / "few-slo-scales.png").exists()
+    tight, loose = _summaries(config, "few-slo-scales.json").values()
+    assert tight["attained"]["both"] < 0.5 and loose["attained"]["both"] == 1.0
+    assert tight["gpu_time_s"] == loose["gpu_time_s"], "this policy does not look at promises"
+    assert list(_summaries(config, "few.json")) == ["punica"]
+
+
+def test_a_policy_that_looks_at_promises_runs_once_for_each_scale(config: Path) -> None:
+    config.write_text(CONFIG.replace("runner:", "scheduler: {queue: deadline}\nrunner:"))
+    result = _run(config, "--slo-scales", "1.01,2", "--compare", "most_idle")
+    assert result.exit_code == 0, result.output
+    assert list(_summaries(config, "few-slo-scales.json")) == ["most_idle, 1.01 x unloaded", "most_idle, 2 x unloaded"]
+
+
+def test_requests_that_fail_are_told_after_the_files(config: Path) -> None:
+    config.write_text(CONFIG.replace("num_kv_pages: 500", "num_kv_pages: 1").replace("scale: 1.5, ", ""))
+    result = _run(config)
+    assert result.exit_code == 1
+    assert "punica: " in result.output and "failed: the prompt" in result.output
+    assert (config.parent / "out" / "few.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--compare", "punica,best"], "`--compare`: 'best' is not a placement policy; there are punica, most_idle"),
+        (["--slo-scales", "1.5,0"], "`--slo-scales`: '0' is not a number above 0"),
+        (["--slo-scales", "nan"], "'nan' is not a number"),
+        (["--ablations", "--slo-scales", "2"], "`--ablations` can't be combined"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(config: Path, options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _run(config, *options)
+
+
+def test_scales_are_sorted_and_counted_once() -> None:
+    assert scales_of("3, 1.2,3") == (1.2, 3.0)
+    assert scales_of(None) == ()

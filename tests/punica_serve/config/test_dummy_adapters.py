@@ -1,0 +1,34 @@
+"""The config section `dummy_adapters`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.config.cluster import ClusterConfig, parse_config
+from punica_serve.errors import ConfigError
+
+
+def _parse(tmp_path: Path, **section: Any) -> ClusterConfig:
+    document = {"engine": {"model": "shape:llama-2-7b"}, "dummy_adapters": {"count": 2, **section}}
+    return parse_config(document, source="c.yaml", folder=tmp_path)
+
+
+def test_a_rank_is_one_number_or_a_list(tmp_path: Path) -> None:
+    assert _parse(tmp_path, rank=8).dummy_adapters.rank == (8,)
+    assert _parse(tmp_path, rank=[8, 128]).dummy_adapters.rank == (8, 128)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (0, "rank.0`: must be 1 or more, got 0"),
+        ([8, 129], "rank.1`: must be 128 or less, got 129"),
+        ([8, "16"], "rank.1`: must be a whole number, got '16'"),
+        ([], "rank`: must be a non-empty list"),
+    ],
+)
+def test_a_rank_that_can_not_be_is_refused(rank: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        _parse(tmp_path, rank=rank)
+    assert f"`dummy_adapters.{message}" in raised.value.message
