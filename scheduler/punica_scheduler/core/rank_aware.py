@@ -8,6 +8,7 @@ import numpy as np
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_columns import GpuColumns
 from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_serve.performance.batch_columns import Column
@@ -17,7 +18,7 @@ PENALTY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class RankAwarePlacement:
+class RankAwarePlacement(Placement):
     """The least cost first; ties go to the highest UUID.
 
     With S the requests of a GPU that run and Q those that are not prefilled yet, the cost of request r is

@@ -18,9 +18,10 @@ from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
+from punica_serve.protocol import SIMULATED_DEVICE
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
 from punica_serve.simulation.timeline import Timeline
-from punica_serve.simulation.worker import SIMULATED_DEVICE, simulated_gpu_info
+from punica_serve.simulation.worker import simulated_gpu_info
 from punica_serve.workload import RequestLength
 
 #: Simulated time begins at 0; an incarnation is a start time, and 0 means none.
