@@ -30,7 +30,7 @@ class RequestTimes:
     #: The mean between the tokens after the first; None for an answer of one token.
     per_token_s: float | None
     latency_s: float
-    #: Whether its adapter was on the device when it arrived.
+    #: Whether all of its adapter was on the device when it arrived.
     was_resident: bool
 
 
