@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from punica_scheduler.core.placement import PLACEMENTS
+from all_placements import ALL_PLACEMENTS, step_times
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.factory import scheduler_of, settings_of
 from punica_serve.config.cluster import SchedulerConfig
@@ -12,10 +12,10 @@ def config(**values: Any) -> SchedulerConfig:
     return SchedulerConfig.model_validate(values)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ALL_PLACEMENTS)
 @pytest.mark.parametrize("queue", QUEUES)
 def test_every_policy_can_be_configured(placement: str, queue: str) -> None:
-    assert scheduler_of(config(placement=placement, queue=queue), 7).snapshot(8).incarnation == 7
+    assert scheduler_of(config(placement=placement, queue=queue), 7, step_times()).snapshot(8).incarnation == 7
 
 
 def test_seconds_become_nanoseconds() -> None:
@@ -38,3 +38,10 @@ def test_nothing_is_emptied_without_consolidation_or_without_migration(values: d
 def test_books_are_audited_only_when_asked_for() -> None:
     assert settings_of(config(audit_every=5)).audit_every == 0
     assert settings_of(config(audit=True, audit_every=5)).audit_every == 5
+
+
+def test_the_least_latencies_are_those_of_an_idle_gpu() -> None:
+    settings = settings_of(config(), step_times())
+    assert settings.least_first_token_s == pytest.approx(0.00374)
+    assert settings.least_time_per_token_s == pytest.approx(0.00371, abs=2e-5)
+    assert (settings_of(config()).least_first_token_s, settings_of(config()).least_time_per_token_s) == (0.0, 0.0)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from all_placements import ALL_PLACEMENTS
 from late_worker import PAGE_SIZE, Worker, answer
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
 from punica_scheduler.core.consolidation import ConsolidationRule
-from punica_scheduler.core.placement import PLACEMENTS
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
@@ -102,14 +102,18 @@ class ClusterMachine(RuleBasedStateMachine):
         self.num_answers = 0
 
     @initialize(
-        placement=st.sampled_from(sorted(PLACEMENTS)),
+        placement=st.sampled_from(sorted(ALL_PLACEMENTS)),
         queue=st.sampled_from(sorted(QUEUES)),
         migration=st.booleans(),
         consolidation=st.sampled_from([None, EAGER]),
     )
     def begin(self, placement: str, queue: str, migration: bool, consolidation: ConsolidationRule | None) -> None:
         self.settings = SchedulerSettings(
-            PLACEMENTS[placement](), queue, migration, consolidation=consolidation, store_patience_ns=STORE_PATIENCE_NS
+            ALL_PLACEMENTS[placement](),
+            queue,
+            migration,
+            consolidation=consolidation,
+            store_patience_ns=STORE_PATIENCE_NS,
         )
         self.scheduler = Scheduler(self.incarnation, self.settings)
         for frontend_id in FRONTENDS:
@@ -168,7 +172,7 @@ class ClusterMachine(RuleBasedStateMachine):
         skew=st.integers(0, 9),
         frontend_id=st.sampled_from(FRONTENDS),
         tenant=st.sampled_from([None, "a", "b"]),
-        slo=st.sampled_from([None, Slo(1e-9), Slo(5e-8), Slo(None, 0.1)]),
+        slo=st.sampled_from([None, Slo(1e-9), Slo(5e-8), Slo(None, 0.1), Slo(None, 0.0045)]),
     )
     def requests_arrive(
         self,

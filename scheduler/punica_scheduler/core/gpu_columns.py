@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from punica_scheduler.core.gpu import GpuRecord
+from punica_serve.errors.invariants import require
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
 
 #: A page of a request's KvCache is half full, on average.
@@ -51,6 +52,13 @@ class GpuColumns:
                 self._table[:, place] = _sums(gpu)
         self._changed.clear()
         return self
+
+    def check_invariants(self, open_gpus: Sequence[GpuRecord]) -> None:
+        """Each column is as its GPU is now. AssertionError is a bug of ours."""
+        self.look(open_gpus)
+        require(self._gpus == list(reversed(open_gpus)), "the columns are of other GPUs")
+        for place, gpu in enumerate(self._gpus):
+            require(tuple(self._table[:, place]) == _sums(gpu), f"the sums of {gpu.uuid} are old")
 
     # -------------------------------------------------------------- columns, all of float64
 

@@ -139,6 +139,7 @@ class GpuIndex:
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
+        self._columns.check_invariants(self._open)
         with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}
         require(self._filed == with_place, "a GPU is filed as it was")
         for size, file in enumerate(self._files):

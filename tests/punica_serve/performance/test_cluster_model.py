@@ -1,0 +1,41 @@
+"""Which profile a live cluster may use."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.errors import ConfigError
+from punica_serve.performance.cluster_model import PLACEMENTS_BY_COST, cluster_model
+
+
+def config(model: str = "llama-2-7b", dtype: str | None = None, **scheduler: Any) -> ClusterConfig:
+    folder = Path(__file__).parents[3] / "punica_serve" / "punica_serve" / "shapes" / model
+    engine = {"model": str(folder), "load_format": "dummy", "tokenizer": "demo:model", "dtype": dtype}
+    return ClusterConfig.model_validate({"engine": engine, "scheduler": scheduler}, context={"folder": Path.cwd()})
+
+
+def test_without_a_profile_there_is_no_model() -> None:
+    assert cluster_model(config()) is None
+
+
+@pytest.mark.parametrize("placement", sorted(PLACEMENTS_BY_COST))
+def test_a_placement_by_cost_refuses_to_start_without_a_profile(placement: str) -> None:
+    with pytest.raises(ConfigError, match=f"placement: {placement}` needs to know how long steps take; set"):
+        cluster_model(config(placement=placement))
+
+
+def test_the_profile_of_this_model_is_read() -> None:
+    model = cluster_model(config(dtype="bfloat16", profile="h200-7b"))
+    assert model is not None and model.profile.device == "NVIDIA H200"
+
+
+def test_the_profile_of_another_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"of another model than `engine.model` \(num_hidden_layers 32, not 40\)"):
+        cluster_model(config("llama-2-13b", dtype="bfloat16", profile="h200-7b"))
+
+
+def test_the_profile_of_another_data_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds for bfloat16, and the engine uses float32"):
+        cluster_model(config(dtype="float32", profile="h200-7b"))
