@@ -82,7 +82,8 @@ def compare_policies(
     scaled = {
         (policy, scale): with_slo_scale(variant, scale) for policy, variant in variants.items() for scale in scales
     }
-    more = {key: variant for key, variant in scaled.items() if depends_on_promises(variant)}
+    own = config.simulation.slo.scale
+    more = {key: one for key, one in scaled.items() if key[1] != own and depends_on_promises(one)}
     runs = run_all({**variants, **{_named(*key): variant for key, variant in more.items()}}, arrivals, console)
     results: dict[str, Result] = {policy: runs[policy] for policy in policies}
     console.print(_policies_table(results))
@@ -110,12 +111,14 @@ def _curves(
     scaled: "dict[tuple[str, float], ClusterConfig]",
     arrivals: "Arrivals",
 ) -> "Curves":
-    from punica_scheduler.simulator.run import judged
+    from punica_scheduler.simulator.run import judged, slos_of
 
+    one_each = {scale: variant for (_, scale), variant in scaled.items()}
+    slos = {scale: slos_of(variant, arrivals) for scale, variant in one_each.items()}
     curves: dict[str, dict[float, Summary]] = {policy: {} for policy in results}
-    for (policy, scale), variant in scaled.items():
+    for policy, scale in scaled:
         own = runs.get(_named(policy, scale))
-        curves[policy][scale] = (own or judged(results[policy], variant, arrivals)).summary
+        curves[policy][scale] = (own or judged(results[policy], slos[scale])).summary
     return curves
 
 
