@@ -13,7 +13,6 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.answers import Frame
-from punica_frontend.generation.promises import promised
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_log import log_added, log_end

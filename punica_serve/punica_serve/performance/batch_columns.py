@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.performance.lora_load import AdapterSize
+from punica_serve.performance.lora_load import NO_ADAPTER, AdapterSize
 
 Column = npt.NDArray[np.float64]
 
@@ -27,10 +27,10 @@ class BatchColumns(NamedTuple):
     num_context_tokens: Column
     lora: LoraColumns
 
-    def with_row(self, num_tokens: int, size: AdapterSize | None) -> "BatchColumns":
+    def with_row(self, num_tokens: int, size: AdapterSize) -> "BatchColumns":
         """With one more row of so many tokens. Its adapter is taken to be another than the batch's."""
         lora = self.lora
-        if size is not None:
+        if size is not NO_ADAPTER:
             lora = LoraColumns(
                 lora.num_rows + 1,
                 lora.sum_ranks + size.rank,

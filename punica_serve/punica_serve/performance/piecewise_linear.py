@@ -18,6 +18,7 @@ class PiecewiseLinear:
             points.append((numbers[0] + 1, ms[0]))
         #: The start of each piece except the first.
         self._breaks = [number for number, _ in points[1:-1]]
+        self._break_column = np.array(self._breaks, dtype=np.float64)
         self._pieces: list[tuple[float, float]] = []
         for (x0, y0), (x1, y1) in pairwise(points):
             slope = (y1 - y0) / (x1 - x0)
@@ -34,5 +35,5 @@ class PiecewiseLinear:
         if not self._breaks:
             base, slope = self._pieces[0]
             return base + slope * numbers
-        pieces = self.pieces[np.searchsorted(self._breaks, numbers, side="right")]
+        pieces = self.pieces[self._break_column.searchsorted(numbers, "right")]
         return pieces[:, 0] + pieces[:, 1] * numbers

@@ -1,13 +1,14 @@
-"""``StepTimeModel`` for the batches of many GPUs at once."""
+"""``StepTimeModel`` for the batches of many GPUs at once.
 
-from collections.abc import Callable
+Everything that depends on whole numbers alone, batch sizes and rank pages, is looked up in tables that grow as needed:
+a placement waits for these passes, and a look-up costs a third of a search in breaks.
+"""
 
 import numpy as np
-import numpy.typing as npt
 
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
-from punica_serve.performance.lora_load import AdapterSize, LoraLoad
-from punica_serve.performance.lora_times import DistinctLora, LoraTimes, PaddedLora
+from punica_serve.performance.lora_load import NO_ADAPTER, NO_LORA, AdapterSize, LoraLoad
+from punica_serve.performance.lora_times import DistinctLora, PaddedLora
 from punica_serve.performance.piecewise_linear import PiecewiseLinear
 from punica_serve.performance.step_time import StepTimeModel
 
@@ -17,55 +18,63 @@ class StepTimeColumns:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
-        self._lora_s = _lora_column_seconds(model.profile.lora)
         self._overhead_s = model.profile.step_overhead_ms / 1e3
         contexts = model.profile.decode.context
         self._breaks = np.array(contexts[1:-1], dtype=np.float64)
-        #: For each batch size, and each piece of its times by context: seconds at 0 and for each token.
-        self._pieces: npt.NDArray[np.float64] = np.zeros((1, max(1, len(contexts) - 1), 2))
+        self._num_pieces = max(1, len(contexts) - 1)
+        #: For each batch size, and in it each piece of its times by context: seconds at 0 and for each token.
+        self._base: Column = np.zeros(self._num_pieces)
+        self._slope: Column = np.zeros(self._num_pieces)
+        self._largest = 0
+        #: For each number of rank pages, seconds; only for `DistinctLora`.
+        self._pages_s: Column = np.zeros(1)
 
     def decode_s(self, batches: BatchColumns) -> Column:
         """Seconds of a step of each batch; 0 for an empty one."""
-        base, slope, mean = self._decode_pieces(batches)
-        return np.where(batches.num_rows > 0, base + slope * mean + self._lora_s(batches.lora) + self._overhead_s, 0.0)
+        decode_s, _ = self._decodes(batches)
+        return decode_s + self._lora_s(batches.lora)
 
     def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
         """Seconds of a step of each batch, which is not empty, and a prefill beside it, whose LoRA is not counted."""
-        base, slope, mean = self._decode_pieces(batches)
-        context_s = slope * mean
-        mixed_s = self._model.prefill.column(num_prefill_tokens + batches.num_rows) + context_s
-        return np.maximum(base + context_s, mixed_s) + self._lora_s(batches.lora) + self._overhead_s
+        decode_s, without_context_s = self._decodes(batches)
+        prefill_s = self._model.prefill.column(num_prefill_tokens + batches.num_rows) + self._overhead_s
+        return decode_s + np.maximum(prefill_s - without_context_s, 0.0) + self._lora_s(batches.lora)
 
-    def prefill_s(self, num_tokens: int, size: AdapterSize | None) -> float:
-        """Seconds of a step of one prefill alone."""
-        return self._model.step_s(num_tokens, 0, 0, LoraLoad().with_row(size) if size else LoraLoad())
+    def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
+        """Seconds of a step of one prefill alone; NO_ADAPTER runs the base model."""
+        return self._model.step_s(num_tokens, 0, 0, NO_LORA if size is NO_ADAPTER else LoraLoad().with_row(size))
 
-    def _decode_pieces(self, batches: BatchColumns) -> tuple[Column, Column, Column]:
-        """The linear piece of each batch's time by mean context, and that context."""
-        num_rows = batches.num_rows.astype(np.intp)
-        largest = int(num_rows.max(initial=0))
-        if largest >= len(self._pieces):
-            self._extend(largest)
-        mean = batches.num_context_tokens / np.maximum(num_rows, 1)
-        pieces = self._pieces[num_rows, np.searchsorted(self._breaks, mean, side="right")]
-        return pieces[:, 0], pieces[:, 1], mean
+    def _decodes(self, batches: BatchColumns) -> tuple[Column, Column]:
+        """Seconds of each batch's step without LoRA, and those that it would take without context."""
+        rows = batches.num_rows.astype(np.intp)
+        if rows.max(initial=0) > self._largest:
+            self._extend(2 * int(rows.max()))
+        mean = batches.num_context_tokens / np.maximum(batches.num_rows, 1.0)
+        first = rows * self._num_pieces
+        place = first + self._breaks.searchsorted(mean, "right") if len(self._breaks) else first
+        return self._base[place] + self._slope[place] * mean, self._base[first]
 
     def _extend(self, largest: int) -> None:
-        pieces = np.zeros((2 * largest + 1, *self._pieces.shape[1:]))
-        for num_rows in range(1, len(pieces)):
-            pieces[num_rows] = self._model.decodes_of(num_rows).pieces
-        self._pieces = pieces
+        """Makes the tables for batches of up to so many rows."""
+        pieces = [self._model.decodes_of(num_rows).pieces for num_rows in range(1, largest + 1)]
+        none = np.zeros((self._num_pieces, 2))
+        base_and_slope = np.concatenate([none, *pieces])
+        self._base = base_and_slope[:, 0] + self._overhead_s * (np.arange(len(base_and_slope)) >= self._num_pieces)
+        self._slope = base_and_slope[:, 1].copy()
+        self._largest = largest
 
+    def _lora_s(self, lora: LoraColumns) -> Column:
+        """Seconds that the adapters of each batch add."""
+        times = self._model.profile.lora
+        if isinstance(times, DistinctLora):
+            return self._by_pages(times, lora.num_pages) + times.row_ms / 1e3 * lora.num_rows
+        if isinstance(times, PaddedLora):
+            return times.rank_ms / 1e3 * lora.num_rows * lora.max_rank
+        return times.rank_ms / 1e3 * lora.sum_ranks
 
-LoraColumnSeconds = Callable[[LoraColumns], Column]
-
-
-def _lora_column_seconds(times: LoraTimes) -> LoraColumnSeconds:
-    """``step_time.lora_seconds`` for columns."""
-    if isinstance(times, DistinctLora):
-        by_pages, row_s = PiecewiseLinear(times.pages, times.ms), times.row_ms / 1e3
-        return lambda lora: np.where(lora.num_rows > 0, by_pages.column(lora.num_pages) + row_s * lora.num_rows, 0.0)
-    rank_s = times.rank_ms / 1e3
-    if isinstance(times, PaddedLora):
-        return lambda lora: rank_s * lora.num_rows * lora.max_rank
-    return lambda lora: rank_s * lora.sum_ranks
+    def _by_pages(self, times: DistinctLora, num_pages: Column) -> Column:
+        places = num_pages.astype(np.intp)
+        if (largest := int(places.max(initial=0))) >= len(self._pages_s):
+            self._pages_s = PiecewiseLinear(times.pages, times.ms).column(np.arange(2.0 * largest + 1))
+            self._pages_s[0] = 0.0
+        return self._pages_s[places]

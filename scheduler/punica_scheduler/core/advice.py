@@ -6,7 +6,7 @@ flap.
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from punica_scheduler.core.gpu import GpuRecord
@@ -33,10 +33,17 @@ class ScaleAdvisor:
         self._num_wanted = 0
         self.advice = ScaleAdvice()
 
-    def look(self, gpus: Collection[GpuRecord], queue_length: int, now_ns: int) -> ScaleAdvice:
-        """The advice for this moment."""
+    def look(
+        self,
+        gpus: Collection[GpuRecord],
+        queue_length: int,
+        now_ns: int,
+        *,
+        keeps_promises: Callable[[GpuRecord], bool] = lambda _: True,
+    ) -> ScaleAdvice:
+        """The advice for this moment. A GPU that breaks promises is not lightly loaded, however few requests it has."""
         usable = [gpu for gpu in gpus if not gpu.is_draining]
-        num_light = sum(gpu.load <= self._rule.light_load for gpu in usable)
+        num_light = sum(gpu.load <= self._rule.light_load and keeps_promises(gpu) for gpu in usable)
         if num_light and len(usable) >= self._rule.min_gpus:
             self._short_since_ns, self._num_wanted = None, 0
             releasable = () if queue_length else self._releasable(usable, num_light, now_ns)

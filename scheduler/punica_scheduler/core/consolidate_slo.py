@@ -5,7 +5,7 @@ typical answers of L tokens has n / L prefills in a step once each that ends is 
 (1 - n / L) * decode + n / L * (decode with a prefill). A promise holds if that and a margin stay within it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,18 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from punica_scheduler.core.gpu import GpuRecord
-from punica_scheduler.core.gpu_columns import GpuColumns
+from punica_scheduler.core.gpu_columns import GpuColumns, batch_of
 from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.rank_aware import in_order
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_scheduler.core.typical_request import TypicalRequest
+from punica_serve.performance.batch_columns import BatchColumns, Column
 
 _Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class ConsolidateSloPlacement:
+class ConsolidateSloPlacement(Placement):
     """The largest working set on which all promises hold; where they hold nowhere, the smallest working set."""
 
     costs: StepCosts
@@ -39,17 +41,28 @@ class ConsolidateSloPlacement:
         spread = in_order(np.where(has_room & ~holds, columns.batches.num_rows, np.inf), columns)
         return chain(packed, spread)
 
+    def keeps_promises(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], index: GpuIndex) -> bool:
+        """Times per token alone count: a request that moves has mostly had its first token."""
+        batches, tightest_s = batch_of(gpu), gpu.load_sums.tightest_s
+        for record in newcomers:
+            batches = batches.with_row(record.num_tokens, record.adapter_size)
+            tightest_s = min(tightest_s, record.time_per_token_s or tightest_s)
+        return bool(self._token_s(batches, index.typical)[0] <= tightest_s)
+
     def _holds(self, record: RequestRecord, columns: GpuColumns, typical: TypicalRequest) -> _Flags:
         """Whether everyone's promises would hold on each GPU with this request."""
-        size = record.adapter_size if record.digest is not None else None
-        batches = columns.batches.with_row(record.num_tokens, size)
-        mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
-        share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
-        step_s = (1.0 - share) * self.costs.decode_s(batches) + share * mixed_s
+        batches = columns.batches.with_row(record.num_tokens, record.adapter_size)
         promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
-        holds: _Flags = step_s * (1.0 + self.margin) <= promised_s
+        holds: _Flags = self._token_s(batches, typical) <= promised_s
         slo = record.request.slo
         if slo is not None and slo.first_token_s is not None and not record.num_generated:
             # One prefill runs in a step: those that came before go first.
+            mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
             holds &= (columns.num_prefilling + 1) * mixed_s * (1.0 + self.margin) <= slo.first_token_s
         return holds
+
+    def _token_s(self, batches: BatchColumns, typical: TypicalRequest) -> Column:
+        """Seconds from one token of a request to its next, with the margin."""
+        share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
+        mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
+        return ((1.0 - share) * self.costs.decode_s(batches) + share * mixed_s) * (1.0 + self.margin)

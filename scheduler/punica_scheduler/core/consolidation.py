@@ -14,6 +14,7 @@ from heapq import nsmallest
 
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 
 #: GPUs that are tried, the least loaded first, before a look ends without result: a look must not cost a step's time.
@@ -39,11 +40,11 @@ class ConsolidationRule:
         return cost_s < min(longest * gpu.step_s, self.idle_s)
 
 
-def plan(gpus: Iterable[GpuRecord], index: GpuIndex, rule: ConsolidationRule) -> Moves:
+def plan(gpus: Iterable[GpuRecord], index: GpuIndex, rule: ConsolidationRule, placement: Placement) -> Moves:
     """The moves that empty one GPU; none if none should be emptied."""
     light = [gpu for gpu in gpus if 0 < gpu.load <= rule.light_load and not gpu.is_draining and _is_movable(gpu)]
     for gpu in nsmallest(MAX_TRIED, light, key=_busyness):
-        if rule.pays(gpu) and (moves := _moves_off(gpu, index)):
+        if rule.pays(gpu) and (moves := _moves_off(gpu, index, placement)):
             return moves
     return []
 
@@ -58,17 +59,20 @@ def _busyness(gpu: GpuRecord) -> tuple[int, str]:
     return len(gpu.working_set), gpu.uuid
 
 
-def _moves_off(gpu: GpuRecord, index: GpuIndex) -> Moves:
-    """Where each request of the GPU fits, the others that are to go there counted; none if one fits nowhere."""
+def _moves_off(gpu: GpuRecord, index: GpuIndex, placement: Placement) -> Moves:
+    """Where each request of the GPU fits, the others that are to go there counted; none if one fits nowhere.
+
+    A request fits where there is room and the policy's promises hold.
+    """
     moves: Moves = []
     newcomers: dict[GpuRecord, list[RequestRecord]] = {}
     for record in gpu.working_set.values():
         for target in index.largest_first(record.num_tokens + 1):
             if _busyness(target) <= _busyness(gpu):
                 return []
-            others = newcomers.get(target, [])
-            if target.has_room_for_all((record, *others)):
-                newcomers[target] = [record, *others]
+            all_new = [record, *newcomers.get(target, [])]
+            if target.has_room_for_all(all_new) and placement.keeps_promises(target, all_new, index):
+                newcomers[target] = all_new
                 moves.append((record, target))
                 break
         else:

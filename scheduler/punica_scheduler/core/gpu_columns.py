@@ -57,8 +57,7 @@ class GpuColumns:
     @property
     def batches(self) -> BatchColumns:
         """Each GPU's working set as one batch of decodes."""
-        row = self._row
-        return BatchColumns(row(0), row(1), LoraColumns(row(2), row(3), row(4), row(5)))
+        return _batches(self._table)
 
     @property
     def num_prefilling(self) -> Column:
@@ -83,6 +82,16 @@ class GpuColumns:
     def _row(self, index: int) -> Column:
         row: Column = self._table[index]
         return row
+
+
+def batch_of(gpu: GpuRecord) -> BatchColumns:
+    """One GPU's working set, as columns of one entry."""
+    return _batches(np.array(_sums(gpu)).reshape(-1, 1))
+
+
+def _batches(table: npt.NDArray[np.float64]) -> BatchColumns:
+    """The first six rows of a table of sums."""
+    return BatchColumns(table[0], table[1], LoraColumns(table[2], table[3], table[4], table[5]))
 
 
 def _sums(gpu: GpuRecord) -> tuple[float, ...]:

@@ -41,7 +41,8 @@ class Periodic:
         self._next_consolidation_ns = outcome.now_ns + rule.interval_ns
         if self._state.waiting.num_for_gpu or not self._state.quarantine.is_idle:
             return
-        moves = consolidation.plan(self._state.fleet.gpus.values(), self._state.fleet.index, rule)
+        fleet = self._state.fleet
+        moves = consolidation.plan(fleet.gpus.values(), fleet.index, rule, self._settings.placement)
         if not moves:
             return
         emptied_uuid = moves[0][0].gpu_uuid
@@ -54,6 +55,12 @@ class Periodic:
 
     def advise(self, outcome: Outcome) -> None:
         before = self._advisor.advice
-        advice = self._advisor.look(self._state.fleet.gpus.values(), self._state.waiting.num_for_gpu, outcome.now_ns)
+        fleet, placement = self._state.fleet, self._settings.placement
+        advice = self._advisor.look(
+            fleet.gpus.values(),
+            self._state.waiting.num_for_gpu,
+            outcome.now_ns,
+            keeps_promises=lambda gpu: placement.keeps_promises(gpu, (), fleet.index),
+        )
         if advice != before:
             outcome.actions.append(Advise(advice))

@@ -1,6 +1,6 @@
 """Placement: which GPU a request goes to. One object for each policy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
@@ -19,9 +19,13 @@ class Placement(Protocol):
         GPUs that surely have no room may be left out, and no others.
         """
 
+    def keeps_promises(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], index: GpuIndex) -> bool:
+        """Whether the GPU would keep everyone's promises with these requests more. A policy without promises: yes."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
-class PunicaPlacement:
+class PunicaPlacement(Placement):
     """The largest working set, so that few GPUs are busy; ties go to the highest UUID (Punica, section 5.1)."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
@@ -29,7 +33,7 @@ class PunicaPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class MostIdlePlacement:
+class MostIdlePlacement(Placement):
     """The smallest working set, which balances the load; ties go to the highest UUID."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
@@ -37,7 +41,7 @@ class MostIdlePlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstFitPlacement:
+class FirstFitPlacement(Placement):
     """The lowest UUID."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
@@ -45,7 +49,7 @@ class FirstFitPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomPlacement:
+class RandomPlacement(Placement):
     """UUIDs in order, from one drawn by the request's id, so that a replay places each request the same."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:

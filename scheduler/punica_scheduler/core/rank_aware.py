@@ -8,6 +8,7 @@ import numpy as np
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_columns import GpuColumns
 from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_serve.performance.batch_columns import Column
@@ -17,7 +18,7 @@ PENALTY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class RankAwarePlacement:
+class RankAwarePlacement(Placement):
     """The least cost first; ties go to the highest UUID.
 
     With S the requests of a GPU that run and Q those that are not prefilled yet, the cost of request r is
@@ -35,12 +36,12 @@ class RankAwarePlacement:
         return in_order(np.where(columns.room > record.num_tokens, cost, np.inf), columns)
 
     def _cost(self, record: RequestRecord, columns: GpuColumns, num_answer: float) -> Column:
-        size = record.adapter_size if record.digest is not None else None
+        size = record.adapter_size
         before = columns.batches
         after_s = self.costs.decode_s(before.with_row(record.num_tokens, size))
         added_s = after_s - self.costs.decode_s(before) + self.costs.prefill_s(record.num_tokens, size) / num_answer
         promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
-        cost: Column = before.num_rows * (added_s + np.where(after_s > promised_s, PENALTY_S, 0.0))
+        cost: Column = before.num_rows * (added_s + PENALTY_S * (after_s > promised_s))
         return cost
 
 

@@ -156,7 +156,7 @@ class RequestRecord:
     request_id: str = field(init=False)
     #: Digest of its adapter; None runs the base model.
     digest: str | None = field(init=False)
-    #: Rank and pages of its adapter; meaningless without one.
+    #: Rank and pages of its adapter; NO_ADAPTER without one.
     adapter_size: AdapterSize = field(init=False)
     #: Length of the prompt, and of the longest answer.
     num_prompt: int = field(init=False)

@@ -15,5 +15,5 @@ class StepCosts(Protocol):
     def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
         """A step of each batch, which is not empty, with a prefill of so many tokens beside it."""
 
-    def prefill_s(self, num_tokens: int, size: AdapterSize | None) -> float:
-        """A step of one prefill alone."""
+    def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
+        """A step of one prefill alone; NO_ADAPTER runs the base model."""

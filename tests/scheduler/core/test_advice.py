@@ -3,7 +3,11 @@
 import pytest
 
 from punica_scheduler.core.advice import ScaleRule
-from punica_serve.protocol import ScaleAdvice
+from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.protocol import ScaleAdvice, Slo
 from scheduler_in_words import Cluster, NewCluster
 
 NONE = ScaleAdvice()
@@ -29,6 +33,20 @@ def test_more_are_asked_for_when_none_is_lightly_loaded_for_a_while(two_hosts: C
     assert two_hosts.scheduler.snapshot(0).advice == ScaleAdvice(num_more_gpus=1)
     two_hosts.time_passes(1)
     assert two_hosts.advice is None, "only what differs is said"
+
+
+def test_a_gpu_that_breaks_promises_is_not_lightly_loaded(new_cluster: NewCluster) -> None:
+    """B has nothing to do, and A's one request was promised more than any GPU can do."""
+    costs = StepTimeColumns(StepTimeModel(load_profile("h200-7b")))
+    cluster = new_cluster(scale=ScaleRule(), placement=ConsolidateSloPlacement(costs))
+    cluster.gpu_joins("A")
+    cluster.arrives("r1", slo=Slo(time_per_token_s=0.001))
+    cluster.time_passes(1)
+    cluster.time_passes(5)
+    assert cluster.advice == ScaleAdvice(num_more_gpus=1)
+    cluster.gpu_joins("B")
+    cluster.time_passes(1)
+    assert cluster.advice == NONE
 
 
 def test_those_who_wait_get_gpus_too(two_hosts: Cluster) -> None:

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
+from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
 from punica_scheduler.core.consolidation import ConsolidationRule
+from punica_scheduler.core.placement import Placement, PunicaPlacement
+from punica_serve.performance.profile import load_profile
+from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.protocol import Slo
 from scheduler_in_words import Cluster, NewCluster
 
 RULE = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_s=1000, idle_s=10)
@@ -15,8 +21,8 @@ RULE = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_
 def spread(new_cluster: NewCluster) -> NewCluster:
     """Called with a rule: A, lightly loaded, runs a1, and B runs b1 to b4."""
 
-    def spread_out(rule: ConsolidationRule = RULE, **a1: Any) -> Cluster:
-        cluster = new_cluster(consolidation=rule)
+    def spread_out(rule: ConsolidationRule = RULE, placement: Placement | None = None, **a1: Any) -> Cluster:
+        cluster = new_cluster(consolidation=rule, placement=placement or PunicaPlacement())
         cluster.gpu_joins("A", pages=64)
         cluster.arrives("a1", **({"max_tokens": 60} | a1))
         cluster.steps("A", "a1")
@@ -37,6 +43,16 @@ def test_a_lightly_loaded_gpu_is_emptied_onto_a_busier_one(spread: NewCluster) -
     assert (cluster.counter("consolidations"), cluster.counter("migrations")) == (1, 1)
     assert cluster.counter("evictions") == 0
     assert cluster.steps("B", "a1 b1") == ["a1: 1 token at 1", "b1: 1 token at 0"]
+
+
+@pytest.mark.parametrize(("promised_s", "moves"), [(0.010, ["A: stop a1", "B: start a1 after 1"]), (0.0038, [])])
+def test_a_gpu_is_not_emptied_where_a_promise_would_break(
+    promised_s: float, moves: list[str], spread: NewCluster
+) -> None:
+    """A step of an H200 takes 3.74 ms for one request, and 3.92 for five."""
+    packing = ConsolidateSloPlacement(StepTimeColumns(StepTimeModel(load_profile("h200-7b"))), margin=0.0)
+    cluster = spread(placement=packing, slo=Slo(time_per_token_s=promised_s))
+    assert cluster.time_passes(1) == moves
 
 
 def test_without_a_rule_nothing_is_emptied(spread: NewCluster) -> None:

@@ -34,8 +34,10 @@ class ControlPlaneSettings:
     #: Length of answers that don't end.
     endless_tokens: int = 1_000_000
     num_queued: int = 20_000
-    num_placement_gpus: int = 1_000
-    num_placements: int = 5_000
+    #: GPUs of the fleets on which placements are timed.
+    placement_sizes: tuple[int, ...] = (60, 1_000)
+    #: Timed on each fleet with each policy, three times.
+    num_placements: int = 2_000
     #: Steps of each GPU for measuring the parts of a token's cost.
     num_part_steps: int = 40
 

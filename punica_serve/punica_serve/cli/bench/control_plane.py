@@ -37,7 +37,7 @@ def command(
             settling_s=_QUICK_SECONDS,
             answer_tokens=(10, 30),
             num_queued=_QUICK_QUEUED,
-            num_placement_gpus=_QUICK_GPUS,
+            placement_sizes=(_QUICK_GPUS, 2 * _QUICK_GPUS),
             num_placements=_QUICK_QUEUED // 10,
         )
     measure(partial(run, settings), out, refresh_per_s=2.0)

@@ -6,7 +6,7 @@ import pytest
 from rich.progress import Progress
 
 from punica_serve.bench.control_plane.parts import parts_us
-from punica_serve.bench.control_plane.placement import placement_times_s
+from punica_serve.bench.control_plane.placement import placement_times
 from punica_serve.bench.control_plane.run import Measurement, run
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings
 from punica_serve.bench.report import write_json
@@ -20,7 +20,7 @@ SMALL = ControlPlaneSettings(
     settling_s=0.5,
     answer_tokens=(3, 6),
     num_queued=100,
-    num_placement_gpus=4,
+    placement_sizes=(4, 6),
     num_placements=10,
     num_part_steps=20,
 )
@@ -38,8 +38,10 @@ def test_a_load_without_a_step_in_its_time_is_refused() -> None:
 
 
 def test_every_placement_is_timed() -> None:
-    times_s = placement_times_s(SMALL)
-    assert len(times_s) == SMALL.num_placements and min(times_s) > 0
+    times = placement_times(SMALL)
+    assert {time.num_gpus for time in times} == {4, 6}
+    assert {time.policy for time in times} == {"punica", "most_idle", "rank_aware", "consolidate_slo"}
+    assert len(times) == 8 and min(time.us for time in times) > 0
 
 
 def test_every_part_takes_its_time() -> None:
@@ -51,11 +53,12 @@ def test_every_part_takes_its_time() -> None:
 def test_a_small_fleet_through_the_real_scheduler(tmp_path: Path) -> None:
     with Progress(disable=True) as progress:
         report = run(SMALL, progress)
-    loads, parts, goals = (table.records for table in report.tables)
+    loads, parts, placements, goals = (table.records for table in report.tables)
     assert [load["load"] for load in loads] == ["steady", "churn"]
     assert all(isinstance(load["tokens_per_s"], float) and load["tokens_per_s"] > 0 for load in loads)
     assert all(isinstance(load["idle_share"], float) and 0 <= load["idle_share"] <= 1.01 for load in loads)
     assert loads[0]["requests_per_s"] == 0.0 and loads[1]["requests_per_s"]
     assert len(parts) == 3 and all(part["us_per_token"] for part in parts)
-    assert len(goals) == 6 and all(goal["measured"] for goal in goals)
+    assert len(placements) == 8 and all(placement["us"] for placement in placements)
+    assert len(goals) == 8 and all(goal["measured"] for goal in goals)
     assert json.loads(write_json(report, tmp_path).read_text())["benchmark"] == "control-plane"
