@@ -74,34 +74,51 @@ def compare_policies(
     A policy that does not look at promises runs once, and is judged by each of them. Raises typer.Exit(1), after
     writing the files, if requests failed.
     """
-    from punica_scheduler.simulator.comparison import write_cdfs
-    from punica_scheduler.simulator.comparison_pictures import draw_policies, draw_scales
     from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
 
     variants: dict[str, ClusterConfig] = {policy: with_policy(config, policy) for policy in policies}
     scaled = {
         (policy, scale): with_slo_scale(variant, scale) for policy, variant in variants.items() for scale in scales
     }
-    more = {key: variant for key, variant in scaled.items() if depends_on_promises(variant)}
-    runs = run_all({**variants, **{_named(*key): variant for key, variant in more.items()}}, arrivals, console)
+    own = config.simulation.slo.scale
+    more = {_named(*key): one for key, one in scaled.items() if key[1] != own and depends_on_promises(one)}
+    runs = run_all({**variants, **more}, arrivals, console)
     results: dict[str, Result] = {policy: runs[policy] for policy in policies}
     console.print(_policies_table(results))
     for run, result in runs.items():
         print_failures(run, result.failures, console)
-    writers: dict[Path, Writer] = {
-        out / f"{name}.json": partial(write_json, {policy: result.summary for policy, result in results.items()}),
-        out / f"{name}-cdfs.csv": partial(write_cdfs, results),
-        out / f"{name}.png": partial(draw_policies, results, title=name),
-    }
+    writers = _policies_files(results, out, name)
     if scales:
         curves = _curves(results, runs, scaled, arrivals)
         console.print(_scales_table(curves))
-        flat = {_named(policy, scale): one for policy, of in curves.items() for scale, one in of.items()}
-        writers[out / f"{name}-slo-scales.json"] = partial(write_json, flat)
-        writers[out / f"{name}-slo-scales.png"] = partial(draw_scales, curves, title=name)
+        writers |= _scales_files(curves, out, name)
     write_each(writers, console)
     if any(result.failures for result in runs.values()):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _policies_files(results: "dict[str, Result]", out: Path, name: str) -> dict[Path, Writer]:
+    from punica_scheduler.simulator.comparison import write_cdfs
+    from punica_scheduler.simulator.comparison_pictures import draw_policies
+
+    summaries = {policy: result.summary for policy, result in results.items()}
+    return {
+        out / f"{name}.json": partial(write_json, summaries),
+        out / f"{name}-cdfs.csv": partial(write_cdfs, results),
+        out / f"{name}.png": partial(draw_policies, results, title=name),
+    }
+
+
+def _scales_files(curves: "Curves", out: Path, name: str) -> dict[Path, Writer]:
+    from punica_scheduler.simulator.comparison_pictures import draw_scales
+
+    summaries = {
+        _named(policy, scale): summary for policy, by_scale in curves.items() for scale, summary in by_scale.items()
+    }
+    return {
+        out / f"{name}-slo-scales.json": partial(write_json, summaries),
+        out / f"{name}-slo-scales.png": partial(draw_scales, curves, title=name),
+    }
 
 
 def _curves(
@@ -110,12 +127,14 @@ def _curves(
     scaled: "dict[tuple[str, float], ClusterConfig]",
     arrivals: "Arrivals",
 ) -> "Curves":
-    from punica_scheduler.simulator.run import judged
+    from punica_scheduler.simulator.run import judged, slos_of
 
+    one_each = {scale: variant for (_, scale), variant in scaled.items()}
+    slos = {scale: slos_of(variant, arrivals) for scale, variant in one_each.items()}
     curves: dict[str, dict[float, Summary]] = {policy: {} for policy in results}
-    for (policy, scale), variant in scaled.items():
+    for policy, scale in scaled:
         own = runs.get(_named(policy, scale))
-        curves[policy][scale] = (own or judged(results[policy], variant, arrivals)).summary
+        curves[policy][scale] = (own or judged(results[policy], slos[scale])).summary
     return curves
 
 

@@ -1,6 +1,6 @@
 """From a config to a simulation's results."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
-from punica_serve.protocol import SIMULATED_DEVICE
+from punica_serve.protocol import SIMULATED_DEVICE, AdapterRef, Slo
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
 from punica_serve.simulation.timeline import Timeline
 from punica_serve.simulation.worker import simulated_gpu_info
@@ -79,7 +79,7 @@ def simulate(
         step_times,
         arrivals,
         adapters,
-        slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals))),
+        slos_of(config, arrivals, adapters),
         prefill_budget_tokens=config.engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
         link_latency_s=simulation.link_latency_ms / 1e3,
@@ -93,10 +93,17 @@ def simulate(
     return Result(cluster.recorder.timeline(cluster.now_s), summary, cluster.audit.failures, times)
 
 
-def judged(result: Result, config: ClusterConfig, arrivals: Arrivals) -> Result:
-    """The result held against the promises of ``config``, where these would not have changed the schedule."""
-    adapters = tuple(dummy_adapters(config.dummy_adapters, read_model_config(config.engine.model)).values())
-    slos = slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals)))
+def slos_of(
+    config: ClusterConfig, arrivals: Arrivals, adapters: tuple[AdapterRef, ...] | None = None
+) -> tuple[Slo, ...]:
+    """What each request is promised. ``adapters`` are the config's dummies, if they are there already."""
+    if adapters is None:
+        adapters = tuple(dummy_adapters(config.dummy_adapters, read_model_config(config.engine.model)).values())
+    return slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals)))
+
+
+def judged(result: Result, slos: Sequence[Slo]) -> Result:
+    """The result held against other promises, for a schedule that does not depend on them."""
     return replace(result, summary=replace(result.summary, attained=attainment(result.times, slos)))
 
 
