@@ -111,7 +111,7 @@ def _lora_times(measured: batching.Measured, context: int, adapter_pages: int) -
     shared_ms = [_ms(steps_s[one, size] - steps_s["none", size]) for size in sizes]
     span = sizes[-1] - sizes[0]
     row_ms = max(0.0, round((shared_ms[-1] - shared_ms[0]) / span, 6)) if span else 0.0
-    added_ms = [_ms(steps_s[all_differ, size] - steps_s["none", size]) - row_ms * size for size in sizes]
+    added_ms = [round(_ms(steps_s[all_differ, size] - steps_s["none", size]) - row_ms * size, 3) for size in sizes]
     pages = tuple(adapter_pages * size for size in sizes)
     return DistinctLora(kind="distinct", pages=pages, ms=_rising(max(0.0, ms) for ms in added_ms), row_ms=row_ms)
 

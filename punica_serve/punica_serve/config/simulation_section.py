@@ -77,7 +77,7 @@ class SloConfig(ConfigModel):
 class SimulationConfig(ConfigModel):
     """Simulated GPUs: the size comes from `engine`, the speed from a performance profile."""
 
-    #: A profile that ships with the package (a100-40g-7b, h200-7b), or a YAML file written by `punica-serve profile`.
+    #: A profile that ships with the package (docs/profiles.md), or a YAML file written by `punica-serve profile`.
     profile: NameOrFile = "a100-40g-7b"
     #: Simulated seconds per real second, for workers in a live cluster. Less than 1 lets a small machine simulate many
     #: GPUs.

@@ -23,7 +23,7 @@ def test_a_profile_has_the_numbers_of_its_file(tmp_path: Path, profile: Performa
 
 
 def test_all_shipped_profiles_can_be_read() -> None:
-    assert shipped_profiles() == ("a10-7b-padded", "a10-7b-unpadded", "a100-40g-7b", "h200-7b")
+    assert shipped_profiles() == ("a10-7b-padded", "a10-7b-unpadded", "a100-40g-7b", "cpu-demo", "h200-7b")
     assert all(load_profile(name).source for name in shipped_profiles())
 
 
