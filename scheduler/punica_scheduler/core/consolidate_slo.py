@@ -2,7 +2,8 @@
 
 Decode steps alone do not tell the time per token, since prefills run between and beside them. A GPU with n requests of
 typical answers of L tokens has n / L prefills in a step once each that ends is replaced, so its mean step is
-(1 - n / L) * decode + n / L * (decode with a prefill). A promise holds if that and a margin stay within it.
+(1 - n / L) * decode + n / L * (decode with a prefill); where prefills run apart, the two run one after the other. A
+promise holds if that and a margin stay within it.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from punica_scheduler.core.rank_aware import in_order
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_scheduler.core.typical_request import TypicalRequest
+from punica_serve.performance.batch_columns import Column
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -49,6 +51,15 @@ class ConsolidateSloPlacement:
         holds: _Flags = step_s * (1.0 + self.margin) <= promised_s
         slo = record.request.slo
         if slo is not None and slo.first_token_s is not None and not record.num_generated:
-            # One prefill runs in a step: those that came before go first.
-            holds &= (columns.num_prefilling + 1) * mixed_s * (1.0 + self.margin) <= slo.first_token_s
+            holds &= self._wait_s(record, columns, mixed_s) * (1.0 + self.margin) <= slo.first_token_s
         return holds
+
+    def _wait_s(self, record: RequestRecord, columns: GpuColumns, mixed_s: Column) -> Column:
+        """Seconds until the request's first token on each GPU, whose steps with a prefill take ``mixed_s``."""
+        if self.costs.prefills_apart:
+            # The step under way ends, be it the decodes', and one more step prefills the queue and this request.
+            return self.costs.decode_s(columns.batches) + self.costs.queue_s(
+                columns.num_prefill_tokens + record.num_tokens
+            )
+        # One prefill runs in a step: those that came before go first.
+        return (columns.num_prefilling + 1) * mixed_s
