@@ -5,6 +5,7 @@ from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile, shipped_profiles
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.protocol import SIMULATED_DEVICE
 
 #: Placements that compare what a request would cost.
 PLACEMENTS_BY_COST = frozenset({"rank_aware", "consolidate_slo"})
@@ -14,7 +15,8 @@ _KEY = "scheduler.profile"
 def cluster_model(config: ClusterConfig) -> StepTimeModel | None:
     """The model of `scheduler.profile`; None without one.
 
-    Raises ConfigError if the placement needs one and there is none, and for one of another model or data type.
+    Raises ConfigError if the placement needs one and there is none, for one of another model or data type,
+    and for one with prefills in steps of their own unless all devices are simulated.
     """
     scheduler = config.scheduler
     if scheduler.profile is None:
@@ -27,6 +29,12 @@ def cluster_model(config: ClusterConfig) -> StepTimeModel | None:
             raise ConfigError(message, param=_KEY)
         return None
     profile = load_profile(scheduler.profile, param=_KEY)
+    if profile.prefills == "apart" and any(device != SIMULATED_DEVICE for device in config.runner.devices):
+        message = (
+            f"the profile {profile.name!r} has prefills in steps of their own (`prefills: apart`), and the engine runs "
+            "them beside decodes; measure one with `punica-serve profile`"
+        )
+        raise ConfigError(message, param=_KEY)
     model = read_model_config(config.engine.model)
     profile.check_holds_for(model, config.engine.dtype_of(model), param=_KEY)
     return StepTimeModel(profile)

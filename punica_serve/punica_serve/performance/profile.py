@@ -104,8 +104,11 @@ class PerformanceProfile(ConfigModel):
     dtypes: Annotated[tuple[ModelDtype, ...], Field(min_length=1)]
     #: GPUs of a replica of the model.
     group_size: Literal[1]
-    #: Prefills in a step, at the highest.
+    #: Prefills beside the decodes of a step, at the highest.
     max_prefills: Literal[1]
+    #: "beside": prefills run in steps with decodes, as this project's engine runs them. "apart": a step runs all
+    #: waiting prefills together, up to the prefill budget, or the decodes; only simulated GPUs can.
+    prefills: Literal["beside", "apart"] = "beside"
     prefill: PrefillTimes
     decode: DecodeTimes
     #: The time of LoRA; free if left out.

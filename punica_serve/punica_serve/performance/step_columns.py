@@ -18,6 +18,8 @@ class StepTimeColumns:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
+        #: Whether prefills run in steps of their own.
+        self.prefills_apart = model.profile.prefills == "apart"
         self._overhead_s = model.profile.step_overhead_ms / 1e3
         contexts = model.profile.decode.context
         self._breaks = np.array(contexts[1:-1], dtype=np.float64)
@@ -35,7 +37,12 @@ class StepTimeColumns:
         return decode_s + self._lora_s(batches.lora)
 
     def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
-        """Seconds of a step of each batch, which is not empty, and a prefill beside it, whose LoRA is not counted."""
+        """Seconds of a step of each batch, which is not empty, and of a prefill, whose LoRA is not counted.
+
+        The prefill runs beside the batch, or in a step before it where prefills run apart.
+        """
+        if self.prefills_apart:
+            return self.decode_s(batches) + (self._model.prefill(num_prefill_tokens) + self._overhead_s)
         decode_s, without_context_s = self._decodes(batches)
         prefill_s = self._model.prefill.column(num_prefill_tokens + batches.num_rows) + self._overhead_s
         return decode_s + np.maximum(prefill_s - without_context_s, 0.0) + self._lora_s(batches.lora)
@@ -43,6 +50,11 @@ class StepTimeColumns:
     def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
         """Seconds of a step of one prefill alone; NO_ADAPTER runs the base model."""
         return self._model.step_s(num_tokens, 0, 0, NO_LORA if size is NO_ADAPTER else LoraLoad().with_row(size))
+
+    def queue_s(self, num_tokens: Column) -> Column:
+        """Seconds of one step of prefills of so many tokens together, without LoRA; 0 for none."""
+        prefill_s: Column = np.where(num_tokens > 0, self._model.prefill.column(num_tokens) + self._overhead_s, 0.0)
+        return prefill_s
 
     def _decodes(self, batches: BatchColumns) -> tuple[Column, Column]:
         """Seconds of each batch's step without LoRA, and those that it would take without context."""

@@ -5,9 +5,10 @@ whose objects for each request make a step at batch 32 take six times as long or
 """
 
 from bisect import insort
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
+from punica_serve.batching_rules import give_pages, may_admit, pages_to_start
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
@@ -15,18 +16,8 @@ from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
+from punica_serve.simulation.planned_step import PlannedStep, all_prefills, lora_of, one_prefill, tokens_of
 from punica_serve.simulation.row import Row
-
-
-class PlannedStep(NamedTuple):
-    """A running step. With nothing to run it only reports preemptions."""
-
-    prefill: Row | None
-    num_prefill_tokens: int
-    batch_size: int
-    num_adapters: int
-    duration_s: float
-    preempted: tuple[int, ...]
 
 
 class SimulatedStep(NamedTuple):
@@ -45,6 +36,7 @@ class SimulatedGpu:
     def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
         self._info = info
         self._model = model
+        self._prefills_apart = model.profile.prefills == "apart"
         self._prefill_budget_tokens = prefill_budget_tokens
         self._vocab_size = vocab_size
         self._loras = LoraResidency(info.num_lora_pages, model.profile.adapter_load)
@@ -123,29 +115,19 @@ class SimulatedGpu:
         self._admit(now_s)
         if self._starting:
             self._join_decoding()
-        preempted = self._give_pages() if self._decodes.num_pages_due else ()
-        prefill = self._next_prefill() if self._starting else None
-        num_decodes = len(self._decodes)
-        if prefill is None and not num_decodes and not preempted:
-            return None
-        num_tokens = chunk_length(prefill.num_uncached, self._prefill_budget_tokens) if prefill else 0
-        digest, size = (prefill.digest, prefill.adapter_size) if prefill else (None, None)
-        lora = self._decodes.lora.load_with(digest, size)
-        num_adapters = self._decodes.lora.num_adapters_with(digest)
-        duration_s = self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, lora)
-        batch_size = num_decodes + (prefill is not None)
-        self._plan = PlannedStep(prefill, num_tokens, batch_size, num_adapters, duration_s, preempted)
+        self._plan = (self._plan_prefills() if self._prefills_apart else None) or self._plan_decodes()
         return self._plan
 
     def end_step(self) -> SimulatedStep:
         """Ends the step that began."""
         plan, self._plan = self._plan, None
         assert plan is not None, "no step is under way"
-        keys, positions, token_ids, ended = self._decodes.advance() if self._decodes else ((), (), (), [])
+        keys, positions, token_ids, ended = self._decodes.advance() if plan.num_decodes else ((), (), (), [])
         for row in ended:
             self._drop(row)
-        if plan.prefill is not None and self._prefill(plan.prefill, plan.num_prefill_tokens):
-            row = plan.prefill
+        for row, num_tokens in plan.prefills:
+            if not self._prefill(row, num_tokens):
+                continue
             keys, positions = (row.key, *keys), (row.position, *positions)
             token_ids = (row.next_token % self._vocab_size, *token_ids)
             row.num_tokens += 1
@@ -193,8 +175,33 @@ class SimulatedGpu:
             self._starting.remove(row)
             self._decodes.join(row)
 
-    def _next_prefill(self) -> Row | None:
-        return next_prefill(row for row in self._starting if self._loras.is_ready(row.digest))
+    def _ready(self) -> Iterator[Row]:
+        """Starting rows whose adapters are loaded."""
+        return (row for row in self._starting if self._loras.is_ready(row.digest))
+
+    def _plan_prefills(self) -> PlannedStep | None:
+        """A step of all waiting prefills, for which the decodes pause; None if there are none."""
+        prefills = all_prefills(self._ready(), self._prefill_budget_tokens)
+        if not prefills:
+            return None
+        lora, num_adapters = lora_of(prefills)
+        duration_s = self._model.step_s(tokens_of(prefills), 0, 0, lora)
+        return PlannedStep(prefills, 0, num_adapters, duration_s, ())
+
+    def _plan_decodes(self) -> PlannedStep | None:
+        """A step of the decodes, with one prefill beside them at most; None if nothing can run."""
+        preempted = self._give_pages() if self._decodes.num_pages_due else ()
+        prefills = one_prefill(self._ready(), self._prefill_budget_tokens) if self._starting else ()
+        num_decodes = len(self._decodes)
+        if not prefills and not num_decodes and not preempted:
+            return None
+        row = prefills[0].row if prefills else None
+        digest, size = (row.digest, row.adapter_size) if row else (None, None)
+        lora = self._decodes.lora.load_with(digest, size)
+        num_adapters = self._decodes.lora.num_adapters_with(digest)
+        num_context_tokens = self._decodes.num_context_tokens
+        duration_s = self._model.step_s(tokens_of(prefills), num_decodes, num_context_tokens, lora)
+        return PlannedStep(prefills, num_decodes, num_adapters, duration_s, preempted)
 
     def _prefill(self, row: Row, num_tokens: int) -> bool:
         """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""

@@ -26,13 +26,14 @@ from punica_serve.protocol import (
     Warm,
     WireError,
 )
-from punica_serve.simulation.gpu import PlannedStep, SimulatedGpu, SimulatedStep
+from punica_serve.simulation.gpu import SimulatedGpu, SimulatedStep
+from punica_serve.simulation.planned_step import PlannedStep
 
 Command = StartRequest | StopRequest | Warm | Forget | Reset
 Report = StepReport | AssignmentsFailed
 
 
-_NOTHING = SimulatedStep(PlannedStep(None, 0, 0, 0, 0.0, ()), (), (), (), ())
+_NOTHING = SimulatedStep(PlannedStep((), 0, 0, 0.0, ()), (), (), (), ())
 
 
 def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuInfo:

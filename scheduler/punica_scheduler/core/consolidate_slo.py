@@ -2,7 +2,8 @@
 
 Decode steps alone do not tell the time per token, since prefills run between and beside them. A GPU with n requests of
 typical answers of L tokens has n / L prefills in a step once each that ends is replaced, so its mean step is
-(1 - n / L) * decode + n / L * (decode with a prefill). A promise holds if that and a margin stay within it.
+(1 - n / L) * decode + n / L * (decode with a prefill); where prefills run apart, the two run one after the other. A
+promise holds if that and a margin stay within it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,9 +57,7 @@ class ConsolidateSloPlacement(Placement):
         holds: _Flags = self._token_s(batches, typical) <= promised_s
         slo = record.request.slo
         if slo is not None and slo.first_token_s is not None and not record.num_generated:
-            # One prefill runs in a step: those that came before go first.
-            mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
-            holds &= (columns.num_prefilling + 1) * mixed_s * (1.0 + self.margin) <= slo.first_token_s
+            holds &= self._wait_s(record, columns, batches, typical) * (1.0 + self.margin) <= slo.first_token_s
         return holds
 
     def _token_s(self, batches: BatchColumns, typical: TypicalRequest) -> Column:
@@ -66,3 +65,15 @@ class ConsolidateSloPlacement(Placement):
         share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
         mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
         return ((1.0 - share) * self.costs.decode_s(batches) + share * mixed_s) * (1.0 + self.margin)
+
+    def _wait_s(
+        self, record: RequestRecord, columns: GpuColumns, batches: BatchColumns, typical: TypicalRequest
+    ) -> Column:
+        """Seconds until the request's first token on each GPU; ``batches`` are with it."""
+        if self.costs.prefills_apart:
+            # The step under way ends, be it the decodes', and one more step prefills the queue and this request.
+            return self.costs.decode_s(columns.batches) + self.costs.queue_s(
+                columns.num_prefill_tokens + record.num_tokens
+            )
+        # One prefill runs in a step: those that came before go first.
+        return (columns.num_prefilling + 1) * self.costs.mixed_s(batches, typical.num_prompt)

@@ -24,8 +24,9 @@ class RankAwarePlacement(Placement):
     With S the requests of a GPU that run and Q those that are not prefilled yet, the cost of request r is
     |S + Q| * (dPre / typical answer + dDec + penalty), where dPre = PrePerf(Q + r) - PrePerf(Q),
     dDec = DecPerf(S + Q + r) - DecPerf(S + Q), and the penalty is due if DecPerf(S + Q + r) exceeds the tightest time
-    per token promised to any of them. A step has one prefill, so PrePerf(Q) is a sum and dPre is r's own prefill. An
-    empty GPU costs 0.
+    per token promised to any of them. Where prefills run beside decodes, a step has
+    one, so PrePerf(Q) is a sum and dPre is r's own prefill. Where they run apart, PrePerf(Q) is one step for the whole
+    queue, so a place in a queue is cheaper than the start of one. An empty GPU costs 0.
     """
 
     costs: StepCosts
@@ -39,10 +40,17 @@ class RankAwarePlacement(Placement):
         size = record.adapter_size
         before = columns.batches
         after_s = self.costs.decode_s(before.with_row(record.num_tokens, size))
-        added_s = after_s - self.costs.decode_s(before) + self.costs.prefill_s(record.num_tokens, size) / num_answer
+        added_s = after_s - self.costs.decode_s(before) + self._added_prefill_s(record, columns) / num_answer
         promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
         cost: Column = before.num_rows * (added_s + PENALTY_S * (after_s > promised_s))
         return cost
+
+    def _added_prefill_s(self, record: RequestRecord, columns: GpuColumns) -> Column | float:
+        """dPre, in seconds."""
+        if self.costs.prefills_apart:
+            queued = columns.num_prefill_tokens
+            return self.costs.queue_s(queued + record.num_tokens) - self.costs.queue_s(queued)
+        return self.costs.prefill_s(record.num_tokens, record.adapter_size)
 
 
 def in_order(cost: Column, columns: GpuColumns) -> Iterator[GpuRecord]:

@@ -76,7 +76,7 @@ def test_two_servers_on_one_port_are_refused(cli: Cli, write_config: WriteConfig
 
 @pytest.mark.parametrize(
     ("profile", "says"),
-    [("h200", "no performance profile 'h200'; give one of a10"), ("x.yaml", "x.yaml can't be read")],
+    [("h200", "no performance profile 'h200'; give one of a10-7b-padded"), ("x.yaml", "x.yaml can't be read")],
 )
 def test_an_unknown_performance_profile_is_refused(
     cli: Cli, write_config: WriteConfig, profile: str, says: str

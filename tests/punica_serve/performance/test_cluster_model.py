@@ -10,10 +10,13 @@ from punica_serve.errors import ConfigError
 from punica_serve.performance.cluster_model import PLACEMENTS_BY_COST, cluster_model
 
 
-def config(model: str = "llama-2-7b", dtype: str | None = None, **scheduler: Any) -> ClusterConfig:
+def config(
+    model: str = "llama-2-7b", dtype: str | None = None, devices: tuple[str, ...] = ("cuda:0",), **scheduler: Any
+) -> ClusterConfig:
     folder = Path(__file__).parents[3] / "punica_serve" / "punica_serve" / "shapes" / model
     engine = {"model": str(folder), "load_format": "dummy", "tokenizer": "demo:model", "dtype": dtype}
-    return ClusterConfig.model_validate({"engine": engine, "scheduler": scheduler}, context={"folder": Path.cwd()})
+    sections = {"engine": engine, "scheduler": scheduler, "runner": {"devices": list(devices)}}
+    return ClusterConfig.model_validate(sections, context={"folder": Path.cwd()})
 
 
 def test_without_a_profile_there_is_no_model() -> None:
@@ -39,3 +42,20 @@ def test_the_profile_of_another_model_is_refused() -> None:
 def test_the_profile_of_another_data_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds for bfloat16, and the engine uses float32"):
         cluster_model(config(dtype="float32", profile="h200-7b"))
+
+
+def test_a_profile_with_prefills_beside_decodes_is_taken_for_any_device() -> None:
+    model = cluster_model(config(dtype="bfloat16", profile="h200-7b"))
+    assert model is not None and model.profile.prefills == "beside"
+
+
+@pytest.mark.parametrize("devices", [("cuda:0",), ("simulated", "cpu")])
+def test_a_profile_with_prefills_apart_is_refused_by_name_for_real_devices(devices: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="'A10, Llama-2-7B in 16 bits, padded LoRA' has prefills") as refused:
+        cluster_model(config(dtype="float16", devices=devices, profile="a10-7b-padded"))
+    assert refused.value.param == "scheduler.profile"
+
+
+def test_a_profile_with_prefills_apart_is_taken_for_simulated_devices() -> None:
+    model = cluster_model(config(dtype="float16", devices=("simulated", "simulated"), profile="a10-7b-padded"))
+    assert model is not None and model.profile.prefills == "apart"

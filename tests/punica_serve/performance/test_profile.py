@@ -27,6 +27,16 @@ def test_all_shipped_profiles_can_be_read() -> None:
     assert all(load_profile(name).source for name in shipped_profiles())
 
 
+def test_only_the_papers_a10_prefills_apart_from_decodes() -> None:
+    prefills = {name: load_profile(name).prefills for name in shipped_profiles()}
+    assert prefills == {
+        "a10-7b-padded": "apart",
+        "a10-7b-unpadded": "apart",
+        "a100-40g-7b": "beside",
+        "h200-7b": "beside",
+    }
+
+
 def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
     names = ", ".join(shipped_profiles())
     with pytest.raises(ConfigError, match=f"no performance profile 'a100'; give one of {names}, or a YAML"):
@@ -49,6 +59,7 @@ def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
         ("version", 1, "2"),
         ("group_size", 2, "1"),
         ("max_prefills", 2, "1"),
+        ("prefills", "alone", "'beside' or 'apart'"),
         ("adapter_load", {"gb_per_s": 0.0}, "must be more than 0"),
     ],
 )

@@ -42,7 +42,10 @@ def test_columns_agree_with_single_steps(name: str, batches: list[Batch], num_pr
     model = StepTimeModel(load_profile(name))
     columns = StepTimeColumns(model)
     decodes = [model.step_s(0, *one) for one in batches]
-    mixed = [model.step_s(num_prefill_tokens, *one) for one in batches]
+    if columns.prefills_apart:
+        mixed = [model.step_s(num_prefill_tokens, 0, 0) + decode_s for decode_s in decodes]
+    else:
+        mixed = [model.step_s(num_prefill_tokens, *one) for one in batches]
     assert columns.decode_s(columns_of(batches)) == pytest.approx(decodes)
     assert columns.mixed_s(columns_of(batches), num_prefill_tokens) == pytest.approx(mixed)
 
@@ -66,3 +69,11 @@ def test_a_prefill_costs_its_tokens_and_its_adapter() -> None:
     columns = StepTimeColumns(model)
     assert columns.prefill_s(100, NO_ADAPTER) == model.step_s(100, 0, 0)
     assert columns.prefill_s(100, AdapterSize(16, 8)) == model.step_s(100, 0, 0, LoraLoad(1, 16, 16, 8))
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+@given(queues=st.lists(st.integers(0, 3_000), min_size=1, max_size=5))
+def test_a_queue_takes_one_prefill_of_all_its_tokens(name: str, queues: list[int]) -> None:
+    model = StepTimeModel(load_profile(name))
+    expected = [model.step_s(num_tokens, 0, 0) for num_tokens in queues]
+    assert StepTimeColumns(model).queue_s(np.array(queues, dtype=np.float64)) == pytest.approx(expected)

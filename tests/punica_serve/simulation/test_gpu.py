@@ -7,9 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from punica_serve.errors import InvalidRequest
-from punica_serve.simulation.gpu import SimulatedGpu
+from punica_serve.performance.profile import PerformanceProfile
+from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.simulation.gpu import SimulatedGpu, SimulatedStep
 from punica_serve.simulation.tokens import token_at
-from simulated_gpus import VOCAB_SIZE, adapter_ref, make_request
+from simulated_gpus import VOCAB_SIZE, adapter_ref, gpu_info, make_request
 
 MakeGpu = Callable[..., SimulatedGpu]
 
@@ -55,14 +57,12 @@ def test_a_request_whose_adapter_is_loading_delays_no_other(make_gpu: MakeGpu) -
     assert gpu.next_ready_s == pytest.approx(0.010)
     first = gpu.begin_step(0.0)
     assert first is not None
-    assert first.prefill is not None
-    assert first.prefill.key == 2
+    assert [prefill.row.key for prefill in first.prefills] == [2]
     gpu.end_step()
     assert not gpu.resident
     second = gpu.begin_step(0.011)
     assert second is not None
-    assert second.prefill is not None
-    assert second.prefill.key == 1
+    assert [prefill.row.key for prefill in second.prefills] == [1]
     assert (second.batch_size, second.num_adapters) == (2, 1)
     gpu.end_step()
     assert gpu.resident == ("far",)
@@ -117,3 +117,74 @@ def test_an_unknown_request_is_cancelled_without_ado(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
     gpu.cancel(7)
     gpu.check_invariants()
+
+
+@pytest.fixture
+def apart(profile: PerformanceProfile) -> SimulatedGpu:
+    """A GPU of 8 prefill tokens a step, whose decodes pause for prefills."""
+    return SimulatedGpu(
+        gpu_info(),
+        StepTimeModel(profile.model_copy(update={"prefills": "apart"})),
+        prefill_budget_tokens=8,
+        vocab_size=VOCAB_SIZE,
+    )
+
+
+def _step(gpu: SimulatedGpu, now_s: float = 1.0) -> SimulatedStep:
+    assert gpu.begin_step(now_s) is not None
+    return gpu.end_step()
+
+
+def test_prefills_apart_run_together_while_decodes_pause(apart: SimulatedGpu) -> None:
+    apart.add(1, make_request(1, num_prompt=3), 1.0)
+    assert _step(apart).keys == (1,)
+    for number in (2, 3):
+        apart.add(number, make_request(number, num_prompt=4), 1.0)
+    together = _step(apart)
+    assert sorted(together.keys) == [2, 3], "request 1 pauses"
+    assert (together.plan.num_prefill_tokens, together.plan.num_decodes, together.plan.batch_size) == (8, 0, 2)
+    assert together.plan.duration_s == pytest.approx(0.018), "one prefill of 8 tokens"
+    decodes = _step(apart)
+    assert sorted(decodes.keys) == [1, 2, 3]
+    assert decodes.plan.prefills == ()
+    apart.check_invariants()
+
+
+def test_prefills_apart_are_cut_by_the_budget_first_come_first_served(apart: SimulatedGpu) -> None:
+    for number in range(3):
+        apart.add(number, make_request(number, num_prompt=5), 1.0)
+    first = _step(apart)
+    assert [(row.key, num_tokens) for row, num_tokens in first.plan.prefills] == [(0, 5), (1, 3)]
+    assert first.keys == (0,)
+    second = _step(apart)
+    assert [(row.key, num_tokens) for row, num_tokens in second.plan.prefills] == [(1, 2), (2, 5)]
+    assert sorted(second.keys) == [1, 2]
+    assert sorted(_step(apart).keys) == [0, 1, 2]
+
+
+def test_prefills_apart_pay_for_the_lora_of_their_rows_alone(apart: SimulatedGpu) -> None:
+    apart.add(1, make_request(1, num_prompt=3, adapter=adapter_ref("decodes", rank=16)), 0.0)
+    _step(apart)
+    for number in (2, 3):
+        apart.add(number, make_request(number, num_prompt=3, adapter=adapter_ref("shared")), 1.0)
+    plan = _step(apart, now_s=2.0).plan
+    assert plan.num_adapters == 1
+    assert plan.duration_s == pytest.approx(0.016 + 0.0005), "6 tokens, and one page of rank 8"
+
+
+def test_decodes_go_on_while_the_adapter_of_the_next_prefill_is_loading(apart: SimulatedGpu) -> None:
+    apart.add(1, make_request(1, num_prompt=3), 0.0)
+    _step(apart, now_s=0.0)
+    apart.add(2, make_request(2, adapter=adapter_ref("far")), 0.0)  # 10 ms
+    assert _step(apart, now_s=0.005).keys == (1,)
+    assert _step(apart, now_s=0.011).keys == (2,)
+
+
+def test_a_stream_is_the_same_with_prefills_apart(apart: SimulatedGpu) -> None:
+    for number in range(4):
+        apart.add(number, make_request(number, num_prompt=3 + 5 * number, max_tokens=20), 0.0)
+    streams = _run(apart)
+    for number in range(4):
+        assert [position for position, _ in streams[number]] == list(range(20))
+    assert apart.num_requests == 0 and apart.num_free_kv_pages == 32
+    apart.check_invariants()

@@ -72,3 +72,20 @@ def test_who_leaves_costs_no_more() -> None:
     for counter in (heavy, *others[1:]):
         placed.end("A", counter)
     assert placed.order(rank_aware(), placed.request(rank=8)) == "AB"
+
+
+def test_where_prefills_run_apart_a_place_in_a_queue_is_cheaper_than_the_start_of_one() -> None:
+    placed = PlacedRequests("AB")
+    counters = {uuid: placed.run(uuid, placed.request(rank=8)) for uuid in "AB"}
+    placed.begin("B", counters["B"])
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "AB", "A's queue is prefilled with the new one"
+    placed.begin("A", counters["A"])
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "BA"
+
+
+def test_where_prefills_run_beside_decodes_a_queue_makes_none_cheaper() -> None:
+    placed = PlacedRequests("AB")
+    for uuid in "AB":
+        counter = placed.run(uuid, placed.request(rank=8))
+    placed.begin("B", counter)
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=8)) == "BA"
