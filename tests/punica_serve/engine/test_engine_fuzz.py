@@ -1,8 +1,8 @@
 """Random histories on tiny pools: each stream is as if it were alone, whatever is added, preempted or fails to load.
 
 Requests are added, cancelled at any moment, and added again with their generated tokens, as a scheduler does that moves
-them. Adapters load slowly, or fail now and then, from the disk or a store; they are prefetched, pinned and evicted at
-any moment. The accounting is audited after every step. All of it runs on a plain CPU, on a CPU with overlap scheduling,
+them. Adapters load slowly, or fail now and then, from the disk, a store or over the link to the device, between any two
+layers; they are prefetched, pinned and evicted at any moment. The accounting is audited after every step. All of it runs on a plain CPU, on a CPU with overlap scheduling,
 and on a GPU, which always overlaps.
 """
 
@@ -20,6 +20,7 @@ import pytest
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters import reader as adapter_reader
+from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import StoreUnavailable
@@ -183,6 +184,18 @@ def test_random_histories(
             raise StoreUnavailable("the store is moody")
         return Path("dropped meanwhile" if mood < 0.4 else folders[ref.digest])
 
+    method = "queue" if device == "cuda" else "copy"
+    copy = getattr(CopyBatch, method)
+
+    def moody_link(batch: CopyBatch, *rest: Any) -> None:
+        with lock:
+            mood = chance.random()
+        time.sleep(mood * 0.005)
+        if mood < 0.05:
+            raise RuntimeError("the link is moody")
+        copy(batch, *rest)
+
+    monkeypatch.setattr(CopyBatch, method, moody_link)
     monkeypatch.setattr(adapter_reader, "begin_load", moody_disk)
     requests, folders = _half_remote(requests)
     store = ThreadPoolExecutor(4)

@@ -36,10 +36,13 @@ class CopyUnderWay:
 
     @property
     def is_fenced(self) -> bool:
-        return any(not fence.query() for fence in self.fences)
+        """Whether it waits for a step to end."""
+        return not self.work.done() and any(not fence.query() for fence in self.fences)
 
     def bytes_left(self, num_groups: int) -> float:
-        """Bytes of the first groups that have not arrived."""
+        """Bytes of the first groups that are still to arrive: none once the copy has ended, even badly."""
+        if self.work.done():
+            return 0.0
         return max(0, num_groups - self.arrival.num_arrived) * self.num_bytes / self.num_groups
 
 

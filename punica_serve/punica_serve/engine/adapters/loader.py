@@ -241,6 +241,8 @@ class AdapterLoader:
     def _fail(self, entry: AdapterEntry, error: BaseException) -> AdapterFailure:
         """Drops an adapter. Logs the error once for all requests that wait; their own message names no folder."""
         self._end(entry, AdapterState.FAILED)
+        if entry.is_unwanted:
+            self._host.evict(entry.ref.digest)
         log.warning("adapter %s can't be loaded: %s", entry.ref.digest, error)
         return AdapterFailure.of(entry.ref, error)
 

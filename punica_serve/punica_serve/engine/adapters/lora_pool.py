@@ -104,9 +104,11 @@ class LoraPool:
                     for event in after:
                         self._stream.wait_event(event)
                     started.record()
-                    self._copy(pages, adapter, arrival)
+                    try:
+                        self._copy(pages, adapter, arrival)
+                    finally:
+                        written.record()  # before the copies of another adapter, whose time is not this one's
             finally:  # even after an error, the source of a queued copy must not be reused
-                written.record()
                 written.synchronize()
         return float(started.elapsed_time(written)) / 1e3
 

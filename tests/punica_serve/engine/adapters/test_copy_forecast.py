@@ -67,10 +67,17 @@ def test_copies_come_one_after_the_other() -> None:
     assert forecast.hold_s(second.arrival, at_once) == pytest.approx(0.010)
 
 
-def test_a_copy_that_has_ended_badly_is_in_nobodys_way() -> None:
-    first, second = _copy(4 * _MB), _copy(8 * _MB)
-    first.work.set_exception(RuntimeError())
-    assert _forecast(first, second).hold_s(second.arrival, StepForecast(0, 0)) == pytest.approx(0.008)
+@pytest.mark.parametrize("is_over_before", [True, False])
+def test_a_copy_that_has_ended_badly_is_in_nobodys_way(is_over_before: bool) -> None:
+    fence, forecast = _Fence(), _forecast()
+    first, second = _copy(4 * _MB, fence), _copy(8 * _MB)
+    forecast.add(first)
+    if is_over_before:
+        first.work.set_exception(RuntimeError())
+    forecast.add(second)
+    if not is_over_before:
+        first.work.set_exception(RuntimeError())
+    assert forecast.hold_s(second.arrival, StepForecast(0.001, 0.008)) == pytest.approx(0.008 - 0.001 - 0.007)
 
 
 def test_a_copy_over_pages_that_a_step_reads_begins_after_it() -> None:

@@ -18,7 +18,9 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_num_bytes
+from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 
 def test_an_adapter_arrives_and_its_pages_hold_its_weights(
@@ -263,6 +265,33 @@ def test_a_failed_prefetch_is_reported_when_the_adapter_is_acquired(
     harness.loader.acquire(ref)
     (failure,) = harness.until(lambda: not harness.loader._entries)
     assert failure.digest == ref.digest
+
+
+@pytest.mark.parametrize("fails", ["read", "copy"])
+def test_one_that_was_deleted_leaves_nothing_behind_when_it_fails(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    gate, removed = Event(), list[str]()
+
+    def fail(*_: Any) -> UnverifiedAdapter:
+        assert gate.wait(DEADLINE_S)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(AdapterReader, "evict", lambda _, digest: removed.append(digest))
+    harness, ref = make_harness(), make_adapter()
+    if fails == "read":
+        monkeypatch.setattr(adapter_reader, "begin_load", fail)
+    else:
+        monkeypatch.setattr(LoraPool, "write", fail)
+    harness.loader.acquire(ref)
+    if fails == "copy":
+        harness.until(lambda: bool(harness.loader.pages(ref.digest)))
+    harness.loader.evict(ref.digest)
+    gate.set()
+    (failure,) = harness.until(lambda: not harness.loader._entries)
+    assert failure.digest == ref.digest
+    assert ref.digest not in harness.host_cache and harness.host_cache.used_bytes == 0
+    assert removed == [ref.digest], "its packed form too"
 
 
 class _FakeEvent:
