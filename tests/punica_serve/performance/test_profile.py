@@ -33,6 +33,7 @@ def test_only_the_papers_a10_prefills_apart_from_decodes() -> None:
         "a10-7b-padded": "apart",
         "a10-7b-unpadded": "apart",
         "a100-40g-7b": "beside",
+        "cpu-demo": "beside",
         "h200-7b": "beside",
     }
 
