@@ -135,7 +135,7 @@ class Server:
         self._clock_offset_ns = incarnation - time.monotonic_ns()
         self._model = model
         self._scheduler = scheduler_of(config, incarnation, model)
-        self._observer = ClusterObserver(self._scheduler, incarnation)
+        self._observer = ClusterObserver(self._scheduler, incarnation, model, self._warn_of_profile)
         self._spans = RequestSpans(sink, self._now_ns) if sink else None
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
@@ -295,6 +295,14 @@ class Server:
             return GpuReply(call_id, self._observer.gpu(gpu, self._now_ns()))
         except PunicaError as error:
             return CallReply(call_id, WireError.of(error))
+
+    def _warn_of_profile(self, uuid: str, ratio: float) -> None:
+        log.warning(
+            "steps of GPU %s take %.2f x the time that `scheduler.profile` predicts; measure it anew with "
+            "`punica-serve profile`",
+            self._gpu_names[uuid],
+            ratio,
+        )
 
     def _forget_gpu(self, uuid: str) -> None:
         del self._gpus[uuid], self._gpu_names[uuid]

@@ -78,6 +78,7 @@ class EchoCluster:
         self.marks: list[Mark] = []
         self.incarnation = 1
         self.batch_size_mean, self.batch_size_max = 1.0, 1
+        self.step_time_ratio: float | None = None
         #: On its GPU.
         self.placed: list[PlacedRequest] = []
         #: How often it was asked for its past.
@@ -163,6 +164,7 @@ class EchoCluster:
             batch_size_mean=self.batch_size_mean,
             batch_size_max=self.batch_size_max,
             num_adapters=1,
+            step_time_ratio=self.step_time_ratio,
         )
         counters = {"arrived": 3, "tokens": 11} | (asdict(self.promises) if self.promises else {})
         advice, recent = ScaleAdvice(1, ("host",)), RecentFigures(promises=self.promises)

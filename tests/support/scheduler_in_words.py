@@ -24,6 +24,7 @@ from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_scheduler.telemetry.observer import ClusterObserver
 from punica_serve import protocol
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
@@ -67,9 +68,11 @@ class Cluster:
 
     incarnation = INCARNATION
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, model: StepTimeModel | None = None, **settings: Any) -> None:
         self.scheduler = Scheduler(INCARNATION, SchedulerSettings(**settings))
-        self.observer = ClusterObserver(self.scheduler, INCARNATION)
+        #: GPUs whose steps differ from the model's, each time that the log would say so.
+        self.warnings: list[str] = []
+        self.observer = ClusterObserver(self.scheduler, INCARNATION, model, lambda uuid, _: self.warnings.append(uuid))
         self.now_ns = INCARNATION
         self.workers: dict[str, Worker] = {}
         self.num_steps = 0

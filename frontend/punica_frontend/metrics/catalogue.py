@@ -246,6 +246,11 @@ GPU = (
     _gpu("steps_total", "Model invocations."),
     _gpu("tokens_total", "Tokens generated."),
 )
+STEP_TIME_RATIO = _gpu(
+    "step_time_ratio",
+    "Measured time of steps over the time that `scheduler.profile` predicts, a moving mean over steps of decodes "
+    "alone; only with a profile, and once enough steps were compared.",
+)
 
 #: All metrics, in the order of docs/metrics.md.
 OWN = (
@@ -256,5 +261,5 @@ OWN = (
 )
 CLUSTER = (
     *(CACHE_CONFIG, ITERATION_TOKENS, KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS),
-    *(MORE_GPUS, RELEASABLE, RUNNER_RELEASABLE, *COUNTERS.values(), *GPU),
+    *(MORE_GPUS, RELEASABLE, RUNNER_RELEASABLE, *COUNTERS.values(), *GPU, STEP_TIME_RATIO),
 )

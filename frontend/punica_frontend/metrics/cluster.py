@@ -81,3 +81,6 @@ def _gpus(gpus: tuple[GpuSnapshot, ...]) -> Iterator[str]:
     ]
     for index, metric in enumerate(catalogue.GPU):
         yield from family(metric, zip(labels, (row[index] for row in rows), strict=True))
+    ratios = [gpu.step_time_ratio for gpu in gpus]
+    known = [(each, ratio) for each, ratio in zip(labels, ratios, strict=True) if ratio is not None]
+    yield from family(catalogue.STEP_TIME_RATIO, known)

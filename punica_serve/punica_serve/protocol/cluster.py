@@ -32,6 +32,9 @@ class GpuSnapshot(Struct, frozen=True):
     batch_size_max: int = 0
     #: The most distinct adapters in one of these steps.
     num_adapters: int = 0
+    #: Measured time of steps over the time that the scheduler's profile predicts, a moving mean; None without a profile
+    #: and until enough steps were compared.
+    step_time_ratio: float | None = None
 
 
 class Percentiles(Struct, frozen=True):

@@ -10,12 +10,10 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from punica_scheduler.core.decode_batch import decode_batch
 from punica_scheduler.core.gpu import GpuRecord
 from punica_serve.errors.invariants import require
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
-
-#: A page of a request's KvCache is half full, on average.
-_HALF = 0.5
 
 
 class GpuColumns:
@@ -103,14 +101,12 @@ def _batches(table: npt.NDArray[np.float64]) -> BatchColumns:
 
 
 def _sums(gpu: GpuRecord) -> tuple[float, ...]:
-    load, num_rows = gpu.load_sums, len(gpu.working_set)
-    lora = load.lora.load
-    num_context_tokens = (gpu.num_pages_ahead - _HALF * num_rows) * gpu.info.page_size
+    load, batch = gpu.load_sums, decode_batch(gpu)
     room = -inf if gpu.is_full else gpu.room
     return (
-        num_rows,
-        num_context_tokens,
-        *lora,
+        batch.num_rows,
+        batch.num_context_tokens,
+        *batch.lora,
         load.num_prefilling,
         load.num_prefill_tokens,
         load.tightest_s,

@@ -16,6 +16,7 @@ from punica_scheduler.core.actions import Action, AnnounceLimits, CallAnswered, 
 from punica_scheduler.core.admission import refusal_on_arrival
 from punica_scheduler.core.audit import check_state
 from punica_scheduler.core.cluster_state import ClusterState
+from punica_scheduler.core.decode_batch import DecodeBatch, decode_batch
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.outcome import LoggedEvent, Outcome
 from punica_scheduler.core.periodic import Periodic
@@ -114,6 +115,11 @@ class Scheduler:
             tuple([gpu.info.name for gpu in self._fleet.gpus.values()]),
             tuple([gpu.num_used_kv_pages for gpu in self._fleet.gpus.values()]),
         )
+
+    def decodes(self, gpu_uuid: str) -> DecodeBatch | None:
+        """The GPU's working set as a batch. None for an unknown GPU, and while a request there has no token yet."""
+        gpu = self._fleet.gpus.get(gpu_uuid)
+        return None if gpu is None or gpu.load_sums.num_prefilling else decode_batch(gpu)
 
     def gpu_details(self, gpu: str, now_ns: int) -> GpuDetails:
         """A GPU, by UUID or name, with its requests, without telemetry. Raises GpuNotFound."""

@@ -3,7 +3,7 @@
 The shell hands over each event with its actions. The core neither reads nor knows what is kept here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -15,18 +15,34 @@ from punica_scheduler.telemetry.cluster_events import ClusterEvents
 from punica_scheduler.telemetry.history import History
 from punica_scheduler.telemetry.rolling_stats import RollingStats
 from punica_scheduler.telemetry.step_stats import StepStats
+from punica_scheduler.telemetry.step_time_ratios import StepTimeRatios
+from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import ClusterSnapshot, GpuDetails, GpuSnapshot, PromiseCounts
 
 
-class ClusterObserver:
-    """Cluster events, rolling statistics and the history of one scheduler."""
+def _ignore(_uuid: str, _ratio: float) -> None:
+    pass
 
-    def __init__(self, scheduler: Scheduler, incarnation: int) -> None:
+
+class ClusterObserver:
+    """Cluster events, rolling statistics and the history of one scheduler.
+
+    With a performance model it also compares steps with it; see ``StepTimeRatios`` for ``warn``.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        incarnation: int,
+        model: StepTimeModel | None = None,
+        warn: Callable[[str, float], object] = _ignore,
+    ) -> None:
         self._scheduler = scheduler
         self._events = ClusterEvents()
         self._events.add("scheduler_started", None, incarnation)
         self._stats = RollingStats()
         self._steps = StepStats()
+        self._ratios = StepTimeRatios(model, scheduler.decodes, warn) if model else None
         self._history = History()
 
     def observe(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
@@ -37,8 +53,11 @@ class ClusterObserver:
                 self._stats.observe(action)
             elif type(action) is RecordEvent:
                 self._events.add(action.kind, action.gpu_uuid, now_ns)
+                self._forget_ratio(action)
         if type(event) is StepFinished:
             self._steps.observe(event.report)
+            if self._ratios:
+                self._ratios.observe(event.report)
         elif type(event) is Tick:
             self._sample(now_ns)
 
@@ -65,7 +84,13 @@ class ClusterObserver:
         return self._history.encoded()
 
     def _with_steps(self, gpu: GpuSnapshot) -> GpuSnapshot:
-        return replace(gpu, **self._steps.figures(gpu.gpu.uuid)._asdict())
+        uuid = gpu.gpu.uuid
+        ratio = self._ratios.ratio(uuid) if self._ratios else None
+        return replace(gpu, **self._steps.figures(uuid)._asdict(), step_time_ratio=ratio)
+
+    def _forget_ratio(self, event: RecordEvent) -> None:
+        if self._ratios and event.gpu_uuid and event.kind in ("gpu_left", "gpu_lost"):
+            self._ratios.forget(event.gpu_uuid)
 
     def _sample(self, now_ns: int) -> None:
         is_due = self._history.is_due(now_ns)

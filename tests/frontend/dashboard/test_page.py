@@ -45,6 +45,20 @@ async def test_promises_are_shown_once_any_was_judged(tab: Tab, url: str, cluste
     assert "2999 kept, 1 broken" in tiles and "Time per token" not in tiles
 
 
+async def test_a_profile_that_is_wrong_is_shown(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    cluster.step_time_ratio = 1.2
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#gpus').textContent.includes('roman')")
+    assert "profile" not in await tab.text("#gpus")
+    cluster.step_time_ratio = 1.6
+    cluster.now_ns += 1_000_000_000
+    wanted = "steps take 1.6 x the profile\\'s"
+    await tab.waits_until(f"document.querySelector('#gpus').textContent.includes('{wanted}')")
+    await tab.page.click("#gpus .gpu-name")
+    await tab.waits_until(f"document.querySelector('#gpu-panel').textContent.includes('{wanted}')")
+    assert not tab.own_errors
+
+
 async def test_at_the_width_of_a_phone_nothing_is_cut_off(browser: Browser, url: str) -> None:
     async with tab(browser, viewport={"width": 360, "height": 740}, has_touch=True) as page:
         await page.open(url)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -43,6 +44,7 @@ def gpu(uuid: str = "GPU-1") -> GpuSnapshot:
         batch_size_mean=3.5,
         batch_size_max=4,
         num_adapters=2,
+        step_time_ratio=1.25,
     )
 
 
@@ -177,7 +179,13 @@ def test_the_clusters_figures() -> None:
     }
     of_gpu = {name.partition(" ")[0]: value for name, value in of_gpu.items()}
     assert (of_gpu["batch_size"], of_gpu["batch_size_max"], of_gpu["working_set"]) == (3.5, 4, 5)
-    assert (of_gpu["draining"], of_gpu["tokens_total"]) == (1, 11)
+    assert (of_gpu["draining"], of_gpu["tokens_total"], of_gpu["step_time_ratio"]) == (1, 11, 1.25)
+
+
+def test_a_gpu_without_a_step_time_ratio_has_no_sample_of_it() -> None:
+    told = replace(CLUSTER, gpus=(replace(gpu(), step_time_ratio=None),))
+    page = "".join(cluster_lines(told, "numbers", cache_dtype="bfloat16"))
+    assert not any(name.startswith("punica_gpu_step_time_ratio") for name in values(page))
 
 
 def test_where_the_adapters_are() -> None:

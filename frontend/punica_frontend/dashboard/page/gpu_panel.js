@@ -2,7 +2,7 @@
 
 import { byId, keepChildren, make, setText } from "./dom.js";
 import { ago, number } from "./format.js";
-import { AdapterList, adapterName, batchText, Meter } from "./meters.js";
+import { AdapterList, adapterName, batchText, Meter, stepTimeText } from "./meters.js";
 
 const INTERVAL_MS = 1000;
 /** @type {Record<string, string>} */
@@ -27,6 +27,7 @@ export class GpuPanel {
     this.root = byId("gpu-panel", HTMLElement);
     this.title = byId("gpu-title", HTMLElement);
     this.note = make("p", "muted gpu-note");
+    this.stepTime = make("p", "badge");
     this.facts = make("div", "panel-facts");
     this.batch = new Meter("Batch");
     this.pages = new Meter("KvCache");
@@ -38,7 +39,7 @@ export class GpuPanel {
     const head = make("tr", "", ...["Request", "Adapter", "Tokens", "Age"].map((text) => make("th", "", text)));
     this.table = make("table", "requests", make("thead", "", head), this.rows);
     this.facts.append(
-      this.batch.root, this.pages.root, make("h3", "", "LoRA pool, pages of adapters in use"), this.pool,
+      this.stepTime, this.batch.root, this.pages.root, make("h3", "", "LoRA pool, pages of adapters in use"), this.pool,
       this.numRequests, this.table, this.numAdapters, this.adapters.root,
     );
     byId("gpu-body", HTMLElement).append(this.note, this.facts);
@@ -94,6 +95,7 @@ export class GpuPanel {
     const { uuid, device, max_batch_size: capacity, num_kv_pages: pages } = gpu.gpu;
     const state = gpu.is_draining ? " · draining" : "";
     setText(this.note, `${device} · runner ${gpu.runner_id} · ${number(gpu.tokens)} tokens in ${number(gpu.steps)} steps${state} · ${uuid}`);
+    setText(this.stepTime, stepTimeText(gpu));
     this.batch.show(gpu.batch_size_mean, capacity, batchText(gpu));
     this.pages.show(pages - gpu.free_kv_pages, pages, `${pages - gpu.free_kv_pages} / ${pages} pages`);
     this.#showPool(told);

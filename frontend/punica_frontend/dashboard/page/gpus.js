@@ -1,7 +1,7 @@
 /** A card for each GPU: how full it is, and the adapters that it used last. A click opens all of it. */
 
 import { keepChildren, make, setText } from "./dom.js";
-import { AdapterList, batchText, Meter } from "./meters.js";
+import { AdapterList, batchText, Meter, stepTimeText } from "./meters.js";
 
 /** Adapters of a card. */
 const NUM_SHOWN = 5;
@@ -31,6 +31,7 @@ class Card {
   constructor(uuid, onOpen) {
     this.device = make("span", "muted");
     this.draining = make("span", "badge");
+    this.stepTime = make("span", "badge");
     this.batch = new Meter("Batch");
     this.pages = new Meter("KvCache");
     this.adapters = new AdapterList();
@@ -38,7 +39,7 @@ class Card {
     this.name = make("button", "link gpu-name");
     this.name.title = uuid;
     this.name.addEventListener("click", () => onOpen(uuid));
-    const head = make("div", "gpu-head", make("h3", "", this.name), this.draining, this.device);
+    const head = make("div", "gpu-head", make("h3", "", this.name), this.draining, this.stepTime, this.device);
     this.root = make("article", "card gpu", head, this.batch.root, this.pages.root, this.adapters.root, this.more);
     this.root.dataset.gpu = uuid;
   }
@@ -49,6 +50,7 @@ class Card {
     setText(this.name, name);
     setText(this.device, device);
     setText(this.draining, gpu.is_draining ? "draining" : "");
+    setText(this.stepTime, stepTimeText(gpu));
     this.batch.show(gpu.batch_size_mean, capacity, batchText(gpu));
     this.pages.show(pages - gpu.free_kv_pages, pages, `${pages - gpu.free_kv_pages} / ${pages}`);
     const byUse = AdapterList.byUse(gpu);

@@ -26,6 +26,15 @@ export function batchText(gpu) {
   return most ? `${mean} / ${capacity}${most > mean ? ` · most ${most}` : ""}` : `idle · ${capacity}`;
 }
 
+/** Beyond this difference from 1, the scheduler's log warns of its profile. */
+const WRONG_PROFILE = 0.2;
+
+/** Empty while the steps take about as long as the profile predicts. @param {any} gpu */
+export function stepTimeText({ step_time_ratio: ratio }) {
+  const isWrong = ratio !== null && Math.abs(ratio - 1) > WRONG_PROFILE;
+  return isWrong ? `steps take ${Number(ratio.toPrecision(3))} x the profile's` : "";
+}
+
 export class AdapterList {
   /** @type {Map<string, { root: HTMLElement, used: HTMLElement }>} */
   #entries = new Map();
