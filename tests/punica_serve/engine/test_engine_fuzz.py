@@ -1,8 +1,8 @@
 """Random histories on tiny pools: each stream is as if it were alone, whatever is added, preempted or fails to load.
 
 Requests are added, cancelled at any moment, and added again with their generated tokens, as a scheduler does that moves
-them. Adapters load slowly, or fail now and then, from the disk, a store or over the link to the device, between any two
-layers; they are prefetched, pinned and evicted at any moment. The accounting is audited after every step. All of it
+them. Adapters load slowly, or fail now and then, from the disk, from a store, or between two layers of their copy to
+the device; they are prefetched, pinned and evicted at any moment. The accounting is audited after every step. All of it
 runs on a plain CPU, on a CPU with overlap scheduling, and on a GPU, which always overlaps.
 """
 

@@ -104,6 +104,15 @@ def _pause(device: str) -> None:
         torch.cuda._sleep(_GPU_PAUSE_CYCLES)
 
 
+def _pause_for(joined: list[str], device: str) -> None:
+    """Holds the copies that are queued next under a step; however late it comes on a CPU."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while device == "cpu" and not joined:
+        assert time.monotonic() < deadline_s, "no step waits for the copy"
+        time.sleep(0.001)
+    _pause(device)
+
+
 def _request(name: str, ref: AdapterRef | None, num_prompt_tokens: int = 10, max_tokens: int = 6) -> Request:
     prompt = tuple(1 + number * 7 % 90 for number in range(num_prompt_tokens))
     return Request(name, 0, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=3), ref)
@@ -155,7 +164,7 @@ def test_a_prefill_alone_starts_at_once_and_waits_for_each_layer(
     late_group: int,
 ) -> None:
     engine, request = make(), _request("cold", refs[0])
-    hold_copies(lambda group: _pause(device) if group == late_group else None)
+    hold_copies(lambda group: _pause_for(joined, device) if group == late_group else None)
     tokens, failures = _run(engine, request)
     assert (tokens, failures) == (resident(request), [])
     assert joined == [refs[0].digest]
@@ -171,7 +180,7 @@ def test_chunks_of_a_long_prompt_wait_for_layers_and_requests_of_one_adapter_sha
 ) -> None:
     requests = [_request("long", refs[0], num_prompt_tokens=40), _request("other", refs[0])]
     engine = make()
-    hold_copies(lambda group: _pause(device) if group == 5 else None)
+    hold_copies(lambda group: _pause_for(joined, device) if group == 5 else None)
     assert _run(engine, *requests) == (resident(*requests), [])
     assert joined[0] == refs[0].digest
 
@@ -189,6 +198,10 @@ def test_decodes_do_not_wait_for_a_strangers_layers(
     monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rate", 1e3))
     running, cold = _request("running", refs[0], max_tokens=200), _request("cold", refs[1])
     engine = make()
+    engine.prefetch_to_host(refs[1])
+    while refs[1].digest not in engine.host_cache:
+        engine.step()
+        engine.wait(0.01)
     engine.add(running)
     tokens: dict[str, list[int]] = {"running": [], "cold": []}
     while not tokens["running"]:
@@ -217,15 +230,14 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
     monkeypatch.setattr(request_table, "_MAX_HOLD_S", 1e9)
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
     running, cold = _request("running", refs[0], max_tokens=60), _request("cold", refs[1])
-    engine = make()
+    expected, engine = resident(running, cold), make()
     _run(engine, _request("measured", refs[2]))  # now the rate of copies is known
     joined.clear()
     engine.add(running)
-    hold_copies(lambda group: _pause(device) if group == 2 else None)
+    hold_copies(lambda group: _pause_for(joined, device) if group == 2 else None)
     while not joined:
         engine.step()
     joined.clear()
-    expected = resident(running, cold)
     engine.add(cold)
     tokens, failures = _finish(engine)
     assert joined == [refs[1].digest] and not failures
@@ -289,6 +301,12 @@ def test_a_copy_that_is_much_too_slow_is_waited_for_as_a_whole(
         pytest.skip("only a CPU waits as it runs a step")
     monkeypatch.setattr(layer_arrival, "_TIMEOUT_S", 0.01)
     engine, request = make_engine(model, cold_start="layerwise"), _request("cold", refs[0])
-    hold_copies(lambda group: time.sleep(0.3) if group == 4 else None)
+
+    def stall(group: int) -> None:
+        if group == 4:
+            _pause_for(joined, device)
+            time.sleep(0.3)
+
+    hold_copies(stall)
     assert _run(engine, request) == (resident(request), [])
     assert joined == [refs[0].digest], "the next step waits for all of it"
