@@ -60,10 +60,10 @@ def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
         os.umask(before)
 
 
-def _write_llama(folder: Path, **overrides: Any) -> Path:
-    """A random Llama folder, saved by transformers, whose weights are large enough that greedy choices are clear."""
+def _write_model(folder: Path, model_type: str, **overrides: Any) -> Path:
+    """A random model folder, saved by transformers, whose weights are large enough that greedy choices are clear."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     settings: dict[str, Any] = {
         "vocab_size": 97,
@@ -79,7 +79,11 @@ def _write_llama(folder: Path, **overrides: Any) -> Path:
         "initializer_range": 0.3,
     }
     torch.manual_seed(7)
-    LlamaForCausalLM(LlamaConfig(**{**settings, **overrides})).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**settings, **overrides}))
+    for name, weight in model.named_parameters():
+        if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):  # zeros and ones, which would hide mistakes
+            torch.nn.init.normal_(weight, mean=0.5)
+    model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
     _write_tokenizer(folder)
     return folder
@@ -102,7 +106,13 @@ def _write_tokenizer(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def make_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a random Llama folder; keywords override LlamaConfig's."""
-    return lambda **overrides: _write_llama(tmp_path_factory.mktemp("llama"), **overrides)
+    return lambda **overrides: _write_model(tmp_path_factory.mktemp("llama"), "llama", **overrides)
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a random model folder of the `model_type`; keywords override its config's."""
+    return lambda model_type, **overrides: _write_model(tmp_path_factory.mktemp(model_type), model_type, **overrides)
 
 
 @pytest.fixture(scope="session")

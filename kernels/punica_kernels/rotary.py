@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
+from punica_kernels.head_norms import HeadNorms
 
 
 def rotary_tables(inv_freq: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
@@ -26,10 +27,14 @@ def rotary_append(
     values: Tensor,
     slot_mapping: Tensor,
     delta: Tensor | None = None,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
     *,
     pdl: bool = False,
 ) -> None:
-    """Rotate the queries and keys of qkv + delta; queries go to `q_out`, keys and values into the paged cache.
+    """Rotate the queries and keys of qkv + delta + bias; queries go to `q_out`, keys and values into the paged cache.
+
+    With `norms`, each head x of queries and keys becomes x / sqrt(mean(x^2) + eps) * weight before it is rotated.
 
     Element i of a head rotates with element i + head_dim / 2 by the angle of its row's position, in float32, rounded
     once.
@@ -42,20 +47,23 @@ def rotary_append(
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
         slot_mapping: int64 or int32 [num_rows], page * page_size + offset of a row's key and value; -1 stores neither.
         delta: like qkv, of its dtype or float32; None adds nothing.
+        bias: [(heads + 2 * kv_heads) * head_dim], any float dtype; None adds nothing.
+        norms: None norms nothing.
         pdl: on CUDA, start while the kernel before this one on the stream ends.
 
     Raises ValueError, naming the argument, when the shapes do not fit.
     """
-    _check_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta)
+    _check_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta, bias, norms)
     if qkv.is_cuda:
         from punica_kernels.gpu import rotary
 
         require_dense_rows(q_out=q_out, qkv=qkv, positions=positions, cos=cos, sin=sin, delta=delta)
-        require_dense_rows(keys=keys, values=values, slot_mapping=slot_mapping)
-        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta, pdl=pdl)
+        require_dense_rows(keys=keys, values=values, slot_mapping=slot_mapping, bias=bias)
+        rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta, bias, norms, pdl=pdl)
     else:
         added = qkv if delta is None else qkv.float().add(delta)
-        _rotary_append(q_out, added, positions, cos, sin, keys, values, slot_mapping)
+        added = added if bias is None else added.float().add(bias)
+        _rotary_append(q_out, added, positions, cos, sin, keys, values, slot_mapping, norms)
 
 
 def _rotary_append(
@@ -67,10 +75,13 @@ def _rotary_append(
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
+    norms: HeadNorms | None,
 ) -> None:
     num_rows, heads, head_dim = q_out.shape
     _, page_size, kv_heads, _ = keys.shape
     q, k, v = qkv.view(num_rows, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        q, k = _norm(q, norms.q, norms.eps), _norm(k, norms.k, norms.eps)
     row_cos = cos.index_select(0, positions)[:, None]
     row_sin = sin.index_select(0, positions)[:, None]
     q_out.copy_(_rotate(q, row_cos, row_sin))
@@ -79,6 +90,12 @@ def _rotary_append(
     cells = (slot_mapping // page_size, slot_mapping % page_size)
     keys[cells] = _rotate(k, row_cos, row_sin)[rows].to(keys.dtype)
     values[cells] = v[rows].to(values.dtype)
+
+
+def _norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """float32, like heads."""
+    x = heads.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
 def _rotate(heads: Tensor, row_cos: Tensor, row_sin: Tensor) -> Tensor:
@@ -97,6 +114,8 @@ def _check_append(
     values: Tensor,
     slot_mapping: Tensor,
     delta: Tensor | None,
+    bias: Tensor | None,
+    norms: HeadNorms | None,
 ) -> None:
     num_rows, heads, head_dim = q_out.shape
     num_pages, page_size, kv_heads, _ = keys.shape
@@ -109,3 +128,8 @@ def _check_append(
     require_shape("slot_mapping", slot_mapping, num_rows)
     if delta is not None:
         require_shape("delta", delta, *qkv.shape)
+    if bias is not None:
+        require_shape("bias", bias, qkv.shape[1])
+    if norms is not None:
+        require_shape("norms.q", norms.q, head_dim)
+        require_shape("norms.k", norms.k, head_dim)

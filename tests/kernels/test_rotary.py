@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from punica_kernels.head_norms import HeadNorms
 from punica_kernels.rotary import rotary_append, rotary_tables
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -49,7 +51,7 @@ def test_rotation_is_transformers(heads: int, kv_heads: int, head_dim: int, dtyp
     assert int(pool.isfinite().sum()) == 2 * 9 * kv_heads * head_dim
 
 
-def make_arguments(**replaced: Tensor) -> dict[str, Any]:
+def make_arguments(**replaced: Tensor | HeadNorms) -> dict[str, Any]:
     """Three rows of 2 heads and 1 kv head; `replaced` overrides arguments."""
     cos, sin = rotary_tables(torch.tensor([1.0, 0.1]), 8)
     return {
@@ -84,6 +86,20 @@ def test_delta_is_added_first(dtype: torch.dtype) -> None:
         torch.testing.assert_close(separate[name], added[name], rtol=0, atol=0, equal_nan=True)
 
 
+def test_the_bias_is_added_and_heads_are_normed_as_transformers_does() -> None:
+    qkv, bias, (q_weight, k_weight) = torch.randn(3, 16), torch.randn(16), torch.randn(2, 4)
+    ours, theirs = (make_arguments() for _ in range(2))
+    rotary_append(**{**ours, "qkv": qkv}, bias=bias, norms=HeadNorms(q_weight, k_weight, 0.25))
+    heads = (qkv + bias).view(3, 4, 4)
+    for head, weight in ((slice(0, 2), q_weight), (slice(2, 3), k_weight)):
+        norm = Qwen3RMSNorm(4, eps=0.25)
+        norm.weight.data = weight
+        heads[:, head] = norm(heads[:, head]).detach()
+    rotary_append(**{**theirs, "qkv": heads.flatten(1)})
+    for name in ("q_out", "keys", "values"):
+        torch.testing.assert_close(ours[name], theirs[name], equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -95,10 +111,12 @@ def test_delta_is_added_first(dtype: torch.dtype) -> None:
         ("values", torch.zeros(2, PAGE_SIZE, 2, 4)),
         ("slot_mapping", torch.zeros(4, dtype=torch.int64)),
         ("delta", torch.zeros(3, 8)),
+        ("bias", torch.zeros(8)),
+        ("norms", HeadNorms(torch.zeros(4), torch.zeros(2), 1e-6)),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> None:
-    with pytest.raises(ValueError, match=f"^{argument} must"):
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor | HeadNorms) -> None:
+    with pytest.raises(ValueError, match=rf"^{argument}(\.k)? must"):
         rotary_append(**make_arguments(**{argument: value}))
 
 

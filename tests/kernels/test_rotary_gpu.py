@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.gpu.rotary import rotary_append
+from punica_kernels.head_norms import HeadNorms
 from punica_kernels.rotary import rotary_tables
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -12,6 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3}
 GPU_TOLERANCES = {**TOLERANCES, torch.bfloat16: 8e-3}
 PAGE_SIZE, MAX_POSITION = 4, 128
+EPS = 1e-6
 
 
 def rotate(heads: Tensor, angles_cos: Tensor, angles_sin: Tensor) -> Tensor:
@@ -19,8 +21,20 @@ def rotate(heads: Tensor, angles_cos: Tensor, angles_sin: Tensor) -> Tensor:
     return torch.cat((first * angles_cos - second * angles_sin, second * angles_cos + first * angles_sin), dim=-1)
 
 
+def norm(heads: Tensor, weight: Tensor) -> Tensor:
+    return heads / (heads.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
 def check(
-    heads: int, kv_heads: int, head_dim: int, num_rows: int, dtype: torch.dtype, delta_dtype: torch.dtype | None = None
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    delta_dtype: torch.dtype | None = None,
+    *,
+    has_bias: bool = False,
+    has_norms: bool = False,
 ) -> None:
     """Against float64, on poisoned outputs: what no row owns must stay NaN."""
     width = (heads + 2 * kv_heads) * head_dim
@@ -33,7 +47,14 @@ def check(
     slot_mapping[num_rows // 2] = -1
 
     total = (qkv.double() + (0 if delta is None else delta.double())).view(num_rows, -1, head_dim)
+    bias = torch.randn(width, device=DEVICE).to(dtype) if has_bias else None
+    if bias is not None:
+        total = total + bias.double().view(-1, head_dim)
     q, k, v = total.split((heads, kv_heads, kv_heads), dim=1)
+    weights = torch.randn(2, head_dim, device=DEVICE).to(dtype)
+    norms = HeadNorms(weights[0], weights[1], EPS) if has_norms else None
+    if norms is not None:
+        q, k = norm(q, norms.q), norm(k, norms.k)
     row_cos, row_sin = cos.double()[positions][:, None], sin.double()[positions][:, None]
     expected_pool = torch.full((num_pages, 2, 2, PAGE_SIZE, kv_heads, head_dim), torch.nan, device=DEVICE).double()
     kept = (slot_mapping >= 0).nonzero().squeeze(1)
@@ -46,11 +67,11 @@ def check(
         pool = torch.full(expected_pool.shape, torch.nan, dtype=dtype, device=DEVICE)
         keys, values = pool[:, 1, 0], pool[:, 1, 1]
         where = (positions.to(index_dtype), cos, sin, keys, values, slot_mapping.to(index_dtype))
-        rotary_append(q_out, qkv, *where, delta, pdl=pdl)
+        rotary_append(q_out, qkv, *where, delta, bias, norms, pdl=pdl)
         atol = GPU_TOLERANCES[dtype]
         torch.testing.assert_close(q_out.double(), rotate(q, row_cos, row_sin), rtol=atol, atol=atol)
         torch.testing.assert_close(pool.double(), expected_pool, rtol=atol, atol=atol, equal_nan=True)
-        if delta is None:
+        if delta is None and bias is None:
             assert torch.equal(pool[pages, 1, 1, offsets].double(), v[kept])
 
 
@@ -61,6 +82,15 @@ def test_rotary_append(
     heads: int, kv_heads: int, head_dim: int, delta_dtype: torch.dtype | None, dtype: torch.dtype
 ) -> None:
     check(heads, kv_heads, head_dim, 5, dtype, delta_dtype)
+
+
+@pytest.mark.parametrize(("has_bias", "has_norms"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("delta_dtype", [None, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (7, 1, 64)])
+def test_bias_and_norms_of_heads(
+    heads: int, kv_heads: int, head_dim: int, delta_dtype: torch.dtype | None, has_bias: bool, has_norms: bool
+) -> None:
+    check(heads, kv_heads, head_dim, 5, torch.float32, delta_dtype, has_bias=has_bias, has_norms=has_norms)
 
 
 def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
@@ -95,3 +125,13 @@ def test_a_pool_of_more_elements_than_32_bits_count() -> None:
     written = torch.stack((q_out[0], pool[-1, 1, 0, -1], pool[-1, 1, 1, -1]))
     assert torch.equal(written, qkv.view(3, kv_heads, head_dim))
     assert pool[-1, :, :, :-1].isnan().all() and pool[-1, 0].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize(("heads", "kv_heads", "has_bias"), [(28, 4, True), (40, 8, True), (32, 8, False)])
+@pytest.mark.parametrize("num_rows", [1, 33, 600])
+def test_qwen_shapes(num_rows: int, heads: int, kv_heads: int, has_bias: bool, dtype: torch.dtype) -> None:
+    """Biases are Qwen 2's, norms of heads are Qwen 3's."""
+    for delta_dtype in (None, torch.float32):
+        check(heads, kv_heads, 128, num_rows, dtype, delta_dtype, has_bias=has_bias, has_norms=not has_bias)

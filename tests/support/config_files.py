@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {
 _THETAS = st.sampled_from([10000, 10000.0, 500.0, 1_000_000, 3.5])
 _CONTEXTS = st.sampled_from([16, 32, 64, 256, 8192])
 _FACTORS = st.sampled_from([1.0, 2, 8.0, 0.5])
-_KINDS = st.sampled_from(["default", "linear", "llama3"])
+_KINDS = st.sampled_from(["default", "linear", "llama3", "yarn"])
 #: Values that nobody should write, each drawn seldom.
 _ODD = st.sampled_from([None, "8", 0, -1.0, True])
 
@@ -42,7 +42,7 @@ def _said(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 _ROPE = st.fixed_dictionaries(
     {},
     optional={
-        "type": _seldom(st.sampled_from(["yarn", None]), _KINDS),
+        "type": _seldom(st.sampled_from(["longrope", None]), _KINDS),
         "rope_type": _seldom(st.sampled_from(["dynamic", None]), _KINDS),
         "rope_theta": _said(_THETAS),
         "factor": _said(_FACTORS),
@@ -62,7 +62,7 @@ _SCALED = st.builds(
     },
     _ROPE,
     st.sampled_from(["type", "rope_type"]),
-    st.sampled_from(["linear", "llama3", "llama3"]),
+    st.sampled_from(["linear", "llama3", "yarn"]),
     _said(st.sampled_from([1, 1.0, 2.0])),
     _said(st.sampled_from([4, 4.0, 1.5])),
 )

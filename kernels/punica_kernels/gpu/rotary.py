@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.head_norms import HeadNorms
 
 #: Pairs of elements that one program rotates.
 _PROGRAM_PAIRS = 1024
@@ -20,10 +21,12 @@ def rotary_append(
     values: Tensor,
     slot_mapping: Tensor,
     delta: Tensor | None = None,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
     *,
     pdl: bool = False,
 ) -> None:
-    """Rotates queries and keys, and stores keys and values in the cache, in one launch."""
+    """Adds delta and bias, norms and rotates queries and keys, stores keys and values in the cache, in one launch."""
     num_rows, (_, heads, head_dim) = len(qkv), q_out.shape
     if num_rows == 0:
         return
@@ -34,6 +37,9 @@ def rotary_append(
         q_out,
         qkv,
         delta,
+        bias,
+        norms.q if norms is not None else None,
+        norms.k if norms is not None else None,
         positions,
         cos,
         sin,
@@ -47,6 +53,7 @@ def rotary_append(
         sin.stride(0),
         *keys.stride()[:3],
         *values.stride()[:3],
+        norms.eps if norms is not None else 0.0,
         HEADS=heads,
         KV_HEADS=kv_heads,
         PAIRS=head_dim // 2,
@@ -63,6 +70,9 @@ def _rotary_append(
     q_out,
     qkv,
     delta,
+    bias,
+    q_norm,
+    k_norm,
     positions,
     cos,
     sin,
@@ -81,6 +91,7 @@ def _rotary_append(
     value_page_stride,
     value_slot_stride,
     value_head_stride,
+    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -108,11 +119,23 @@ def _rotary_append(
         first += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
         second += tl.load(delta + PAIRS, mask=mask, other=0.0).to(tl.float32)
 
+    if bias is not None:
+        bias += column
+        first += tl.load(bias, mask=mask, other=0.0).to(tl.float32)
+        second += tl.load(bias + PAIRS, mask=mask, other=0.0).to(tl.float32)
+    first_normed, second_normed = first, second
+    if q_norm is not None:
+        # The lanes of values load a key's weight, whose product nobody stores.
+        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * PAIRS) + eps)
+        is_query = head < HEADS
+        first_normed *= scale * _norm_weight(q_norm, k_norm, is_query, pair, pair < PAIRS)
+        second_normed *= scale * _norm_weight(q_norm, k_norm, is_query, pair + PAIRS, pair < PAIRS)
+
     position = tl.load(positions + row).to(tl.int64)
     row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < PAIRS, other=0.0)
     row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < PAIRS, other=0.0)
-    rotated_first = first * row_cos - second * row_sin
-    rotated_second = second * row_cos + first * row_sin
+    rotated_first = first_normed * row_cos - second_normed * row_sin
+    rotated_second = second_normed * row_cos + first_normed * row_sin
 
     is_q = mask & (head < HEADS)
     _store_pairs(q_out + row * q_row_stride + head * q_head_stride + pair, rotated_first, rotated_second, PAIRS, is_q)
@@ -127,6 +150,14 @@ def _rotary_append(
         page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride + pair
     )
     _store_pairs(values, first, second, PAIRS, is_v)
+
+
+@triton.jit
+def _norm_weight(q_norm, k_norm, is_query, element, mask):
+    """float32 [heads, pairs]: the weight of each head's own norm."""
+    q_weight = tl.load(q_norm + element, mask=mask, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm + element, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(is_query, q_weight, k_weight)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""PEFT's matching of a configuration against the modules of a Llama model, field by field.
+"""PEFT's matching of a configuration against the modules of a base model, field by field.
 
-Module paths are those of Hugging Face's LlamaForCausalLM, which PEFT matches against: "model.layers.0.mlp.up_proj". The
-configuration's regular expressions are compiled and run here, which may take unlimited time and memory, so untrusted
-ones are matched by ``pattern_worker``, a process that can be killed.
+Module paths are those of Hugging Face's LlamaForCausalLM, which PEFT matches against: "model.layers.0.mlp.up_proj". All
+architectures that are served share them. The configuration's regular expressions are compiled and run here, which may
+take unlimited time and memory, so untrusted ones are matched by ``pattern_worker``, a process that can be killed.
 """
 
 import math
@@ -30,7 +30,7 @@ BLOCKS = {
     "down_proj": "mlp",
 }
 
-#: PEFT's default target_modules for Llama.
+#: PEFT's default target_modules for each architecture that is served.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
 
 _MAX_SHOWN_NAMES = 5

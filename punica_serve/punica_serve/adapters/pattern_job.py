@@ -7,7 +7,7 @@ from punica_serve.adapters.peft_config import PeftConfig
 
 
 class PatternJob(msgspec.Struct, frozen=True):
-    """A request to match a configuration against a Llama model of ``num_layers`` layers."""
+    """A request to match a configuration against a base model of ``num_layers`` layers."""
 
     config: PeftConfig
     num_layers: int

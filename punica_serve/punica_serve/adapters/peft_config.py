@@ -40,7 +40,7 @@ ALL_LINEAR = "all-linear"
 _NO_EFFECT = frozenset(
     {
         "auto_mapping",
-        "bias",  # trains the targeted modules' biases; Llama has none, so PEFT saves none and the file may hold none
+        "bias",  # trains biases; PEFT saves those that the base has, and a file that holds any is refused
         "corda_config",  # belongs to init_lora_weights, which is checked itself; so do eva, lora_ga and loftq
         "ensure_weight_tying",  # acts on embeddings, which are refused as targets
         "eva_config",

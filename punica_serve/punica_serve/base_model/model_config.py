@@ -1,7 +1,7 @@
 """The shape of a base model, from config.json and generation_config.json of a Hugging Face folder. Free of torch.
 
-``read_model_config(folder)`` accepts the Llama architecture and refuses, with a ModelRejected that names the field,
-everything that the engine does not implement: a model is served as it was trained or not at all.
+``read_model_config(folder)`` accepts the models in ``architectures`` and refuses, with a ModelRejected that names the
+field, everything that the engine does not implement: a model is served as it was trained or not at all.
 """
 
 import os
@@ -12,10 +12,18 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from punica_serve.base_model.architectures import read_architecture
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
-from punica_serve.base_model.model_spec import Llama3RopeScaling, ModelSpec, Projection, ProjectionGroup, RotarySpec
+from punica_serve.base_model.model_spec import (
+    ModelSpec,
+    Norm,
+    Projection,
+    ProjectionGroup,
+    RopeScaling,
+    RotarySpec,
+)
 from punica_serve.base_model.rope_config import read_rope
 from punica_serve.errors import ModelRejected
 
@@ -27,23 +35,9 @@ ModelDtype = Literal["float32", "float16", "bfloat16"]
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
-#: Fields by which transformers computes a Llama otherwise -> their values that the engine implements, the usual first.
-_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    # Transformers' cache keeps a window of tokens in any architecture whose config has these.
-    "sliding_window": (None,),
-    "attention_chunk_size": (None,),
-    "is_causal": (True, None),
-    "per_layer_config": (None, {}),
-}
-_FULL = "'full_attention'"
-
-
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama model's hyperparameters, in Hugging Face's names."""
+    """A decoder's hyperparameters, in Hugging Face's names."""
 
     vocab_size: int
     hidden_size: int
@@ -55,7 +49,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3RopeScaling | None
+    rope_scaling: RopeScaling | None
     #: All frequencies are divided by it ("linear" scaling); 1 means no scaling.
     rope_linear_factor: float
     tie_word_embeddings: bool
@@ -63,12 +57,16 @@ class ModelConfig:
     name: str
     #: The dtype of the checkpoint.
     dtype: ModelDtype = "float32"
+    #: Whether q, k and v have a bias.
+    qkv_bias: bool = False
+    #: Whether each head of queries and keys is normed before it is rotated.
+    qk_norm: bool = False
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def spec(self) -> ModelSpec:
         """The operators of a layer and their sizes."""
-        return _llama_spec(self)
+        return _spec(self)
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
@@ -77,7 +75,7 @@ class ModelConfig:
 
 
 @cache
-def _llama_spec(config: ModelConfig) -> ModelSpec:
+def _spec(config: ModelConfig) -> ModelSpec:
     query, key_value = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     projections = {
@@ -93,10 +91,15 @@ def _llama_spec(config: ModelConfig) -> ModelSpec:
         num_layers=config.num_hidden_layers,
         groups=tuple(
             # A norm reads the outputs of o and down, and adds partial sums.
-            ProjectionGroup(name, tuple(projections[module] for module in modules), split_k=name in ("o", "down"))
+            ProjectionGroup(
+                name,
+                tuple(projections[module] for module in modules),
+                split_k=name in ("o", "down"),
+                bias=name == "qkv" and config.qkv_bias,
+            )
             for name, modules in LORA_GROUPS.items()
         ),
-        layer_norms=("input_layernorm", "post_attention_layernorm"),
+        layer_norms=_layer_norms(config),
         norm_eps=config.rms_norm_eps,
         rotary=RotarySpec(
             config.head_dim,
@@ -107,6 +110,12 @@ def _llama_spec(config: ModelConfig) -> ModelSpec:
         ),
         activation="silu",
     )
+
+
+def _layer_norms(config: ModelConfig) -> tuple[Norm, ...]:
+    blocks = (Norm("input_layernorm", config.hidden_size), Norm("post_attention_layernorm", config.hidden_size))
+    heads = (Norm("self_attn.q_norm", config.head_dim), Norm("self_attn.k_norm", config.head_dim))
+    return blocks + heads if config.qk_norm else blocks
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):
@@ -137,8 +146,9 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelRejected(f"model folder {folder} does not exist; {_MODEL_FOLDER}")
     path = folder / "config.json"
     raw = read_object(path)
-    _refuse_unimplemented(raw, path)
-    file = convert(raw, _ConfigFile, path)
+    architecture = read_architecture(raw, path)
+    _refuse_formats(raw, path)
+    file = convert({**architecture.defaults, **raw}, _ConfigFile, path)
     _check_heads(file, path)
     rope = read_rope(raw, path, max_position_embeddings=file.max_position_embeddings)
     return ModelConfig(
@@ -152,11 +162,13 @@ def read_model_config(folder: Path) -> ModelConfig:
         max_position_embeddings=file.max_position_embeddings,
         rms_norm_eps=file.rms_norm_eps,
         rope_theta=rope.theta,
-        rope_scaling=rope.llama3,
+        rope_scaling=rope.scaling,
         rope_linear_factor=rope.linear_factor,
         tie_word_embeddings=file.tie_word_embeddings,
         name=file.name_or_path or folder.name,
         dtype=file.dtype or file.torch_dtype or "float32",
+        qkv_bias=architecture.qkv_bias,
+        qk_norm=architecture.qk_norm,
         generation=read_generation_defaults(
             raw,
             path,
@@ -167,16 +179,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     )
 
 
-def _refuse_unimplemented(raw: dict[str, Any], path: Path) -> None:
-    """Refuses fields that ask for more than the Llama architecture that the engine implements."""
-    if raw.get("model_type") != "llama":
-        raise refusal(path, "model_type", f"is {raw.get('model_type')!r}; only 'llama' is implemented")
-    for name, implemented in _IMPLEMENTED.items():
-        if name in raw and raw[name] not in implemented:
-            raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented")
-    layer_types = raw.get("layer_types")
-    if layer_types is not None and (not isinstance(layer_types, list) or set(map(repr, layer_types)) - {_FULL}):
-        raise refusal(path, "layer_types", f"is {layer_types!r}; only {_FULL} is implemented")
+def _refuse_formats(raw: dict[str, Any], path: Path) -> None:
+    """Refuses weights in formats that the engine does not read."""
     for name in ("dtype", "torch_dtype"):
         if raw.get(name) not in (None, *get_args(ModelDtype)):
             raise refusal(path, name, f"is {raw[name]!r}; {', '.join(get_args(ModelDtype))} are implemented")

@@ -4,6 +4,7 @@ Weights, LoRA pages and the forward pass are laid out by the same ``ModelSpec``,
 starts with another spec, not with changes in each of them.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -36,6 +37,8 @@ class ProjectionGroup:
     projections: tuple[Projection, ...]
     #: Whether the operator that reads the output can add split-K partial sums.
     split_k: bool
+    #: Whether the operator that reads the output adds a bias of each output.
+    bias: bool = False
 
     @property
     def in_features(self) -> int:
@@ -53,6 +56,15 @@ class ProjectionGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """The weight of one norm of a layer."""
+
+    #: Its path within the layer, as checkpoints write it.
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
     """Frequency-dependent scaling of rotary embeddings, introduced with Llama 3.1."""
 
@@ -63,6 +75,29 @@ class Llama3RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023): divides low frequencies, keeps high ones, and scales cos and sin."""
+
+    factor: PositiveFloat
+    original_max_position_embeddings: PositiveInt
+    #: Rotations within the original context above which a frequency is kept, and below which it is divided.
+    beta_fast: PositiveFloat | None = None
+    beta_slow: PositiveFloat | None = None
+    #: The factor of cos and sin; None means the paper's, 0.1 ln(factor) + 1.
+    attention_factor: PositiveFloat | None = None
+    #: Whether the range between the two betas is widened to whole frequencies.
+    truncate: bool = True
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of cos and sin."""
+        return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+
+
+RopeScaling = Llama3RopeScaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
 class RotarySpec:
     """Rotary position embedding."""
 
@@ -70,7 +105,7 @@ class RotarySpec:
     theta: float
     #: All frequencies are divided by it ("linear" scaling); 1 means no scaling.
     linear_factor: float
-    llama3: Llama3RopeScaling | None
+    scaling: RopeScaling | None
     max_position: int
 
 
@@ -80,8 +115,7 @@ class ModelSpec:
 
     num_layers: int
     groups: tuple[ProjectionGroup, ...]
-    #: The norms of a layer, under their names in a checkpoint.
-    layer_norms: tuple[str, ...]
+    layer_norms: tuple[Norm, ...]
     norm_eps: float
     rotary: RotarySpec
     activation: Activation

@@ -1,5 +1,6 @@
 """The rotary embedding that a config.json asks for, read as transformers reads it. Free of torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import msgspec
 
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, refusal
-from punica_serve.base_model.model_spec import Llama3RopeScaling
+from punica_serve.base_model.model_spec import Llama3RopeScaling, RopeScaling, YarnScaling
 
 #: Transformers' own, where config.json gives none.
 _DEFAULT_THETA = 10000.0
@@ -20,7 +21,7 @@ class Rope:
     theta: float
     #: All frequencies are divided by this: "linear" scaling; 1 without.
     linear_factor: float = 1.0
-    llama3: Llama3RopeScaling | None = None
+    scaling: RopeScaling | None = None
 
 
 class _Holders(msgspec.Struct, frozen=True):
@@ -58,10 +59,12 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
     _refuse_partial(config, given, path, name)
     if kind == "linear":
         return Rope(theta, linear_factor=convert(given, _Linear, path, within=name).factor)
-    if kind == "llama3":
+    if isinstance(kind, str) and kind in _SCALINGS:
         original = _original_context(config, given, path, name, max_position_embeddings)
-        return Rope(theta, llama3=_read_llama3({**given, **original}, path, name))
-    raise refusal(path, name, f"has type {kind!r}; 'default', 'linear' and 'llama3' are implemented")
+        return Rope(theta, scaling=_SCALINGS[kind]({**given, **original}, path, name, theta))
+    raise refusal(
+        path, name, f"has type {kind!r}; 'default', 'linear', {', '.join(map(repr, _SCALINGS))} are implemented"
+    )
 
 
 def _read_theta(config: dict[str, Any], given: dict[str, Any], path: Path, name: str) -> float:
@@ -89,8 +92,24 @@ def _original_context(
     return {field: max_position_embeddings}
 
 
-def _read_llama3(given: dict[str, Any], path: Path, name: str) -> Llama3RopeScaling:
+def _read_llama3(given: dict[str, Any], path: Path, name: str, theta: float) -> Llama3RopeScaling:
     scaling = convert(given, Llama3RopeScaling, path, within=name)
     if scaling.low_freq_factor >= scaling.high_freq_factor:
         raise refusal(path, f"{name}.high_freq_factor", "must be above low_freq_factor")
     return scaling
+
+
+def _read_yarn(given: dict[str, Any], path: Path, name: str, theta: float) -> YarnScaling:
+    for field in ("mscale", "mscale_all_dim"):
+        if given.get(field):
+            raise refusal(path, f"{name}.{field}", f"is {given[field]!r}; only a scaling without it is implemented")
+    if theta <= 1:
+        raise refusal(path, "rope_theta", f"is {theta}; 'yarn' needs one above 1")
+    return convert(given, YarnScaling, path, within=name)
+
+
+#: By `rope_type`: the scalings that count from the context that a model was trained on first.
+_SCALINGS: dict[Any, Callable[[dict[str, Any], Path, str, float], RopeScaling]] = {
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+}

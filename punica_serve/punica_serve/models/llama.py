@@ -1,4 +1,4 @@
-"""The Llama architecture.
+"""The decoder of Llama, and of the models that differ from it in values: Mistral, Qwen 2, 2.5 and 3.
 
 All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """
@@ -6,6 +6,7 @@ All rows of a batch go through the dense projections and LoRA together; only att
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from punica_kernels.head_norms import HeadNorms
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.models.activation import ACTIVATIONS
 from punica_serve.models.linear import Linear, OutputHead, Projected
@@ -16,7 +17,7 @@ from punica_serve.models.rotary import Rotary
 
 
 class Llama:
-    """A Llama model on one device: ``forward``, then ``logits``."""
+    """A decoder on one device: ``forward``, then ``logits``."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
@@ -50,6 +51,8 @@ class _Layer:
         )
         self._number = number
         self._rotary = rotary
+        self._qkv_bias = weights.biases.get("qkv")
+        self._head_norms = _head_norms(weights, spec.norm_eps)
         self._activation = ACTIVATIONS[spec.activation]
 
     def __call__(self, residual: Residual, added: Projected | None, batch: ForwardBatch) -> Projected:
@@ -58,8 +61,13 @@ class _Layer:
         return self._feed_forward(self._post_attention_norm(residual, attended), batch)
 
     def _attend(self, x: Tensor, batch: ForwardBatch) -> Projected:
-        q = self._rotary(self._number, self._qkv(x, batch.lora), batch)
+        q = self._rotary(self._number, self._qkv(x, batch.lora), batch, self._qkv_bias, self._head_norms)
         return self._o(batch.attention.run(self._number, q), batch.lora)
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Projected:
         return self._down(self._activation(self._gate_up(x, batch.lora)), batch.lora)
+
+
+def _head_norms(weights: LayerWeights, eps: float) -> HeadNorms | None:
+    q, k = (weights.norms.get(f"self_attn.{name}_norm") for name in "qk")
+    return None if q is None or k is None else HeadNorms(q, k, eps)

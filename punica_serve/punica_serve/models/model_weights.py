@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.base_model.model_spec import ModelSpec
+from punica_serve.base_model.model_spec import ModelSpec, ProjectionGroup
 from punica_serve.errors import ModelRejected
 from punica_serve.models.weights import StoredTensor, list_weights, read_weights
 from punica_serve.protocol import LoraGroup
@@ -27,10 +27,12 @@ _DUMMY_SEED = 0
 class LayerWeights:
     """One layer."""
 
-    #: [hidden], by the norm's name in a checkpoint.
+    #: [hidden] or, of the norms of heads, [head_dim]; by the norm's path within the layer.
     norms: Mapping[str, Tensor]
     #: The stacked matrix of each group, [out_features, in_features].
     linears: Mapping[LoraGroup, Tensor]
+    #: [out_features], of the groups that have one.
+    biases: Mapping[LoraGroup, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Random matrices, the same at every start on one kind of device, and norms of ones."""
+    """Random matrices and biases, the same at every start on one kind of device, and norms of ones."""
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
-    for place in _places(weights, config).values():
-        if place.dim() == 1:
+    for name, place in _places(weights, config).items():
+        if name.endswith("norm.weight"):
             place.fill_(1)
         else:
             place.normal_(0, _DUMMY_STD, generator=generator)
@@ -81,8 +83,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
     def layer() -> LayerWeights:
         return LayerWeights(
-            norms={name: empty(config.hidden_size) for name in spec.layer_norms},
+            norms={norm.name: empty(norm.size) for norm in spec.layer_norms},
             linears={group.name: empty(group.out_features, group.in_features) for group in spec.groups},
+            biases={group.name: empty(group.out_features) for group in spec.groups if group.bias},
         )
 
     embedding = empty(config.vocab_size, config.hidden_size)
@@ -115,9 +118,15 @@ def _layer_places(prefix: str, layer: LayerWeights, spec: ModelSpec) -> Iterator
     for norm, place in layer.norms.items():
         yield f"{prefix}.{norm}.weight", place
     for group in spec.groups:
-        slices = layer.linears[group.name].split([projection.out_features for projection in group.projections])
-        for projection, place in zip(group.projections, slices, strict=True):
-            yield f"{prefix}.{projection.parent}.{projection.name}.weight", place
+        yield from _slices(prefix, group, layer.linears[group.name], "weight")
+        if group.bias:
+            yield from _slices(prefix, group, layer.biases[group.name], "bias")
+
+
+def _slices(prefix: str, group: ProjectionGroup, stacked: Tensor, kind: str) -> Iterator[tuple[str, Tensor]]:
+    slices = stacked.split([projection.out_features for projection in group.projections])
+    for projection, place in zip(group.projections, slices, strict=True):
+        yield f"{prefix}.{projection.parent}.{projection.name}.{kind}", place
 
 
 def _check(stored: Mapping[str, StoredTensor], places: Mapping[str, Tensor]) -> None:

@@ -1,12 +1,13 @@
-"""Rotary embeddings with the scalings that Llama checkpoints use, fused with the append to the KvCache."""
+"""Rotary embeddings with the scalings that checkpoints use, fused with the append to the KvCache."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from punica_kernels.head_norms import HeadNorms
 from punica_kernels.rotary import rotary_append, rotary_tables
-from punica_serve.base_model.model_spec import Llama3RopeScaling, RotarySpec
+from punica_serve.base_model.model_spec import Llama3RopeScaling, RotarySpec, YarnScaling
 from punica_serve.models.linear import Projected
 from punica_serve.models.model import ForwardBatch
 
@@ -17,15 +18,21 @@ class Rotary:
     def __init__(self, spec: RotarySpec, num_heads: int, device: torch.device) -> None:
         self._num_heads = num_heads
         self._head_dim = spec.head_dim
-        self._cos, self._sin = rotary_tables(inverse_frequencies(spec).to(device), spec.max_position)
+        tables = rotary_tables(inverse_frequencies(spec).to(device), spec.max_position)
+        self._cos, self._sin = (table * magnitude(spec) for table in tables)
 
-    def __call__(self, layer: int, qkv: Projected, batch: ForwardBatch) -> Tensor:
-        """The rotated queries, [rows, heads, head_dim]. Keys and values go to the layer's cache."""
+    def __call__(
+        self, layer: int, qkv: Projected, batch: ForwardBatch, bias: Tensor | None, norms: HeadNorms | None
+    ) -> Tensor:
+        """The rotated queries, [rows, heads, head_dim]. Keys and values go to the layer's cache.
+
+        ``bias`` is added and ``norms`` are applied before, where the model has them.
+        """
         y, attention = qkv.y, batch.attention
         q = y.new_empty(y.shape[0], self._num_heads, self._head_dim)
         keys, values = attention.cache(layer)
         where = (batch.positions, self._cos, self._sin, keys, values, attention.slot_mapping)
-        rotary_append(q, y, *where, qkv.delta, pdl=qkv.pdl)
+        rotary_append(q, y, *where, qkv.delta, bias, norms, pdl=qkv.pdl)
         return q
 
 
@@ -33,9 +40,17 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
     """float32 [head_dim / 2]: theta ** (-2i / head_dim), with the scaling of the spec."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / (spec.theta**exponents)
-    if spec.llama3 is not None:
-        return _scale_as_llama3(frequencies, spec.llama3)
+    match spec.scaling:
+        case Llama3RopeScaling():
+            return _scale_as_llama3(frequencies, spec.scaling)
+        case YarnScaling():
+            return frequencies * _yarn_factors(spec, spec.scaling)
     return frequencies / spec.linear_factor
+
+
+def magnitude(spec: RotarySpec) -> float:
+    """The factor of cos and sin."""
+    return spec.scaling.magnitude if isinstance(spec.scaling, YarnScaling) else 1.0
 
 
 def _scale_as_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
@@ -45,3 +60,21 @@ def _scale_as_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
     blend = (context / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return blend * frequencies + (1 - blend) * frequencies / scaling.factor
+
+
+def _yarn_factors(spec: RotarySpec, scaling: YarnScaling) -> Tensor:
+    """float32 [head_dim / 2]: 1 for the frequencies that are kept, 1 / factor for those that are divided."""
+
+    def index_of(rotations: float) -> float:
+        """The index, not rounded, of the frequency that turns so often within the original context."""
+        turns = scaling.original_max_position_embeddings / (2 * math.pi * rotations)
+        return spec.head_dim * math.log(turns) / (2 * math.log(spec.theta))
+
+    low, high = index_of(scaling.beta_fast or 32.0), index_of(scaling.beta_slow or 1.0)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    # A range of one point would divide by zero.
+    ramp = (torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+    divided = ramp.clamp(0, 1)
+    return divided / scaling.factor + (1 - divided)

@@ -1,7 +1,7 @@
 """Shapes of models, without weights: folders that hold a config.json and nothing else.
 
 `shape:NAME` is such a folder in a config file. They serve `load_format: dummy`, simulated GPUs and benchmarks:
-the paper's 7B and 13B (Llama 2), and a small model for checks that must be quick.
+the paper's 7B and 13B (Llama 2), models that are commonly fine-tuned, and a small one for checks that must be quick.
 """
 
 from pathlib import Path
@@ -11,7 +11,11 @@ from punica_serve.errors import ConfigError
 
 _FOLDER = Path(__file__).parent
 
-SHAPE_NAMES = ("llama-2-7b", "llama-2-13b", "1b")
+SHAPE_NAMES = (
+    *("llama-2-7b", "llama-2-13b", "llama-3.1-8b"),
+    *("mistral-7b", "qwen-2.5-7b", "qwen-2.5-32b", "qwen-3-8b"),
+    "1b",
+)
 
 
 def shape_folder(name: str) -> Path:

@@ -12,10 +12,11 @@ from transformers import LlamaConfig
 from config_files import CONFIG_FILES, SHAPE
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.errors import ModelRejected
-from punica_serve.models.rotary import inverse_frequencies
+from punica_serve.models.rotary import inverse_frequencies, magnitude
 from transformers_oracle import RefusedByTransformers, rotary_embedding
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 #: Last parts of the names of fields that may be refused although transformers takes them, warning of them or not.
 REFUSED_BY_DESIGN = {
     "rope_scaling",  # types that are not implemented
@@ -45,6 +46,10 @@ REFUSED_BY_DESIGN = {
     }
 )
 @example(file={**SHAPE, "rope_scaling": LLAMA3})
+@example(file={**SHAPE, "rope_scaling": {"type": "yarn", "factor": 4.0}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2.0}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "attention_factor": 1.5, "rope_theta": 1e6}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "beta_fast": 1.0}})
 @example(file={**SHAPE, "rope_theta": None, "rope_parameters": {"rope_theta": 500.0}})
 @example(file={**SHAPE, "rope_scaling": {}, "rope_parameters": {"type": "linear", "factor": 2.0}})
 @example(file={**SHAPE, "rope_scaling": {"rope_type": "default"}, "rope_theta": 3.5, "rope_parameters": LLAMA3})
@@ -63,7 +68,7 @@ def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_
         assert error.param and error.param.rpartition(".")[2] in REFUSED_BY_DESIGN, error
         return
     torch.testing.assert_close(inverse_frequencies(ours.spec.rotary), frequencies, rtol=1e-6, atol=0)
-    assert attention_scaling == 1.0
+    assert attention_scaling == pytest.approx(magnitude(ours.spec.rotary))
     assert (ours.head_dim, ours.num_key_value_heads) == (theirs.head_dim, theirs.num_key_value_heads)
     assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
     assert theirs.dtype in (None, getattr(torch, ours.dtype))
@@ -78,6 +83,9 @@ def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_
             {"rope_scaling": {**LLAMA3, "partial_rotary_factor": 0.5}},
             r"`rope_scaling\.partial_rotary_factor` is 0\.5; only 1 is implemented",
         ),
+        ({"rope_scaling": {**YARN, "mscale": 0.7}}, r"`rope_scaling\.mscale` is 0\.7; only a scaling without it"),
+        ({"rope_scaling": {**YARN, "rope_theta": 1}}, r"`rope_theta` is 1\.0; 'yarn' needs one above 1"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0}}, r"`rope_scaling\.beta_fast` is not valid"),
         ({"partial_rotary_factor": 0.5}, r"`partial_rotary_factor` is 0\.5; only 1 is implemented"),
     ],
 )

@@ -66,6 +66,17 @@ BASES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         }
     },
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {
+        "model_type": "qwen2",
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 5000.0},
+            **{"factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    },
+    # A group of three heads for each key-value head, and heads wider than the hidden size's share.
+    "qwen3": {"model_type": "qwen3", "num_attention_heads": 6, "head_dim": 16},
 }
 
 
@@ -106,9 +117,9 @@ def _save_adapters(folder: Path, base: Path) -> None:
 
 @pytest.fixture(scope="module", params=BASES)
 def world(
-    request: pytest.FixtureRequest, make_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[_World]:
-    base = make_llama(num_hidden_layers=NUM_LAYERS, **BASES[request.param])
+    base = make_model(**{"model_type": "llama", "num_hidden_layers": NUM_LAYERS, **BASES[request.param]})
     adapters = tmp_path_factory.mktemp("adapters")
     _save_adapters(adapters, base)
     model = read_model_config(base)

@@ -95,7 +95,7 @@ class _Recorder:
         def call(*args: Any, **flags: bool) -> Any:
             place = "" if self._stream == "main" else f" on {self._stream}"
             shape = f" {args[1].shape[1]} -> {args[1].shape[0]}" if name == "linear" else ""
-            delta = " + delta" if name in _TAKE_DELTA and args[-1] is not None else ""
+            delta = " + delta" if name in _DELTA_PLACE and args[_DELTA_PLACE[name]] is not None else ""
             set_flags = "".join(f" {flag}" for flag in sorted(flags) if flags[flag])
             self.launches.append(f"{name}{shape}{place}{delta}{set_flags}")
             return operator(*args, **flags)
@@ -103,12 +103,16 @@ class _Recorder:
         return call
 
 
-_TAKE_DELTA = ("add_rms_norm", "rotary_append", "silu_and_mul")
+#: The place of the delta among an operator's arguments.
+_DELTA_PLACE = {"add_rms_norm": 5, "rotary_append": 8, "silu_and_mul": 2}
 
 
+@pytest.mark.parametrize("values", [{}, {"qkv_bias": True}, {"qk_norm": True}], ids=["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("with_lora", "layer"), [(False, BASE_LAYER), (True, LORA_LAYER)])
-def test_a_layer_is_these_launches(monkeypatch: pytest.MonkeyPatch, with_lora: bool, layer: list[str]) -> None:
-    model = tiny_config()
+def test_a_layer_is_these_launches(
+    monkeypatch: pytest.MonkeyPatch, with_lora: bool, layer: list[str], values: dict[str, bool]
+) -> None:
+    model = tiny_config(**values)
     recorder = _Recorder(model, monkeypatch)
     pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
     tables: Any = dict.fromkeys(pool.groups) if not with_lora else dict.fromkeys(pool.groups, "a filled table")

@@ -7,6 +7,7 @@ import typer
 
 from punica_serve.cli.options import DEFAULT_CONFIG
 from punica_serve.cli.shipped_configs import find_config
+from punica_serve.shapes import SHAPE_NAMES
 
 if TYPE_CHECKING:
     from punica_serve.bench.subject import Subject
@@ -25,7 +26,9 @@ EngineConfigOption = Annotated[
 ShapeOption = Annotated[
     str | None,
     typer.Option(
-        "--shape", metavar="NAME", help="Instead of a config: llama-2-7b, llama-2-13b or 1b with random weights."
+        "--shape",
+        metavar="NAME",
+        help=f"Instead of a config: random weights in a known shape: {', '.join(SHAPE_NAMES)}.",
     ),
 ]
 EngineDeviceOption = Annotated[
