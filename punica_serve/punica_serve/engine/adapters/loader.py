@@ -187,6 +187,9 @@ class AdapterLoader:
         # Only now: adapters that have just arrived and are not used any more may be evicted for those that wait.
         for entry in [entry for entry in self._entries.values() if entry.state is AdapterState.STAGED]:
             self._place(entry)
+        for failure in failures:
+            # Its requests release it after this call: a new record of the same adapter must not begin before.
+            self._prefetched.pop(failure.digest, None)
         self._load_prefetched()
         return failures
 

@@ -294,6 +294,27 @@ def test_one_that_was_deleted_leaves_nothing_behind_when_it_fails(
     assert removed == [ref.digest], "its packed form too"
 
 
+def test_one_that_was_prefetched_begins_no_second_record_when_its_copy_fails(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the request that is dropped for the failure would release the record of the prefetch."""
+    harness, ref = make_harness(), make_adapter()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the link is broken")
+
+    monkeypatch.setattr(LoraPool, "write", fail)
+    harness.loader.acquire(ref)
+    harness.until(lambda: bool(harness.loader.pages(ref.digest)))
+    work = harness.loader._entries[ref.digest].work
+    assert work is not None and isinstance(work.exception(DEADLINE_S), RuntimeError)
+    harness.loader.prefetch(ref)  # between the copy's end and the poll that sees it
+    (failure,) = harness.until(lambda: not harness.loader._entries)
+    harness.loader.release(failure.digest)
+    harness.loader.check_invariants()
+    assert not harness.loader.refcounts
+
+
 class _FakeEvent:
     def __init__(self) -> None:
         self.has_passed = False

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_serve.engine import device_runner
+from punica_serve.engine.adapters.layer_arrival import CpuArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
@@ -24,6 +25,7 @@ from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import PendingTokens, Sampler
+from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.linear import Projected
 from punica_serve.models.model import Model
@@ -39,11 +41,15 @@ class _TableLora:
     def __init__(self, pool: LoraPool, tables: Mapping[LoraGroup, LoraTable]) -> None:
         self._pool = pool
         self._tables = tables
+        #: The copy that the step's prefill has joined.
+        self.arrival: CpuArrival | None = None
 
     def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
         y = base(x)
         if group not in self._tables:
             return Projected(y, None)
+        if self.arrival is not None:
+            self.arrival.wait(layer)
         table, pool = self._tables[group], self._pool.groups[group]
         delta = torch.zeros_like(y)
         tiles = table.words[: table.shape.rank_blocks_start].view(-1, table.shape.tile_words)
@@ -75,6 +81,8 @@ class _PaddedRunner:
     ) -> None:
         self._sampler = sampler
         self._pages_of = pages_of
+        self._arrival_of = arrival_of
+        self._loras: dict[BatchBucket, _TableLora] = {}
         self._logit_rows: dict[Sequence, int] = {}
         self._runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
         for bucket in BUCKETS.all:
@@ -85,6 +93,8 @@ class _PaddedRunner:
             inputs = StepInputs(bucket, table, buffer)
             for with_lora in (True, False):
                 lora = _TableLora(lora_pool, inputs.tables if with_lora else {})
+                if with_lora:
+                    self._loras[bucket] = lora
                 self._runners[bucket, with_lora] = GraphRunner(
                     model, buffer, inputs, attention, lora, sampler.sampled_ids, with_lora=with_lora
                 )
@@ -95,6 +105,8 @@ class _PaddedRunner:
         bucket, with_lora = BUCKETS.fit(plan), plan.num_adapters > 0
         self.buckets_run.add((bucket, with_lora))
         runner = self._runners[bucket, with_lora]
+        arrival = arrival_for(plan, self._arrival_of)
+        self._loras[bucket].arrival = arrival if isinstance(arrival, CpuArrival) else None
         runner.stage(plan, self._logit_rows, self._pages_of)
         rows = logit_rows(plan, bucket)
         pending = self._sampler.launch(runner.run(), plan.sampled, [rows[sequence] for sequence in plan.sampled])
