@@ -129,7 +129,8 @@ class Supervisor:
         self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         #: One for each device, whether its worker is ready or not.
-        self._tiers = [WorkerTiers() for _ in self._config.devices]
+        has_host_memory = config.engine.host_cache_bytes > 0
+        self._tiers = [WorkerTiers(has_host_memory=has_host_memory) for _ in self._config.devices]
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is right, and a restart may help after any later failure.
         self._was_ready = False

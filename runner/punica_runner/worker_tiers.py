@@ -27,7 +27,9 @@ class _Adapter:
 class WorkerTiers:
     """One device's adapters, over the lives of its workers. It is told what passes between supervisor and worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_host_memory: bool = True) -> None:
+        """Without host memory for adapters nothing is prefetched, since a prefetch comes through it."""
+        self._has_host_memory = has_host_memory
         self._adapters: OrderedDict[str, _Adapter] = OrderedDict()  # least recently used first
         self._on_host: set[str] = set()
         self._on_device: frozenset[str] = frozenset()
@@ -84,7 +86,7 @@ class WorkerTiers:
         on_device = self._on_device | {digest for digest, was_on_device in self._lost.items() if was_on_device}
         newest_first = [digest for digest in reversed(self._adapters) if digest in held]
         by_use = sorted(newest_first, key=lambda digest: -self._adapters[digest].num_uses)
-        self._lost = OrderedDict((digest, digest in on_device) for digest in by_use)
+        self._lost = OrderedDict((digest, digest in on_device) for digest in by_use if self._has_host_memory)
         self._on_host, self._on_device = set(), frozenset()
         self._in_flight.clear()
 

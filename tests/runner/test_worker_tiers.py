@@ -137,3 +137,11 @@ def test_no_more_than_so_many_are_remembered(tiers: WorkerTiers, monkeypatch: py
     use(tiers, "a b c a d")
     tiers.restart()
     assert restored(tiers) == ["a", "d", "c"]
+
+
+def test_nothing_comes_back_where_host_memory_holds_no_adapters() -> None:
+    tiers = WorkerTiers(has_host_memory=False)
+    use(tiers, "a b", cached=False)
+    tiers.resident(["a", "b"])
+    tiers.restart()
+    assert not tiers.has_lost and asked(tiers) == []

@@ -4,6 +4,7 @@ A file appears whole, by a rename. Readers need no lock: a file that is removed 
 folder holds weights that are trusted by their checksums alone, so nobody else may write to it; see docs/security.md.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -55,13 +56,22 @@ class PackedFolder:
         self._remove_rest()
 
     def open(self, digest: str, layout: str) -> int | None:
-        """A file descriptor for reading, which the caller closes, and a mark of use; None if there is no such file."""
+        """A file descriptor for reading, which the caller closes, and a mark of use; None if there is no such file.
+
+        Raises OSError, and PermissionError for a file that anyone else may have written.
+        """
         path = self._path(digest, layout)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # A pipe in its place would block an open without O_NONBLOCK, which files ignore.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
-        os.utime(descriptor)
+        try:
+            _require_own(path, os.fstat(descriptor))
+            os.utime(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def has(self, digest: str, layout: str) -> bool:
@@ -115,6 +125,12 @@ class PackedFolder:
                     rest.unlink(missing_ok=True)
                 finally:
                     os.close(descriptor)
+
+
+def _require_own(path: Path, found: os.stat_result) -> None:
+    is_own = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
+    if not (is_own and stat.S_ISREG(found.st_mode)):
+        raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 
 def _make_own(folder: Path) -> None:

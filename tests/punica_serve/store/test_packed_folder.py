@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,39 @@ def test_after_an_error_nothing_is_there(cache: CacheFolder) -> None:
         cache.packed.write(DIGESTS[0], "layout", fail, lambda: True)
     assert there(cache) == (set(), set())
     assert cache.packed.open(DIGESTS[0], "layout") is None
+
+
+def _open_to_others(path: Path) -> None:
+    path.chmod(0o620)
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [_open_to_others, _pipe, _link])
+def test_a_file_that_others_may_have_written_is_not_opened(
+    cache: CacheFolder, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    packs(cache, DIGESTS[0], 100, 10)
+    descriptor = cache.packed.open(DIGESTS[0], "layout")
+    assert descriptor is not None
+    os.close(descriptor)
+    spoil(tmp_path / "packed" / DIGESTS[0] / "layout")
+    open_files = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="layout"):
+        cache.packed.open(DIGESTS[0], "layout")
+    assert os.listdir("/proc/self/fd") == open_files
+
+
+def test_a_file_of_another_user_is_not_opened(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs(cache, DIGESTS[0], 100, 10)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(PermissionError, match="others may have written it"):
+        cache.packed.open(DIGESTS[0], "layout")
