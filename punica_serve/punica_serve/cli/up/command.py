@@ -18,6 +18,7 @@ from punica_serve.cli.options import (
     PortOption,
     check_key,
 )
+from punica_serve.cli.shipped_configs import find_config
 from punica_serve.cli.up.devices import check_devices
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.plan import Plan, runner_ids
@@ -52,6 +53,20 @@ RayKeyOption = Annotated[
 ]
 
 
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="FOLDER", help="Instead of a config: a base model in Hugging Face's format."),
+]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="NAME=FOLDER", help="With --model: a PEFT adapter; may be repeated."),
+]
+DeviceOption = Annotated[
+    list[str] | None,
+    typer.Option("--device", metavar="NAME", help="With --model: cpu or cuda:0 and so on; may be repeated."),
+]
+
+
 @dataclass(frozen=True)
 class Options:
     """The options as given."""
@@ -69,6 +84,9 @@ class Options:
 
 def command(
     config: ConfigOption = DEFAULT_CONFIG,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    device: DeviceOption = None,
     host: HostOption = None,
     port: PortOption = None,
     runners: RunnersOption = 1,
@@ -82,8 +100,11 @@ def command(
     """Run a whole cluster: scheduler, runners and frontends, on this machine or on Ray's nodes. Ctrl-C stops it."""
     from rich.console import Console
 
-    options = Options(config, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
+    path = _config_path(config, model, adapter or [], device or [])
+    options = Options(path, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
     console = Console(highlight=False)
+    if model is not None:
+        console.print(f"config: {path}", soft_wrap=True)
     if on_ray:
         from punica_serve.cli.up.on_ray.serve import serve as serve_on_ray
 
@@ -95,6 +116,20 @@ def command(
         plan = _plan(options)
         serving, log_format = serve(plan, console), plan.log_format
     run.run_process("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
+
+
+def _config_path(given: Path, model: str | None, adapters: list[str], devices: list[str]) -> Path:
+    """The config file to run: the one given, or one for `--model` and what goes with it. Raises ConfigError."""
+    if model is None:
+        if adapters or devices:
+            name = "adapter" if adapters else "device"
+            raise ConfigError(f"`--{name}` goes with `--model`; a config file has its own setting", param=name)
+        return given
+    if given != find_config(DEFAULT_CONFIG):
+        raise ConfigError("`--model` and `--config` both say what to serve; give only one", param="model")
+    from punica_serve.cli.up.written_config import write_config
+
+    return write_config(model, adapters, devices)
 
 
 def _plan(options: Options) -> Plan:

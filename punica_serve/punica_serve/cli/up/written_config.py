@@ -1,0 +1,64 @@
+"""The config file that `up --model` writes, so that one line serves a model.
+
+It lies in the data folder, under a name that its content decides: the same line uses the same file again, and whoever
+needs more settings copies it.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from punica_serve.config.cluster import parse_config
+from punica_serve.errors import ConfigError
+
+_HEADING = (
+    "# Written by `punica-serve up --model`. Copy it to change more settings; `up --config FILE` reads the copy.\n"
+)
+
+
+def write_config(model: str, adapters: Sequence[str], devices: Sequence[str]) -> Path:
+    """Writes the config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
+    document: dict[str, Any] = {"engine": {"model": _absolute(model)}}
+    if adapters:
+        document["adapters"] = _adapters(adapters)
+    if devices:
+        document["runner"] = {"devices": list(devices)}
+    config = parse_config(document, source="the options of `up`", folder=Path.cwd())
+    text = _HEADING + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    path = config.data_folder / "up" / f"{sha256(text.encode()).hexdigest()[:16]}.yaml"
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}; set XDG_DATA_HOME", param="model") from error
+    return path
+
+
+def _adapters(given: Sequence[str]) -> dict[str, str]:
+    folders: dict[str, str] = {}
+    for each in given:
+        name, separator, folder = each.partition("=")
+        if not (name and separator and folder):
+            raise ConfigError(f"`--adapter` {each!r} is not NAME=FOLDER", param="adapter")
+        if name in folders:
+            raise ConfigError(f"`--adapter` names {name!r} twice", param="adapter")
+        folders[name] = _absolute(folder)
+    return folders
+
+
+def _absolute(folder: str) -> str:
+    """The file lies elsewhere, so its folders are absolute; `demo:` and `shape:` names stay as they are."""
+    return folder if folder.startswith(("demo:", "shape:")) else str(Path(folder).expanduser().absolute())
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not there, whoever else writes the same file at once."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".up-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(name, path)
