@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,10 +37,14 @@ GB = 1 << 30
 class Worker:
     """One process's reader, with a cold host cache."""
 
+    #: Of the test that runs.
+    all: ClassVar[list["Worker"]] = []
+
     def __init__(self, folder: Path, model: ModelConfig, dtype: torch.dtype = torch.float32, budget: int = GB) -> None:
         self.store = PackedStore(PackedCache(folder, budget), model, dtype)
         self.cache = HostCache(HostMemory(1 << 25))
         self.reader = AdapterReader(self.cache, model, dtype, CPU, self.store)
+        self.all.append(self)
 
     def load(self, ref: AdapterRef) -> HostCopy:
         return self.reader.start(ref).result(DEADLINE_S)
@@ -55,6 +59,16 @@ class Worker:
         self.settle()
         (file,) = (self.store._folder.packed._root / ref.digest).iterdir()
         return file
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_written_after_a_test() -> Iterator[None]:
+    """The next one may have patched what writes."""
+    yield
+    while Worker.all:
+        worker = Worker.all.pop()
+        worker.reader._threads.shutdown()
+        worker.store._writer.shutdown()
 
 
 @pytest.fixture
