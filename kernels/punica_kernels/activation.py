@@ -1,4 +1,4 @@
-"""The gated activation of Llama's MLP: SwiGLU (Shazeer, 2020)."""
+"""The gated activations of MLPs: SwiGLU, and GeGLU with the tanh approximation of gelu (Shazeer, 2020)."""
 
 import torch
 from torch import Tensor
@@ -15,15 +15,37 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, p
     of its dtype or float32; None adds nothing. `pdl`, on CUDA, lets it start while the kernel before it on the stream
     ends. Raises ValueError when the shapes do not fit.
     """
+    _check(out, gate_up, delta)
+    if out.is_cuda:
+        from punica_kernels.gpu import activation
+
+        activation.silu_and_mul(out, gate_up, delta, pdl=pdl)
+    else:
+        gate, up = _halves(gate_up, delta)
+        torch.mul(functional.silu(gate).to(out.dtype), up, out=out)
+
+
+def gelu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, pdl: bool = False) -> None:
+    """out = gelu(gate) * up, as ``silu_and_mul``, with gelu's approximation by tanh (Hendrycks and Gimpel, 2016)."""
+    _check(out, gate_up, delta)
+    if out.is_cuda:
+        from punica_kernels.gpu import activation
+
+        activation.gelu_and_mul(out, gate_up, delta, pdl=pdl)
+    else:
+        gate, up = _halves(gate_up, delta)
+        torch.mul(functional.gelu(gate, approximate="tanh").to(out.dtype), up, out=out)
+
+
+def _halves(gate_up: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    gate, up = (gate_up if delta is None else gate_up.float().add(delta)).chunk(2, dim=-1)
+    return gate, up
+
+
+def _check(out: Tensor, gate_up: Tensor, delta: Tensor | None) -> None:
     num_rows, width = out.shape
     require_shape("gate_up", gate_up, num_rows, 2 * width)
     if delta is not None:
         require_shape("delta", delta, num_rows, 2 * width)
     if out.is_cuda:
-        from punica_kernels.gpu import activation
-
         require_dense_rows(out=out, gate_up=gate_up, delta=delta)
-        activation.silu_and_mul(out, gate_up, delta, pdl=pdl)
-    else:
-        gate, up = (gate_up if delta is None else gate_up.float().add(delta)).chunk(2, dim=-1)
-        torch.mul(functional.silu(gate).to(out.dtype), up, out=out)

@@ -2,9 +2,12 @@
 
 A CUDA graph replays the same launches whatever the requests are, so the size of the table, the workspace and the grid
 depend only on an `AttentionShape`. The query rows of a request form blocks of at most `block_queries`. A block walks
-over the context that its last row sees; a context so long that other programs would wait for it is divided into splits,
+over the context that its rows see; a context so long that other programs would wait for it is divided into splits,
 which are merged at the end (Flash-Decoding; Dao et al., 2023). A tile is a block and one split of its context. A step
 is one list of tiles, the longest first, so a GPU is as busy with one long request as with many short ones.
+
+Under a sliding window a block's context begins with the page of the first token that its first row sees; pages before
+it are in no tile, so nothing of them is read.
 """
 
 from collections.abc import Sequence
@@ -64,6 +67,8 @@ class AttentionShape:
     #: Programs of equal work for each kv head.
     num_programs: int
     min_split_tokens: int
+    #: Tokens that a row sees, itself the last of them; None sees the whole context.
+    window: int | None = None
 
     @classmethod
     def of(
@@ -75,8 +80,9 @@ class AttentionShape:
         kv_heads: int,
         dtype: torch.dtype,
         device: torch.device,
+        window: int | None = None,
     ) -> "AttentionShape":
-        """The shape for such requests and this model on this device."""
+        """The shape for such requests and layers of a model on this device."""
         group = next_power_of_two(heads // kv_heads)
         rows = next_power_of_two(max_query_rows) * group
         # A float32 product has no tensor core: a taller tile does not fit the registers.
@@ -85,7 +91,8 @@ class AttentionShape:
         is_decode = max_query_rows == 1
         num_programs = -(-num_sms * (_DECODES_PER_SM if is_decode else _PREFILLS_PER_SM) // kv_heads)
         min_tokens = _MIN_DECODE_SPLIT_TOKENS if is_decode else _MIN_PREFILL_SPLIT_TOKENS
-        return cls(max_requests, max_query_rows, heads, kv_heads, max(1, block_m // group), num_programs, min_tokens)
+        block_queries = max(1, block_m // group)
+        return cls(max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens, window)
 
     @property
     def block_m(self) -> int:
@@ -155,6 +162,8 @@ class AttentionShape:
         first_row = nth * self.block_queries
         rows = np.minimum(num_rows[request] - first_row, self.block_queries)
         last_visible = tokens[request] - num_rows[request] + first_row
+        skipped_pages = self._skipped_pages(last_visible, page_size)
+        last_visible -= skipped_pages * page_size
         num_visible = last_visible + rows
         num_pages = -(-num_visible // page_size)
         split_tokens = max(-(-int(num_visible.sum()) // self.num_programs), self.min_split_tokens)
@@ -167,13 +176,19 @@ class AttentionShape:
         tiles = np.empty((len(block), TILE_WORDS), np.int64)
         tiles[:, TileField.FIRST_ROW] = (starts[request] + first_row)[block]
         tiles[:, TileField.NUM_ROWS] = rows[block]
-        tiles[:, TileField.FIRST_PAGE] = first_pages[request[block]] + nth_split * split_pages[block]
+        tiles[:, TileField.FIRST_PAGE] = (first_pages[request] + skipped_pages)[block] + nth_split * split_pages[block]
         tiles[:, TileField.NUM_TOKENS] = np.minimum(num_visible[block] - first_token, split_pages[block] * page_size)
         tiles[:, TileField.LAST_VISIBLE] = last_visible[block] - first_token
         tiles[:, TileField.SPLIT] = split
         tiles[:, TileField.FIRST_SPLIT] = split - nth_split
         tiles[:, TileField.NUM_SPLITS] = num_splits[block]
         return tiles[np.argsort(-tiles[:, TileField.NUM_TOKENS], kind="stable")]
+
+    def _skipped_pages(self, last_visible: Indices, page_size: int) -> Indices:
+        """[blocks] pages before the first token that the block's first row sees."""
+        if self.window is None:
+            return np.zeros_like(last_visible)
+        return np.maximum(last_visible - self.window + 1, 0) // page_size
 
 
 @dataclass(frozen=True, slots=True)

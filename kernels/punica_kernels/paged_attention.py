@@ -6,6 +6,7 @@ of a request are the last rows of its context, so a decode is a chunk of one row
 
 from collections import defaultdict
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +25,11 @@ def paged_attention(
     shape: AttentionShape,
     workspace: AttentionWorkspace,
     scale: float,
+    soft_cap: float | None = None,
     *,
     pdl: bool = False,
 ) -> None:
-    """out = softmax(q k^T * scale) v, causal, each row over its own request's context.
+    """out = softmax(q k^T * scale) v, causal, each row over its own request's context, or the window's tokens of it.
 
     Sums are float32. Heads share keys and values in groups: query head h reads kv head h // (heads / kv_heads). Cache
     entries past a context are never read, NaN or not. The launch depends on shapes alone, so a CUDA graph can replay it
@@ -39,6 +41,7 @@ def paged_attention(
         pages: int32 [any number]: the pages of all requests; pages that no request uses are not read.
         tiles: int32 [shape.num_words], filled by `shape.fill`.
         workspace: made for this shape, and maybe others.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap), as in Gemma 2; None leaves them.
         pdl: on CUDA, start while the kernel before this one on the stream ends; that must not write pages or tiles.
 
     Raises ValueError, naming the argument, when the shapes do not fit.
@@ -48,13 +51,21 @@ def paged_attention(
         from punica_kernels.gpu import paged_attention as kernels
 
         require_dense_rows(out=out, q=q, keys=keys, values=values, pages=pages, tiles=tiles)
-        kernels.paged_attention(out, q, keys, values, pages, tiles, shape, workspace, scale, pdl=pdl)
+        kernels.paged_attention(out, q, keys, values, pages, tiles, shape, workspace, scale, soft_cap, pdl=pdl)
     else:
-        _paged_attention(out, q, keys, values, pages, tiles, scale)
+        _paged_attention(out, q, keys, values, pages, tiles, _Scores(scale, soft_cap, shape.window))
+
+
+class _Scores(NamedTuple):
+    """How scores are made and hidden."""
+
+    scale: float
+    soft_cap: float | None
+    window: int | None
 
 
 def _paged_attention(
-    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tiles: Tensor, scale: float
+    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tiles: Tensor, scores: _Scores
 ) -> None:
     """All splits of a block at once: `tiles` lists the longest first, not in the order of the context."""
     blocks: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
@@ -68,7 +79,7 @@ def _paged_attention(
         last_visible = splits[0][TileField.LAST_VISIBLE] + torch.arange(num_rows, device=q.device)
         rows = slice(first_row, first_row + num_rows)
         k, v = (pool[cells // keys.shape[1], cells % keys.shape[1]] for pool in (keys, values))
-        out[rows] = _attend(q[rows], k, v, last_visible, scale)
+        out[rows] = _attend(q[rows], k, v, last_visible, scores)
 
 
 def _cells(pages: Tensor, first_page: int, num_tokens: int, page_size: int) -> Tensor:
@@ -77,13 +88,18 @@ def _cells(pages: Tensor, first_page: int, num_tokens: int, page_size: int) -> T
     return pages[first_page + tokens // page_size].long() * page_size + tokens % page_size
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, last_visible: Tensor, scale: float) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, last_visible: Tensor, how: _Scores) -> Tensor:
     """q [rows, heads, head_dim], k and v [context, kv_heads, head_dim], last_visible [rows] -> float32, like q."""
     num_rows, heads, head_dim = q.shape
     context, kv_heads, _ = k.shape
     groups = q.float().view(num_rows, kv_heads, heads // kv_heads, head_dim)
-    scores = torch.einsum("rkgd,ckd->kgrc", groups, k.float()) * scale
-    hidden = torch.arange(context, device=q.device) > last_visible[:, None]
+    scores = torch.einsum("rkgd,ckd->kgrc", groups, k.float()) * how.scale
+    if how.soft_cap is not None:
+        scores = torch.tanh(scores / how.soft_cap) * how.soft_cap
+    tokens = torch.arange(context, device=q.device)
+    hidden = tokens > last_visible[:, None]
+    if how.window is not None:
+        hidden |= tokens <= last_visible[:, None] - how.window
     probs = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
     return torch.einsum("kgrc,ckd->rkgd", probs, v.float()).reshape(q.shape)
 

@@ -1,6 +1,6 @@
 """Work tiles of attention: every row sees every token of its past once, and the table never runs over."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -49,6 +49,30 @@ def test_rows_see_their_past_once(
     for request, (length, rows) in enumerate(wanted):
         for row in range(rows):
             assert seen[starts[request] + row] == list(range(length - rows + row + 1))
+
+
+@given(st.lists(requests, max_size=6), st.integers(1, 30), st.sampled_from([1, 4, 16]), st.integers(1, 60))
+def test_tiles_begin_with_the_page_that_a_window_begins_in(
+    wanted: list[Request], num_programs: int, block_queries: int, window: int
+) -> None:
+    shape = AttentionShape(6, 200, 2, 2, block_queries, num_programs, 8, window)
+    tiles = _tiles(shape, wanted)
+    starts = [0, *accumulate(rows for _, rows in wanted)]
+    blocks: dict[int, list[list[int]]] = {}
+    for tile in sorted(tiles.tolist(), key=lambda tile: tile[TileField.FIRST_PAGE]):
+        blocks.setdefault(tile[TileField.FIRST_ROW], []).append(tile)
+    for first_row, splits in blocks.items():
+        request = splits[0][TileField.FIRST_PAGE] // 1000
+        length, rows = wanted[request]
+        position = length - rows + first_row - starts[request]
+        spans = [(split[TileField.FIRST_PAGE] % 1000 * PAGE_SIZE, split[TileField.NUM_TOKENS]) for split in splits]
+        assert spans[0][0] == max(0, position - window + 1) // PAGE_SIZE * PAGE_SIZE
+        assert all(start + tokens == later for (start, tokens), (later, _) in pairwise(spans))
+        assert sum(spans[-1]) == position + splits[0][TileField.NUM_ROWS]
+        assert {tile[TileField.LAST_VISIBLE] + start for tile, (start, _) in zip(splits, spans, strict=True)} == {
+            position
+        }
+    assert sum(tiles[:, TileField.SPLIT] >= 0) <= shape.max_splits and len(tiles) <= shape.max_tiles
 
 
 @given(st.lists(requests, max_size=6), st.integers(1, 30), st.integers(1, 40))

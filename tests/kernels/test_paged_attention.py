@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels import paged_attention as public
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
@@ -38,11 +37,13 @@ class Case:
     page_starts: Tensor
     shape: AttentionShape
     workspace: AttentionWorkspace
+    soft_cap: float | None = None
 
     def run(self, attend: Callable[..., None]) -> Tensor:
         """A poisoned `out` after the call."""
         out = torch.full_like(self.q, torch.nan)
-        attend(out, self.q, self.keys, self.values, self.pages, self.tiles(), self.shape, self.workspace, SCALE)
+        tables = (self.pages, self.tiles(), self.shape, self.workspace)
+        attend(out, self.q, self.keys, self.values, *tables, SCALE, self.soft_cap)
         return out
 
     def tiles(self) -> Tensor:
@@ -57,8 +58,17 @@ class Case:
         self.shape = replace(self.shape, num_programs=num_programs, min_split_tokens=3)
         self.workspace = AttentionWorkspace.of([self.shape], self.q.shape[2], self.q.device)
 
+    def slide(self, window: int) -> None:
+        """Gives all layers a window, and loses the pages that no row sees any more."""
+        self.shape = replace(self.shape, window=window)
+        for request, (context, rows) in enumerate(self.requests):
+            num_unseen = max(0, context - rows - window + 1) // self.keys.shape[1]
+            first = int(self.page_starts[request])
+            self.keys[self.pages[first : first + num_unseen]] = torch.nan
+            self.values[self.pages[first : first + num_unseen]] = torch.nan
+
     def expected(self) -> Tensor:
-        """torch's attention in float64, request by request; NaN in rows without context."""
+        """Attention in float64, request by request; NaN in rows without context."""
         out, start = torch.full_like(self.q, torch.nan, dtype=torch.float64), 0
         for request, (context, rows) in enumerate(self.requests):
             if context and rows:
@@ -67,12 +77,22 @@ class Case:
                 k, v = (
                     pool[pages].flatten(0, 1)[:context].double().transpose(0, 1) for pool in (self.keys, self.values)
                 )
-                mask = torch.ones(rows, context, dtype=torch.bool, device=self.q.device).tril(context - rows)
                 q = self.q[start : start + rows].double().transpose(0, 1)
-                attended = scaled_dot_product_attention(q, k, v, mask, scale=SCALE, enable_gqa=True)
-                out[start : start + rows] = attended.transpose(0, 1)
+                out[start : start + rows] = self._attend(q, k, v).transpose(0, 1)
             start += rows
         return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [heads, rows, head_dim], k and v [kv_heads, context, head_dim]"""
+        rows, context = q.shape[1], k.shape[1]
+        mask = torch.ones(rows, context, dtype=torch.bool, device=q.device).tril(context - rows)
+        if self.shape.window is not None:
+            mask = mask.triu(context - rows - self.shape.window + 1)
+        k, v = (part.nan_to_num().repeat_interleave(len(q) // len(k), dim=0) for part in (k, v))
+        scores = q @ k.transpose(1, 2) * SCALE
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
 
 def make_case(
@@ -144,6 +164,28 @@ def test_divided_contexts_are_merged(
         case.q.normal_()
 
 
+@pytest.mark.parametrize(("window", "num_programs"), [(1, 1), (5, 40), (16, 7), (24, 40), (200, 7)])
+@pytest.mark.parametrize("attend", [public.paged_attention, triton.paged_attention], ids=["public", "triton"])
+def test_rows_see_their_window_alone(attend: Callable[..., None], window: int, num_programs: int) -> None:
+    """Keys and values that no row sees are NaN, so reading them would show."""
+    device = torch.device("cpu") if attend is public.paged_attention else DEVICE
+    case = make_case(6, 2, 20, 4, torch.float32, [*REQUESTS, (70, 33), (90, 1)], device)
+    case.slide(window)
+    case.divide(num_programs)
+    check(case, attend)
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 50.0])
+@pytest.mark.parametrize("attend", [public.paged_attention, triton.paged_attention], ids=["public", "triton"])
+def test_scores_are_capped_softly(attend: Callable[..., None], soft_cap: float) -> None:
+    device = torch.device("cpu") if attend is public.paged_attention else DEVICE
+    case = make_case(6, 2, 20, 4, torch.float32, device=device)
+    case.q *= 30
+    case.soft_cap = soft_cap
+    case.divide(7)
+    check(case, attend)
+
+
 def test_scores_far_below_zero_are_scores_all_the_same() -> None:
     """Equal ones: what rounding does to sums so large differs from one implementation to the next."""
     case = make_case(2, 1, 16, 4, torch.float32, [(9, 1)])
@@ -206,6 +248,9 @@ def test_model_shapes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
     for num_programs in (case.shape.num_programs, 100):
         case.divide(num_programs)
         check(case, triton.paged_attention)
+    case.slide(256)
+    case.soft_cap = 50.0
+    check(case, triton.paged_attention)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""SwiGLU in Triton. `punica_kernels.activation` checks the arguments and documents the shapes."""
+"""SwiGLU and GeGLU in Triton. `punica_kernels.activation` checks the arguments and documents the shapes."""
 
 import triton
 import triton.language as tl
@@ -11,17 +11,27 @@ _BLOCK = 1024
 
 def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, pdl: bool = False) -> None:
     """out = silu(gate) * up, where [gate, up] = gate_up + delta, in one launch."""
+    _launch(out, gate_up, delta, pdl, gelu=False)
+
+
+def gelu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, pdl: bool = False) -> None:
+    """out = gelu(gate) * up, where [gate, up] = gate_up + delta, in one launch."""
+    _launch(out, gate_up, delta, pdl, gelu=True)
+
+
+def _launch(out: Tensor, gate_up: Tensor, delta: Tensor | None, pdl: bool, *, gelu: bool) -> None:
     num_rows, width = out.shape
     if num_rows == 0:
         return
     block = min(_BLOCK, triton.next_power_of_2(width))
-    _silu_and_mul[(num_rows, triton.cdiv(width, block))](
+    _gate_and_mul[(num_rows, triton.cdiv(width, block))](
         out,
         gate_up,
         delta,
         out.stride(0),
         gate_up.stride(0),
         delta.stride(0) if delta is not None else 0,
+        GELU=gelu,
         WIDTH=width,
         BLOCK=block,
         num_warps=4,
@@ -30,13 +40,14 @@ def silu_and_mul(out: Tensor, gate_up: Tensor, delta: Tensor | None = None, *, p
 
 
 @triton.jit
-def _silu_and_mul(
+def _gate_and_mul(
     out,
     gate_up,
     delta,
     out_stride,
     gate_up_stride,
     delta_stride,
+    GELU: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
@@ -57,5 +68,7 @@ def _silu_and_mul(
         delta += row * delta_stride + columns
         gate += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
         up += tl.load(delta + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    # gelu's 0.5 * (1 + tanh(y)) is the sigmoid of 2y, with y = sqrt(2 / pi) * (x + 0.044715 x^3).
+    logit = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate) if GELU else gate
+    activated = (gate / (1.0 + tl.exp(-logit))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * out_stride + columns, (activated * up).to(out.dtype.element_ty), mask=mask)

@@ -9,7 +9,7 @@ from punica_kernels.gpu.launch import pdl_options
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> None:
     """out = rms_norm(x), in one launch."""
-    _launch(out, x, None, None, weight, eps, pdl)
+    _launch(out, x, None, None, weight, None, eps, pdl)
 
 
 def add_rms_norm(
@@ -19,15 +19,23 @@ def add_rms_norm(
     weight: Tensor,
     eps: float,
     delta: Tensor | None = None,
+    added_weight: Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> None:
-    """residual += x + delta, then out = rms_norm(residual), in one launch. x may be split-K partial sums."""
-    _launch(out, x, residual, delta, weight, eps, pdl)
+    """residual += x + delta, maybe normed, then out = rms_norm(residual), in one launch. x may be split-K sums."""
+    _launch(out, x, residual, delta, weight, added_weight, eps, pdl)
 
 
 def _launch(
-    out: Tensor, x: Tensor, residual: Tensor | None, delta: Tensor | None, weight: Tensor, eps: float, pdl: bool
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor | None,
+    delta: Tensor | None,
+    weight: Tensor,
+    added_weight: Tensor | None,
+    eps: float,
+    pdl: bool,
 ) -> None:
     num_rows, width = out.shape
     if num_rows == 0:
@@ -39,6 +47,7 @@ def _launch(
         residual,
         delta,
         weight,
+        added_weight,
         eps,
         out.stride(0),
         x.stride(-2),
@@ -60,6 +69,7 @@ def _rms_norm(
     residual,
     delta,
     weight,
+    added_weight,
     eps,
     out_stride,
     x_stride,
@@ -76,7 +86,7 @@ def _rms_norm(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
-    gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=mask, other=0.0)
     if PDL_WAIT:
         # No kernel writes a norm's weight, so it is loaded before the wait.
         tl.extra.cuda.gdc_wait()
@@ -89,10 +99,18 @@ def _rms_norm(
     if residual is not None:
         if delta is not None:
             values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        if added_weight is not None:
+            gain_of_added = tl.load(added_weight + columns, mask=mask, other=0.0)
+            values = _normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)
         residual += row * residual_stride + columns
         total = (tl.load(residual, mask=mask, other=0.0).to(tl.float32) + values).to(residual.dtype.element_ty)
         tl.store(residual, total, mask=mask)
         values = total.to(tl.float32)
+    tl.store(out + row * out_stride + columns, _normed(values, gain, eps, WIDTH).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normed(values, gain, eps, WIDTH: tl.constexpr):
+    """float32, like values: the quotient, rounded to the dtype of `gain`, times it."""
     quotient = values * tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
-    rounded = quotient.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * out_stride + columns, (rounded * gain).to(out.dtype.element_ty), mask=mask)
+    return quotient.to(gain.dtype).to(tl.float32) * gain.to(tl.float32)

@@ -21,6 +21,7 @@ _BLOCK_BYTES, _MAX_BLOCK_N = 16384, 64
 #: Most splits that are merged at a time, and most of their rows: their loads wait for memory together.
 _MAX_MERGED_SPLITS, _MAX_MERGED_ROWS = 8, 64
 _NUM_WARPS = 4
+_LOG2_E = math.log2(math.e)
 #: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
 _MIN_SCORE = tl.constexpr(-3e38)
 
@@ -44,6 +45,7 @@ def paged_attention(
     shape: AttentionShape,
     workspace: AttentionWorkspace,
     scale: float,
+    soft_cap: float | None = None,
     *,
     pdl: bool = False,
 ) -> None:
@@ -60,7 +62,8 @@ def paged_attention(
         workspace.acc,
         *workspace.m_and_l,
         workspace.counts,
-        scale * math.log2(math.e),
+        scale * _LOG2_E if soft_cap is None else scale / soft_cap,
+        None if soft_cap is None else soft_cap * _LOG2_E,
         *out.stride()[:2],
         *q.stride()[:2],
         *keys.stride()[:3],
@@ -77,6 +80,7 @@ def paged_attention(
         # Programs of few rows wait for memory: a multiprocessor runs more of them if each takes less of it.
         STAGES=2 if shape.block_m == _MIN_BLOCK else 3,
         LIVE_M=shape.live_m,
+        WINDOW=shape.window or 0,
         MERGED_SPLITS=max(1, min(_MAX_MERGED_SPLITS, 4 * shape.live_m, _MAX_MERGED_ROWS // shape.live_m)),
         num_warps=_NUM_WARPS,
         **pdl_options(q.device, wait=pdl),
@@ -95,7 +99,8 @@ def _paged_attention(
     split_m,
     split_l,
     counts,
-    log2_scale,
+    scale,
+    log2_soft_cap,
     out_row_stride,
     out_head_stride,
     q_row_stride,
@@ -117,11 +122,12 @@ def _paged_attention(
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
     LIVE_M: tl.constexpr,
+    WINDOW: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
     PDL_WAIT: tl.constexpr,
 ):
-    """One program per kv head and work tile."""
+    """One program per kv head and work tile. Scores are to base 2; a WINDOW of 0 hides nothing."""
     kv_head = tl.program_id(0)
     tiles += tl.program_id(1) * TILE_WORDS
     first_row = tl.load(tiles + _FIRST_ROW)
@@ -155,7 +161,8 @@ def _paged_attention(
     row = (first_row + query).to(tl.int64)[:, None]
     head = (kv_head * GROUP + member)[:, None]
     queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
-    last_visible = (first_row_last_visible + query)[:, None]
+    # Unused rows see what the last one sees: something, so that nothing is divided by zero.
+    last_visible = (first_row_last_visible + tl.minimum(query, num_rows - 1))[:, None]
     m_i = tl.full((BLOCK_M,), _MIN_SCORE, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -168,8 +175,14 @@ def _paged_attention(
         kv_mask = is_token[:, None] & (offs_d < HEAD_DIM)
         k = tl.load(keys + page * key_page_stride + slot * key_slot_stride + offs_d, mask=kv_mask, other=0.0)
         v = tl.load(values + page * value_page_stride + slot * value_slot_stride + offs_d, mask=kv_mask, other=0.0)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * log2_scale
-        scores = tl.where(is_token[None, :] & (token[None, :] <= last_visible), scores, float("-inf"))
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        if log2_soft_cap is not None:
+            # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
+            scores = log2_soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(scores, 30.0)) + 1.0))
+        is_visible = is_token[None, :] & (token[None, :] <= last_visible)
+        if WINDOW:
+            is_visible &= token[None, :] > last_visible - WINDOW
+        scores = tl.where(is_visible, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, axis=1))
         alpha = tl.exp2(m_i - m_new)
         p = tl.exp2(scores - m_new[:, None])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.base_model.model_files import refusal
+from punica_serve.base_model.windows import WindowRule
 
 #: Fields by which transformers computes any of these otherwise -> values that the engine implements, the usual first.
 _COMMON: dict[str, tuple[Any, ...]] = {
@@ -18,7 +19,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "is_causal": (True, None),
     "per_layer_config": (None, {}),
 }
-_FULL = "'full_attention'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,94 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     #: Fields that it reads beyond the common ones -> values that the engine implements, the usual first.
     implemented: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    #: Whether `sliding_window` is read. Where it is, windows as long as the context hide nothing and are served.
-    has_windows: bool = True
+    #: The layers that have a window.
+    windows: WindowRule = "none"
+    #: The base of rotary frequencies in layers with a window, where it is another than in those without.
+    window_rope_theta: float | None = None
     #: Whether q, k and v have a bias.
     qkv_bias: bool = False
     #: Whether each head of queries and keys is normed before it is rotated.
     qk_norm: bool = False
+    #: Whether its layers are Gemma's: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
+    is_gemma: bool = False
 
+
+_GEMMA: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu_pytorch_tanh", "gelu", None),  # transformers reads hidden_activation alone
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False, None),
+}
+
+#: Transformers' defaults that both share.
+_GEMMA_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "eos_token_id": 1,
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", implemented={"attention_bias": (False,), "mlp_bias": (False,)}),
-    "mistral": Architecture("MistralForCausalLM", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mistral": Architecture(
+        "MistralForCausalLM", defaults={"num_key_value_heads": 8, "sliding_window": 4096}, windows="all"
+    ),
     "qwen2": Architecture(
         "Qwen2ForCausalLM",
-        defaults={"num_key_value_heads": 32},
-        implemented={"use_sliding_window": (False,)},
-        has_windows=False,
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096},
+        windows="qwen",
         qkv_bias=True,
     ),
     "qwen3": Architecture(
         "Qwen3ForCausalLM",
-        defaults={"num_key_value_heads": 32, "head_dim": 128},
-        implemented={"use_sliding_window": (False,), "attention_bias": (False,)},
-        has_windows=False,
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+        implemented={"attention_bias": (False,)},
+        windows="qwen",
         qk_norm=True,
     ),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "vocab_size": 256_000,
+            "max_position_embeddings": 8192,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        implemented={**_GEMMA, "sliding_window_pattern": (2,)},
+        windows="gemma",
+        is_gemma=True,
+    ),
+    "gemma3_text": Architecture(
+        "Gemma3ForCausalLM",
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "vocab_size": 262_208,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1_000_000.0,
+        },
+        implemented={**_GEMMA, "attn_logit_softcapping": (None,)},  # transformers reads it and never applies it
+        windows="gemma",
+        window_rope_theta=10_000.0,
+        qk_norm=True,
+        is_gemma=True,
+    ),
 }
+
+#: Models that also see images, by `model_type` -> the `model_type` of their text model, and their class.
+_WRAPPERS = {
+    "gemma3": ("gemma3_text", "Gemma3ForConditionalGeneration"),
+    "mistral3": ("mistral", "Mistral3ForConditionalGeneration"),
+}
+#: Fields of a wrapper that hold for its text model.
+_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "_name_or_path", "quantization_config")
 
 #: Families that users ask for, and the part of them that the engine lacks.
 _LACKING = {
@@ -65,10 +127,31 @@ _LACKING = {
 }
 
 
+def text_config(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The config of the text model: ``raw`` itself, or its `text_config` if it is a model that also sees images.
+
+    Raises ModelRejected, which names the field.
+    """
+    wrapper = raw.get("model_type")
+    if not isinstance(wrapper, str) or wrapper not in _WRAPPERS:
+        return raw
+    model_type, class_name = _WRAPPERS[wrapper]
+    text, classes = raw.get("text_config"), raw.get("architectures")
+    if not isinstance(text, dict) or text.get("model_type", model_type) != model_type:
+        raise refusal(path, "text_config", f"must be an object whose `model_type` is {model_type!r}")
+    if classes and (not isinstance(classes, list) or class_name not in classes):
+        raise refusal(path, "architectures", f"is {classes!r}; of {wrapper!r} only {class_name!r} is implemented")
+    shared = {name: raw[name] for name in _SHARED_FIELDS if raw.get(name) is not None}
+    # The wrapper ties its text model's embeddings, whatever text_config says.
+    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
+    own = {name: value for name, value in text.items() if name != "architectures"}
+    return {**shared, **own, "model_type": model_type, "tie_word_embeddings": tied}
+
+
 def read_architecture(raw: Mapping[str, Any], path: Path) -> Architecture:
     """The architecture of the config.json at ``path``. Raises ModelRejected, which names the field."""
     name = raw.get("model_type")
-    served = f"served are {', '.join(ARCHITECTURES)}"
+    served = f"served are {', '.join(ARCHITECTURES)}, and the text models of {', '.join(_WRAPPERS)}"
     if not isinstance(name, str) or name not in ARCHITECTURES:
         kind = next((f", {kind}" for kind, names in _LACKING.items() if name in names), "")
         raise refusal(path, "model_type", f"is {name!r}{kind}, which is not implemented; {served}")
@@ -85,16 +168,3 @@ def _refuse_unimplemented(raw: Mapping[str, Any], architecture: Architecture, pa
     for name, implemented in {**_COMMON, **architecture.implemented}.items():
         if name in raw and raw[name] not in implemented:
             raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented")
-    layer_types = raw.get("layer_types")
-    if layer_types is not None and (not isinstance(layer_types, list) or set(map(repr, layer_types)) - {_FULL}):
-        raise refusal(path, "layer_types", f"is {layer_types!r}; only {_FULL} is implemented")
-    if architecture.has_windows:
-        _refuse_window({**architecture.defaults, **raw}, path)
-
-
-def _refuse_window(raw: Mapping[str, Any], path: Path) -> None:
-    window, context = raw.get("sliding_window"), raw.get("max_position_embeddings")
-    hides_nothing = type(window) is int and type(context) is int and window >= context
-    if window is not None and not hides_nothing:
-        reason = f"is {window!r}; only None, or max_position_embeddings and more, is implemented"
-        raise refusal(path, "sliding_window", reason)

@@ -5,18 +5,20 @@ field, everything that the engine does not implement: a model is served as it wa
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from punica_serve.base_model.architectures import read_architecture
+from punica_serve.base_model.architectures import Architecture, read_architecture, text_config
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
 from punica_serve.base_model.model_spec import (
+    BlockNorms,
+    LayerSpec,
     ModelSpec,
     Norm,
     Projection,
@@ -24,7 +26,8 @@ from punica_serve.base_model.model_spec import (
     RopeScaling,
     RotarySpec,
 )
-from punica_serve.base_model.rope_config import read_rope
+from punica_serve.base_model.rope_config import Rope, read_rope, split_ropes
+from punica_serve.base_model.windows import read_windows
 from punica_serve.errors import ModelRejected
 
 _MODEL_FOLDER = "set `engine.model`, or LLM's `model`, to a folder on this machine in Hugging Face's format"
@@ -61,6 +64,16 @@ class ModelConfig:
     qkv_bias: bool = False
     #: Whether each head of queries and keys is normed before it is rotated.
     qk_norm: bool = False
+    #: Tokens that a row of each layer attends to; None means the whole context. Empty: no layer has a window.
+    windows: tuple[int | None, ...] = ()
+    #: The rotary embedding of the layers with a window; None: that of the others.
+    window_rope: Rope | None = None
+    #: Gemma's layers: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
+    is_gemma: bool = False
+    #: Attention scores are divided by its root; None: by head_dim's.
+    query_pre_attn_scalar: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
@@ -88,7 +101,7 @@ def _spec(config: ModelConfig) -> ModelSpec:
         "down_proj": Projection("down_proj", "mlp", hidden, inner),
     }
     return ModelSpec(
-        num_layers=config.num_hidden_layers,
+        layers=_layers(config),
         groups=tuple(
             # A norm reads the outputs of o and down, and adds partial sums.
             ProjectionGroup(
@@ -100,20 +113,40 @@ def _spec(config: ModelConfig) -> ModelSpec:
             for name, modules in LORA_GROUPS.items()
         ),
         layer_norms=_layer_norms(config),
+        block_norms=_block_norms(config),
         norm_eps=config.rms_norm_eps,
-        rotary=RotarySpec(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_linear_factor,
-            config.rope_scaling,
-            config.max_position_embeddings,
-        ),
-        activation="silu",
+        norm_offset=1.0 if config.is_gemma else 0.0,
+        activation="gelu_tanh" if config.is_gemma else "silu",
+        attention_scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
+        attention_soft_cap=config.attn_logit_softcapping,
+        logit_soft_cap=config.final_logit_softcapping,
+        embedding_scale=config.hidden_size**0.5 if config.is_gemma else None,
+    )
+
+
+def _layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    rope = Rope(config.rope_theta, config.rope_linear_factor, config.rope_scaling)
+    whole, windowed = (
+        RotarySpec(config.head_dim, each.theta, each.linear_factor, each.scaling, config.max_position_embeddings)
+        for each in (rope, config.window_rope or rope)
+    )
+    windows = config.windows or (None,) * config.num_hidden_layers
+    return tuple(LayerSpec(whole if window is None else windowed, window) for window in windows)
+
+
+def _block_norms(config: ModelConfig) -> BlockNorms:
+    if not config.is_gemma:
+        return BlockNorms()
+    return BlockNorms(
+        behind_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        behind_mlp="post_feedforward_layernorm",
     )
 
 
 def _layer_norms(config: ModelConfig) -> tuple[Norm, ...]:
-    blocks = (Norm("input_layernorm", config.hidden_size), Norm("post_attention_layernorm", config.hidden_size))
+    names = filter(None, astuple(_block_norms(config)))
+    blocks = tuple(Norm(name, config.hidden_size) for name in names)
     heads = (Norm("self_attn.q_norm", config.head_dim), Norm("self_attn.k_norm", config.head_dim))
     return blocks + heads if config.qk_norm else blocks
 
@@ -137,6 +170,9 @@ class _ConfigFile(msgspec.Struct, frozen=True):
     #: The older name of dtype.
     torch_dtype: ModelDtype | None = None
     eos_token_id: _TokenId | tuple[_TokenId, ...] | None = None
+    query_pre_attn_scalar: PositiveFloat | None = None
+    attn_logit_softcapping: PositiveFloat | None = None
+    final_logit_softcapping: PositiveFloat | None = None
     name_or_path: str | None = msgspec.field(default=None, name="_name_or_path")
 
 
@@ -145,12 +181,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not os.path.isdir(folder):
         raise ModelRejected(f"model folder {folder} does not exist; {_MODEL_FOLDER}")
     path = folder / "config.json"
-    raw = read_object(path)
+    raw = text_config(read_object(path), path)
     architecture = read_architecture(raw, path)
     _refuse_formats(raw, path)
-    file = convert({**architecture.defaults, **raw}, _ConfigFile, path)
+    raw = {**architecture.defaults, **raw}
+    file = convert(raw, _ConfigFile, path)
     _check_heads(file, path)
-    rope = read_rope(raw, path, max_position_embeddings=file.max_position_embeddings)
+    rope, window_rope = _ropes(raw, path, architecture, file.max_position_embeddings)
     return ModelConfig(
         vocab_size=file.vocab_size,
         hidden_size=file.hidden_size,
@@ -169,6 +206,18 @@ def read_model_config(folder: Path) -> ModelConfig:
         dtype=file.dtype or file.torch_dtype or "float32",
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
+        windows=read_windows(
+            raw,
+            path,
+            rule=architecture.windows,
+            num_layers=file.num_hidden_layers,
+            max_position_embeddings=file.max_position_embeddings,
+        ),
+        window_rope=window_rope,
+        is_gemma=architecture.is_gemma,
+        query_pre_attn_scalar=file.query_pre_attn_scalar if architecture.is_gemma else None,
+        attn_logit_softcapping=file.attn_logit_softcapping if architecture.is_gemma else None,
+        final_logit_softcapping=file.final_logit_softcapping if architecture.is_gemma else None,
         generation=read_generation_defaults(
             raw,
             path,
@@ -176,6 +225,19 @@ def read_model_config(folder: Path) -> ModelConfig:
             vocab_size=file.vocab_size,
             max_position_embeddings=file.max_position_embeddings,
         ),
+    )
+
+
+def _ropes(
+    raw: dict[str, Any], path: Path, architecture: Architecture, max_position_embeddings: int
+) -> tuple[Rope, Rope | None]:
+    """Those of layers that see the whole context and, where they have their own, of layers with a window."""
+    if architecture.window_rope_theta is None:
+        return read_rope(raw, path, max_position_embeddings=max_position_embeddings), None
+    full, sliding = split_ropes(raw, path, architecture.window_rope_theta)
+    return (
+        read_rope(full, path, max_position_embeddings=max_position_embeddings),
+        read_rope(sliding, path, max_position_embeddings=max_position_embeddings),
     )
 
 

@@ -14,7 +14,7 @@ from punica_serve.base_model.model_files import PositiveFloat, PositiveInt
 from punica_serve.protocol import LoraGroup
 
 #: The function that gates the MLP.
-Activation = Literal["silu"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,53 @@ class RotarySpec:
     max_position: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The values in which the layers of one model may differ."""
+
+    rotary: RotarySpec
+    #: Tokens that a row attends to, itself included; None means the whole context.
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNorms:
+    """The names of the norms around a layer's two blocks. Empty: the model has no norm there."""
+
+    before_attention: str = "input_layernorm"
+    behind_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    behind_mlp: str = ""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: an embedding, equal layers, a final norm and an output head."""
+    """A decoder: an embedding, layers of equal sizes, a final norm and an output head."""
 
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     groups: tuple[ProjectionGroup, ...]
     layer_norms: tuple[Norm, ...]
+    block_norms: BlockNorms
     norm_eps: float
-    rotary: RotarySpec
+    #: Added to the stored weights of all norms, which are then kept in float32, as Gemma computes them.
+    norm_offset: float
     activation: Activation
+    #: The factor of attention scores.
+    attention_scale: float
+    #: Scores s become cap * tanh(s / cap), and so do logits; None leaves them.
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    #: The factor of embeddings; None is 1.
+    embedding_scale: float | None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The distinct windows of its layers, in the order of their first layer."""
+        return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     def group(self, name: LoraGroup) -> ProjectionGroup:
         """The group of that name. KeyError if the model has none."""

@@ -67,6 +67,24 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
     )
 
 
+def split_ropes(config: dict[str, Any], path: Path, window_theta: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rotary embeddings of full and of sliding layers, as two configs with one each, of a config like Gemma 3's.
+
+    `rope_parameters` has both by layer type; the older `rope_scaling` and `rope_theta` are of full layers alone, and
+    `rope_local_base_freq` of sliding ones.
+    """
+    given = convert(config, _Holders, path).rope_parameters or {}
+    kinds = {"full_attention", "sliding_attention"}
+    if set(given) - kinds or not all(isinstance(part, dict) for part in given.values() if part is not None):
+        raise refusal(path, "rope_parameters", f"has {sorted(given)}; objects for {sorted(kinds)} are implemented")
+    rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
+    scaling = convert(config, _Holders, path).rope_scaling or {}
+    full = {**rest, "rope_parameters": {**(given.get("full_attention") or {}), **scaling}}
+    theta = config.get("rope_local_base_freq", window_theta)
+    sliding = {**rest, "rope_theta": theta, "rope_parameters": given.get("sliding_attention") or {}}
+    return full, sliding
+
+
 def _read_theta(config: dict[str, Any], given: dict[str, Any], path: Path, name: str) -> float:
     if "rope_theta" in given:
         return convert(given, _Theta, path, within=name).rope_theta

@@ -72,7 +72,7 @@ class CpuRunner:
         arrival_of: ArrivalOf,
     ) -> None:
         self._model = model
-        self._attention = TorchAttention(cache)
+        self._attention = TorchAttention(cache, model.config.spec)
         self._lora = TorchLora(lora_pool, pages_of)
         self._arrival_of = arrival_of
         self._sampler = sampler

@@ -67,12 +67,14 @@ class Linear:
 class OutputHead:
     """The projection to the vocabulary, which has no LoRA."""
 
-    __slots__ = ("_weight",)
+    __slots__ = ("_soft_cap", "_weight")
 
-    def __init__(self, weight: Tensor) -> None:
-        """``weight``: [vocab, hidden]."""
+    def __init__(self, weight: Tensor, soft_cap: float | None = None) -> None:
+        """``weight``: [vocab, hidden]. ``soft_cap``: logits x become soft_cap * tanh(x / soft_cap)."""
         self._weight = weight
+        self._soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
-        return linear(hidden, self._weight, pdl=True)
+        logits = linear(hidden, self._weight, pdl=True)
+        return logits if self._soft_cap is None else logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)

@@ -1,4 +1,4 @@
-"""The decoder of Llama, and of the models that differ from it in values: Mistral, Qwen 2, 2.5 and 3.
+"""The decoder of Llama, and of the models that differ from it in values: Mistral, Qwen 2, 2.5 and 3, Gemma 2 and 3.
 
 All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """
@@ -21,18 +21,32 @@ class Llama:
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
+        spec = config.spec
         self._embedding = weights.embedding
-        rotary = Rotary(config.spec.rotary, config.num_attention_heads, weights.embedding.device)
-        self._layers = [_Layer(config, number, layer, rotary) for number, layer in enumerate(weights.layers)]
-        self._norm = RmsNorm(weights.norm, config.spec.norm_eps)
-        self._head = OutputHead(weights.lm_head)
+        self._embedding_scale = spec.embedding_scale
+        rotaries = {
+            layer.rotary: Rotary(layer.rotary, config.num_attention_heads, weights.embedding.device)
+            for layer in spec.layers
+        }
+        self._layers: list[_Layer] = []
+        behind_mlp: Tensor | None = None
+        for number, (layer, own) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+            self._layers.append(_Layer(config, number, own, rotaries[layer.rotary], behind_mlp))
+            behind_mlp = own.norms.get(spec.block_norms.behind_mlp)
+        self._norm = RmsNorm(weights.norm, spec.norm_eps, behind_mlp)
+        self._head = OutputHead(weights.lm_head, spec.logit_soft_cap)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """The last hidden states, normed: [rows, hidden]."""
-        residual, added = Residual(embedding(batch.token_ids, self._embedding)), None
+        residual, added = Residual(self._embed(batch.token_ids)), None
         for layer in self._layers:
             added = layer(residual, added, batch)
         return self._norm(residual, added)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        embedded = embedding(token_ids, self._embedding)
+        # The scale is rounded to the model's dtype, as it was in training.
+        return embedded if self._embedding_scale is None else embedded.mul_(embedded.new_tensor(self._embedding_scale))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], in the model's dtype."""
@@ -42,10 +56,14 @@ class Llama:
 class _Layer:
     """Attention and MLP. Each one's output is added to the residual by the norm that follows it."""
 
-    def __init__(self, config: ModelConfig, number: int, weights: LayerWeights, rotary: Rotary) -> None:
-        spec = config.spec
-        self._input_norm = RmsNorm(weights.norms["input_layernorm"], spec.norm_eps)
-        self._post_attention_norm = RmsNorm(weights.norms["post_attention_layernorm"], spec.norm_eps)
+    def __init__(
+        self, config: ModelConfig, number: int, weights: LayerWeights, rotary: Rotary, behind_last_mlp: Tensor | None
+    ) -> None:
+        """``behind_last_mlp``: the norm behind the MLP of the layer before, where the model has one."""
+        spec, norms = config.spec, config.spec.block_norms
+        self._attention_norm = RmsNorm(weights.norms[norms.before_attention], spec.norm_eps, behind_last_mlp)
+        behind_attention = weights.norms.get(norms.behind_attention)
+        self._mlp_norm = RmsNorm(weights.norms[norms.before_mlp], spec.norm_eps, behind_attention)
         self._qkv, self._o, self._gate_up, self._down = (
             Linear(number, spec.group(name), weights.linears[name]) for name in ("qkv", "o", "gate_up", "down")
         )
@@ -57,8 +75,8 @@ class _Layer:
 
     def __call__(self, residual: Residual, added: Projected | None, batch: ForwardBatch) -> Projected:
         """``added``: the output of the layer before; None in the first one."""
-        attended = self._attend(self._input_norm(residual, added), batch)
-        return self._feed_forward(self._post_attention_norm(residual, attended), batch)
+        attended = self._attend(self._attention_norm(residual, added), batch)
+        return self._feed_forward(self._mlp_norm(residual, attended), batch)
 
     def _attend(self, x: Tensor, batch: ForwardBatch) -> Projected:
         q = self._rotary(self._number, self._qkv(x, batch.lora), batch, self._qkv_bias, self._head_norms)

@@ -59,6 +59,9 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
     places = _places(weights, config)
     for name, tensor in read_weights({name: stored[name] for name in places}):
         places[name].copy_(tensor)
+    if config.spec.norm_offset:
+        for norm in _norms(weights):
+            norm.add_(config.spec.norm_offset)
     return weights
 
 
@@ -78,12 +81,18 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     """Uninitialised weights of the config's shapes."""
     spec = config.spec
 
+    # A weight that something is added to needs more digits than it is stored with.
+    norm_dtype = torch.float32 if spec.norm_offset else dtype
+
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def norm_of(size: int) -> Tensor:
+        return torch.empty(size, dtype=norm_dtype, device=device)
+
     def layer() -> LayerWeights:
         return LayerWeights(
-            norms={norm.name: empty(norm.size) for norm in spec.layer_norms},
+            norms={norm.name: norm_of(norm.size) for norm in spec.layer_norms},
             linears={group.name: empty(group.out_features, group.in_features) for group in spec.groups},
             biases={group.name: empty(group.out_features) for group in spec.groups if group.bias},
         )
@@ -92,9 +101,15 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(layer() for _ in range(spec.num_layers)),
-        norm=empty(config.hidden_size),
+        norm=norm_of(config.hidden_size),
         lm_head=embedding if config.tie_word_embeddings else torch.empty_like(embedding),
     )
+
+
+def _norms(weights: ModelWeights) -> Iterator[Tensor]:
+    for layer in weights.layers:
+        yield from layer.norms.values()
+    yield weights.norm
 
 
 def weights_num_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

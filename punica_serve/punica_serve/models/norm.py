@@ -19,13 +19,14 @@ class Residual:
 
 
 class RmsNorm:
-    """Adds a projection to the residual and norms the result, in one launch."""
+    """Adds a projection, normed itself where the model norms it, to the residual and norms the result, in one launch."""
 
-    __slots__ = ("_eps", "_weight")
+    __slots__ = ("_added_weight", "_eps", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        """``weight``: [hidden]."""
+    def __init__(self, weight: Tensor, eps: float, added_weight: Tensor | None = None) -> None:
+        """``weight``: [hidden]. ``added_weight``: [hidden], of the norm behind the block whose output is added."""
         self._weight = weight
+        self._added_weight = added_weight
         self._eps = eps
 
     def __call__(self, residual: Residual, added: Projected | None) -> Tensor:
@@ -33,5 +34,6 @@ class RmsNorm:
         if added is None:
             rms_norm(residual.normed, residual.sum, self._weight, self._eps)
         else:
-            add_rms_norm(residual.normed, added.y, residual.sum, self._weight, self._eps, added.delta, pdl=added.pdl)
+            weights = (self._weight, self._eps, added.delta, self._added_weight)
+            add_rms_norm(residual.normed, added.y, residual.sum, *weights, pdl=added.pdl)
         return residual.normed

@@ -14,18 +14,35 @@ from punica_serve.errors import ModelRejected
 #: Other types are quantized weights, which need their scales, or no weights at all.
 _DTYPES = ("F32", "F16", "BF16")
 
+#: The parts of a model that also sees images, as versions of transformers have named them.
+_TEXT_PREFIXES = ("language_model.", "model.language_model.")
+_IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor of a file that has not been read."""
 
     path: Path
+    #: Its name in the file.
+    name: str
     shape: tuple[int, ...]
 
 
 def list_weights(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a model folder by name, from the files' headers alone. Raises ModelRejected."""
-    return {name: stored for path in weight_files(folder) for name, stored in _list_file(path)}
+    """The tensors of a model folder's text model by name, from the files' headers alone. Raises ModelRejected.
+
+    The text model of one that also sees images is named as if it stood alone, and the tensors for images are left out.
+    """
+    stored = {name: stored for path in weight_files(folder) for name, stored in _list_file(path)}
+    if not any(name.startswith(_TEXT_PREFIXES) for name in stored):
+        return stored
+    return {_text_name(name): tensor for name, tensor in stored.items() if not name.startswith(_IMAGE_PREFIXES)}
+
+
+def _text_name(name: str) -> str:
+    """Without the name of the wrapper's text model, which is the outer or the inner one."""
+    return name.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
 
 
 def read_weights(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
@@ -37,7 +54,7 @@ def read_weights(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tens
         with _naming(path), safe_open(path, framework="pt") as file:
             for name, tensor in stored.items():
                 if tensor.path == path:
-                    yield name, file.get_tensor(name)
+                    yield name, file.get_tensor(tensor.name)
 
 
 def _list_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -47,7 +64,7 @@ def _list_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             if tensor.get_dtype() not in _DTYPES:
                 message = f"{path}: tensor `{name}` is of {tensor.get_dtype()}; only {', '.join(_DTYPES)} are read"
                 raise ModelRejected(message, param=name)
-            yield name, StoredTensor(path, tuple(tensor.get_shape()))
+            yield name, StoredTensor(path, name, tuple(tensor.get_shape()))
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_
     except ModelRejected as error:
         assert error.param and error.param.rpartition(".")[2] in REFUSED_BY_DESIGN, error
         return
-    torch.testing.assert_close(inverse_frequencies(ours.spec.rotary), frequencies, rtol=1e-6, atol=0)
-    assert attention_scaling == pytest.approx(magnitude(ours.spec.rotary))
+    torch.testing.assert_close(inverse_frequencies(ours.spec.layers[0].rotary), frequencies, rtol=1e-6, atol=0)
+    assert attention_scaling == pytest.approx(magnitude(ours.spec.layers[0].rotary))
     assert (ours.head_dim, ours.num_key_value_heads) == (theirs.head_dim, theirs.num_key_value_heads)
     assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
     assert theirs.dtype in (None, getattr(torch, ours.dtype))

@@ -67,6 +67,26 @@ BASES: dict[str, dict[str, Any]] = {
         }
     },
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    # Prompts and answers of 28 tokens go far beyond a window of 5, also one that is no multiple of a page.
+    "mistral_window": {"model_type": "mistral", "sliding_window": 5},
+    "gemma2": {
+        "model_type": "gemma2",
+        **{"sliding_window": 6, "head_dim": 16, "query_pre_attn_scalar": 24},
+        **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **{"sliding_window": 7, "head_dim": 16, "query_pre_attn_scalar": 20, "num_attention_heads": 6},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 7000.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+    },
+    "qwen2_window": {
+        "model_type": "qwen2",
+        **{"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    },
     "qwen2": {
         "model_type": "qwen2",
         "tie_word_embeddings": True,

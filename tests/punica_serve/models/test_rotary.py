@@ -22,7 +22,7 @@ LLAMA3 = {
 
 
 def _ours(model: ModelConfig) -> torch.Tensor:
-    return inverse_frequencies(model.spec.rotary)
+    return inverse_frequencies(model.spec.layers[0].rotary)
 
 
 def _theirs(head_dim: int, **rope: Any) -> torch.Tensor:

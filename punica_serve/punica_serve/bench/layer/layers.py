@@ -87,7 +87,7 @@ class Layers:
 
     def _plan_on_cpu(self, plan: StepPlan) -> ForwardBatch:
         batch = build_rows(plan, self.device)
-        attention, lora = TorchAttention(self._cache), TorchLora(self._pool, self._pages_of)
+        attention, lora = TorchAttention(self._cache, self.config.spec), TorchLora(self._pool, self._pages_of)
         attention.plan(plan, batch)
         lora.plan(batch.segments)
         return ForwardBatch(batch.token_ids, batch.positions, attention, lora)

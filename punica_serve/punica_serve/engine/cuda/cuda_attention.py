@@ -16,11 +16,19 @@ from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.members import Indices
 from punica_kernels.paged_attention import paged_attention
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import Section, StepInputBuffer
 from punica_serve.engine.cuda.step_pages import PageRuns, lay_out_pages
+
+
+#: The sections of the decodes' and the prefill's tiles, for each distinct window of a model's layers.
+_TILES: tuple[tuple[Section, Section], ...] = (
+    ("decode_tiles", "prefill_tiles"),
+    ("second_decode_tiles", "second_prefill_tiles"),
+)
 
 
 class CudaAttention:
@@ -40,11 +48,17 @@ class CudaAttention:
         self._out = memory.out[: bucket.num_rows]
         #: int32 [rows]: page * page_size + offset of each row's key and value in the cache; -1 stores neither.
         self.slot_mapping = buffer.device("slot_mapping")
-        decodes, prefill = attention_shapes(cache, model, bucket)
-        scale = model.head_dim**-0.5
-        self._decodes = _Rows(decodes, buffer, "decode_tiles", memory.decodes, scale) if decodes else None
-        self._prefill = _Rows(prefill, buffer, "prefill_tiles", memory.prefill, scale) if prefill else None
-        self._side = memory.side if decodes and prefill else None
+        spec = model.spec
+        self._layers = spec.layers
+        self._decodes: dict[int | None, _Rows] = {}
+        self._prefill: dict[int | None, _Rows] = {}
+        for window, (decode_tiles, prefill_tiles) in zip(spec.windows, _TILES, strict=False):
+            decodes, prefill = attention_shapes(cache, model, bucket, window)
+            if decodes:
+                self._decodes[window] = _Rows(decodes, buffer, decode_tiles, memory.decodes, spec)
+            if prefill:
+                self._prefill[window] = _Rows(prefill, buffer, prefill_tiles, memory.prefill, spec)
+        self._side = memory.side if self._decodes and self._prefill else None
 
     def plan(self, step: StepPlan) -> None:
         """Writes the tables of a step, which must fit the bucket, into the input buffer."""
@@ -52,11 +66,11 @@ class CudaAttention:
         runs = (pages.decodes, pages.prefill)
         self._buffer.write("slot_mapping", pages.slot_mapping)
         self._buffer.write("kv_pages", np.concatenate([run.indices for run in runs]))
-        if self._decodes:
-            self._decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size)
-        if self._prefill:
+        for decodes in self._decodes.values():
+            decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size)
+        for prefill in self._prefill.values():
             rows = np.array([pages.first_prefill_row, self._bucket.num_prefill_rows][: len(pages.prefill.starts)])
-            self._prefill.plan(pages.prefill, rows, len(pages.decodes.indices), self._cache.page_size)
+            prefill.plan(pages.prefill, rows, len(pages.decodes.indices), self._cache.page_size)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
@@ -68,13 +82,14 @@ class CudaAttention:
         The result is valid until the next ``run`` of any bucket. Padding rows hold meaningless numbers.
         """
         cache, num_prefill = self._cache.layer(layer), self._bucket.num_prefill_rows
+        window = self._layers[layer].window
         if self._side:
             self._side.wait_stream(torch.cuda.current_stream())
         if self._prefill:
             with torch.cuda.stream(self._side) if self._side else nullcontext():
-                self._prefill.run(self._out[:num_prefill], q[:num_prefill], *cache, pdl=not self._side)
+                self._prefill[window].run(self._out[:num_prefill], q[:num_prefill], *cache, pdl=not self._side)
         if self._decodes:
-            self._decodes.run(self._out[num_prefill:], q[num_prefill:], *cache, pdl=True)
+            self._decodes[window].run(self._out[num_prefill:], q[num_prefill:], *cache, pdl=True)
         if self._side:
             torch.cuda.current_stream().wait_stream(self._side)
         return self._out.flatten(1)
@@ -85,7 +100,9 @@ class AttentionMemory:
 
     def __init__(self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket]) -> None:
         pool = cache.pool
-        decodes, prefills = zip(*(attention_shapes(cache, model, bucket) for bucket in buckets), strict=True)
+        windows = model.spec.windows
+        shapes = (attention_shapes(cache, model, bucket, window) for bucket in buckets for window in windows)
+        decodes, prefills = zip(*shapes, strict=True)
         max_rows = max(bucket.num_rows for bucket in buckets)
         #: [rows, heads, head_dim] of the newest layer.
         self.out = torch.zeros(
@@ -101,11 +118,16 @@ class _Rows:
     """The rows of a step that one launch serves."""
 
     def __init__(
-        self, shape: AttentionShape, buffer: StepInputBuffer, name: Section, workspace: AttentionWorkspace, scale: float
+        self,
+        shape: AttentionShape,
+        buffer: StepInputBuffer,
+        name: Section,
+        workspace: AttentionWorkspace,
+        spec: ModelSpec,
     ) -> None:
         self._shape = shape
         self._workspace = workspace
-        self._scale = scale
+        self._scores = (spec.attention_scale, spec.attention_soft_cap)
         self._buffer, self._name = buffer, name
 
     def plan(self, runs: PageRuns, query_starts: Indices, first_page: int, page_size: int) -> None:
@@ -117,7 +139,7 @@ class _Rows:
     def run(self, out: Tensor, q: Tensor, keys: Tensor, values: Tensor, *, pdl: bool) -> None:
         """Queues the launch."""
         tables = (self._buffer.device("kv_pages"), self._buffer.device(self._name), self._shape, self._workspace)
-        paged_attention(out, q, keys, values, *tables, self._scale, pdl=pdl)
+        paged_attention(out, q, keys, values, *tables, *self._scores, pdl=pdl)
 
 
 def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) -> dict[Section, int]:
@@ -125,12 +147,14 @@ def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) 
 
     A step has at most the pages of its requests' longest contexts, and no more than the cache has.
     """
-    decodes, prefill = attention_shapes(cache, model, bucket)
+    tiles: dict[Section, int] = {}
+    for window, sections in zip(model.spec.windows, _TILES, strict=False):
+        for name, shape in zip(sections, attention_shapes(cache, model, bucket, window), strict=True):
+            tiles[name] = shape.num_words if shape else 0
     num_requests = bucket.num_decode_rows + (bucket.num_prefill_rows > 0)
     return {
         "slot_mapping": bucket.num_rows,
-        "decode_tiles": decodes.num_words if decodes else 0,
-        "prefill_tiles": prefill.num_words if prefill else 0,
+        **tiles,
         "kv_pages": min(cache.pages.num_pages, num_requests * cache.pages_for(model.max_position_embeddings)),
     }
 
@@ -144,9 +168,9 @@ def make_attentions(
 
 
 def attention_shapes(
-    cache: KvCache, model: ModelConfig, bucket: BatchBucket
+    cache: KvCache, model: ModelConfig, bucket: BatchBucket, window: int | None = None
 ) -> tuple[AttentionShape | None, AttentionShape | None]:
-    """The shapes of the decodes and of the prefill; None if the bucket has no rows for them."""
+    """The shapes of the decodes and of the prefill in layers with that window; None if the bucket has no rows."""
 
     def of(max_requests: int, max_query_rows: int) -> AttentionShape:
         return AttentionShape.of(
@@ -156,6 +180,7 @@ def attention_shapes(
             kv_heads=model.num_key_value_heads,
             dtype=cache.pool.dtype,
             device=cache.pool.device,
+            window=window,
         )
 
     return (

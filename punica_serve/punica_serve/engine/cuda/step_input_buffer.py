@@ -25,7 +25,9 @@ _ALIGNMENT_WORDS = 32
 Section = (
     LoraGroup
     | Literal["token_ids", "sources", "positions"]
-    | Literal["slot_mapping", "decode_tiles", "prefill_tiles", "kv_pages"]
+    | Literal[
+        "slot_mapping", "decode_tiles", "prefill_tiles", "second_decode_tiles", "second_prefill_tiles", "kv_pages"
+    ]
 )
 
 #: The LoRA tables come first, so that a step without LoRA can copy from here on.
