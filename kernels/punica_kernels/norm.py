@@ -15,8 +15,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = 
     """out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     The quotient is computed in float32 and rounded to the weight's dtype before it meets the weight. out, x: [num_rows,
-    h] of one dtype, and may be the same tensor; weight: [h], float32 or of x's dtype. `pdl`, on CUDA, lets it start while the kernel before it on the
-    stream ends. Raises ValueError when the shapes do not fit.
+    h] of one dtype, and may be the same tensor; weight: [h], float32 or of x's dtype. `pdl`, on CUDA, lets it start
+    while the kernel before it on the stream ends. Raises ValueError when the shapes do not fit.
     """
     _check(out, x, weight)
     if x.is_cuda:

@@ -7,7 +7,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from punica_kernels.activation import silu_and_mul
+from punica_kernels.activation import gelu_and_mul, silu_and_mul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -39,3 +39,14 @@ def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> No
     arguments: dict[str, Any] = {"out": torch.zeros(3, 4), "gate_up": torch.zeros(3, 8), argument: value}
     with pytest.raises(ValueError, match=f"^{argument} must"):
         silu_and_mul(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gelu_and_mul_rounds_the_gate_before_it_multiplies(dtype: torch.dtype) -> None:
+    gate, up, delta = (torch.randn(5, 33).mul(3).to(dtype) for _ in range(3))
+    out = torch.empty_like(gate)
+    gelu_and_mul(out, torch.cat((gate, up), dim=1))
+    torch.testing.assert_close(out, functional.gelu(gate, approximate="tanh") * up)
+    gelu_and_mul(out, torch.cat((gate, up), dim=1), torch.cat((delta, delta), dim=1))
+    gate, up = gate.float() + delta.float(), up.float() + delta.float()
+    torch.testing.assert_close(out.float(), functional.gelu(gate, approximate="tanh") * up, rtol=1e-2, atol=1e-5)

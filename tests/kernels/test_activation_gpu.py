@@ -1,10 +1,11 @@
-"""silu_and_mul in Triton: on a GPU, or in Triton's interpreter on small shapes where there is none."""
+"""The gated activations in Triton: on a GPU, or in Triton's interpreter on small shapes where there is none."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from punica_kernels.gpu.activation import silu_and_mul
+from punica_kernels.gpu.activation import gelu_and_mul, silu_and_mul
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Relative; half precision rounds twice, silu(gate) and the result.
@@ -21,12 +22,15 @@ def check(num_rows: int, width: int, dtype: torch.dtype, delta_dtype: torch.dtyp
         silu_and_mul(out, gate_up, delta, pdl=pdl)
         expected = gate * gate.sigmoid() * up
         torch.testing.assert_close(out.double(), expected, rtol=GPU_TOLERANCES[dtype], atol=1e-5)
+        gelu_and_mul(out, gate_up, delta, pdl=pdl)
+        expected = functional.gelu(gate, approximate="tanh") * up
+        torch.testing.assert_close(out.double(), expected, rtol=GPU_TOLERANCES[dtype], atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("delta_dtype", [None, torch.float16, torch.float32])
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (2, 1300), (3, 64)])
-def test_silu_and_mul(num_rows: int, width: int, delta_dtype: torch.dtype | None, dtype: torch.dtype) -> None:
+def test_gated_activations(num_rows: int, width: int, delta_dtype: torch.dtype | None, dtype: torch.dtype) -> None:
     check(num_rows, width, dtype, delta_dtype)
 
 

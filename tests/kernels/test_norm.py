@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from punica_kernels.norm import add_rms_norm, rms_norm
@@ -63,6 +64,27 @@ def test_delta_joins_the_sum_before_its_one_rounding(delta_dtype: torch.dtype, d
     assert torch.equal(out, expected)
 
 
+def make_gemma_norm(dtype: torch.dtype) -> tuple[Gemma3RMSNorm, Tensor]:
+    """Transformers' norm, and its weight as our kernels take it."""
+    norm = Gemma3RMSNorm(24, EPS)
+    norm.weight.data.uniform_(-0.5, 0.5)
+    norm = norm.to(dtype).requires_grad_(False)
+    return norm, norm.weight.float() + 1
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("with_delta", [False, True])
+def test_the_norm_behind_a_block_is_transformers(with_delta: bool, dtype: torch.dtype) -> None:
+    (behind, behind_weight), (norm, weight) = make_gemma_norm(dtype), make_gemma_norm(dtype)
+    x, residual = torch.randn(5, 24).to(dtype), torch.randn(5, 24).to(dtype)
+    delta = torch.randn(5, 24) if with_delta else None
+    expected = residual + behind(x if delta is None else x.float() + delta).to(dtype)
+    out = torch.empty_like(x)
+    add_rms_norm(out, x, residual, weight, EPS, delta, behind_weight)
+    torch.testing.assert_close(residual, expected, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
+    torch.testing.assert_close(out, norm(residual), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -70,6 +92,7 @@ def test_delta_joins_the_sum_before_its_one_rounding(delta_dtype: torch.dtype, d
         ("residual", torch.zeros(3, 5)),
         ("weight", torch.zeros(5)),
         ("delta", torch.zeros(4)),
+        ("added_weight", torch.zeros(5)),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> None:

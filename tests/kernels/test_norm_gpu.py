@@ -70,6 +70,26 @@ def test_add_rms_norm_of_partial_sums(splits: int) -> None:
     check_close(out, expected_norm(added, weight))
 
 
+def check_norm_behind_a_block(shape: tuple[int, int], dtype: torch.dtype, splits: int) -> None:
+    x = torch.randn(splits, *shape, device=DEVICE) if splits > 1 else normal(*shape, dtype=dtype)
+    residual, delta = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype)
+    weight, behind = (torch.randn(shape[1], device=DEVICE) for _ in range(2))
+    total = (x.double().sum(0) if splits > 1 else x.double()) + delta.double()
+    expected = residual.double() + expected_norm(total, behind)
+    for pdl in (False, True):
+        out, added = torch.empty_like(residual), residual.clone()
+        add_rms_norm(out, x, added, weight, EPS, delta, behind, pdl=pdl)
+        tolerance = GPU_TOLERANCES[dtype]
+        torch.testing.assert_close(added.double(), expected, rtol=tolerance, atol=2 * tolerance)
+        check_close(out, expected_norm(added, weight))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_norm_behind_a_block(splits: int, dtype: torch.dtype) -> None:
+    check_norm_behind_a_block((4, 70), dtype, splits)
+
+
 def test_large_half_precision_values_do_not_overflow() -> None:
     x = torch.full((1, 64), 60000.0, dtype=torch.float16, device=DEVICE)
     rms_norm(x, x, torch.ones(64, dtype=torch.float16, device=DEVICE), EPS)
@@ -83,3 +103,5 @@ def test_model_widths(shape: tuple[int, int], dtype: torch.dtype) -> None:
     check_rms_norm(shape, dtype)
     for delta_dtype in (None, dtype, torch.float32):
         check_add_rms_norm(shape, dtype, delta_dtype)
+    check_norm_behind_a_block(shape, dtype, 1)
+    check_norm_behind_a_block(shape, dtype, 2)

@@ -69,6 +69,8 @@ def _gate_and_mul(
         gate += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
         up += tl.load(delta + WIDTH, mask=mask, other=0.0).to(tl.float32)
     # gelu's 0.5 * (1 + tanh(y)) is the sigmoid of 2y, with y = sqrt(2 / pi) * (x + 0.044715 x^3).
-    logit = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate) if GELU else gate
+    logit = gate
+    if GELU:
+        logit = tl.maximum(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate), -80.0)
     activated = (gate / (1.0 + tl.exp(-logit))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * out_stride + columns, (activated * up).to(out.dtype.element_ty), mask=mask)

@@ -26,33 +26,39 @@ class _Windows(msgspec.Struct, frozen=True):
 def read_windows(
     raw: Mapping[str, Any], path: Path, *, rule: WindowRule, num_layers: int, max_position_embeddings: int
 ) -> tuple[int | None, ...]:
-    """The window of each layer; empty if none hides anything. Raises ModelRejected, which names the field."""
+    """The window of each layer; empty if no layer has one. Raises ModelRejected, which names the field."""
     file = convert(dict(raw), _Windows, path)
-    types = _layer_types(file, rule, num_layers)
-    if len(types) != num_layers or set(types) - {_FULL, _SLIDING}:
-        reason = f"is {list(types)}; one of {_FULL!r} and {_SLIDING!r} for each of {num_layers} layers is implemented"
-        raise refusal(path, "layer_types", reason)
+    if rule == "none" and file.sliding_window is not None and file.sliding_window < max_position_embeddings:
+        reason = f"is {file.sliding_window}; only None, or max_position_embeddings and more, is implemented"
+        raise refusal(path, "sliding_window", reason)
+    types = _layer_types(file, rule, num_layers, path)
     if _SLIDING not in types:
         return ()
     if file.sliding_window is None:
-        raise refusal(path, "sliding_window", "is missing, though layers slide")
-    if file.sliding_window >= max_position_embeddings and not file.layer_types and rule == "all":
+        raise refusal(path, "sliding_window", "is None, though `layer_types` has layers that slide")
+    if rule == "all" and file.sliding_window >= max_position_embeddings:
         return ()
     return tuple(file.sliding_window if kind == _SLIDING else None for kind in types)
 
 
-def _layer_types(file: _Windows, rule: WindowRule, num_layers: int) -> tuple[str, ...]:
-    if (
-        rule == "none"
-        or (rule == "qwen" and not file.use_sliding_window)
-        or (rule == "all" and not file.sliding_window)
-    ):
-        # Transformers ignores the types of models without windows; types that slide would still be a contradiction.
-        return file.layer_types or (_FULL,) * num_layers
-    if rule == "all":
-        return (_SLIDING,) * num_layers
-    if file.layer_types is not None:
-        return file.layer_types
-    if rule == "qwen":
-        return tuple(_FULL if number < file.max_window_layers else _SLIDING for number in range(num_layers))
-    return tuple(_SLIDING if (number + 1) % file.sliding_window_pattern else _FULL for number in range(num_layers))
+def _layer_types(file: _Windows, rule: WindowRule, num_layers: int, path: Path) -> tuple[str, ...]:
+    implied, given = _implied_types(file, rule, num_layers), file.layer_types
+    if given is None or given == implied:
+        return implied
+    is_free = rule == "gemma" or (rule == "qwen" and file.use_sliding_window)
+    if len(given) != num_layers or set(given) - {_FULL, _SLIDING}:
+        reason = f"one of {_FULL!r} and {_SLIDING!r} for each of {num_layers} layers is implemented"
+        raise refusal(path, "layer_types", f"is {list(given)}; {reason}")
+    if not is_free:
+        raise refusal(path, "layer_types", f"is {list(given)}; only {implied[0]!r} is implemented with these windows")
+    return given
+
+
+def _implied_types(file: _Windows, rule: WindowRule, num_layers: int) -> tuple[str, ...]:
+    """What transformers assumes without `layer_types`."""
+    if rule == "gemma":
+        return tuple(_SLIDING if (number + 1) % file.sliding_window_pattern else _FULL for number in range(num_layers))
+    first = {"none": num_layers, "all": 0, "qwen": file.max_window_layers if file.use_sliding_window else num_layers}
+    if file.sliding_window is None:
+        return (_FULL,) * num_layers
+    return tuple(_SLIDING if number >= first[rule] else _FULL for number in range(num_layers))

@@ -1,7 +1,6 @@
 """The activations that gate an MLP."""
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor
 
@@ -10,15 +9,22 @@ from punica_serve.base_model.model_spec import Activation
 from punica_serve.models.linear import Projected
 
 
-def _gated(kernel: Callable[..., None], gate_up: Projected) -> Tensor:
-    """g(gate) * up: [rows, 2 * inner] -> [rows, inner]."""
-    y = gate_up.y
-    out = y.new_empty(y.shape[0], y.shape[1] // 2)
-    kernel(out, y, gate_up.delta, pdl=gate_up.pdl)
+def swiglu(gate_up: Projected) -> Tensor:
+    """silu(gate) * up: [rows, 2 * inner] -> [rows, inner]."""
+    out = _empty_half(gate_up.y)
+    silu_and_mul(out, gate_up.y, gate_up.delta, pdl=gate_up.pdl)
     return out
 
 
-ACTIVATIONS: dict[Activation, Callable[[Projected], Tensor]] = {
-    "silu": partial(_gated, silu_and_mul),
-    "gelu_tanh": partial(_gated, gelu_and_mul),
-}
+def geglu(gate_up: Projected) -> Tensor:
+    """gelu(gate) * up: [rows, 2 * inner] -> [rows, inner]."""
+    out = _empty_half(gate_up.y)
+    gelu_and_mul(out, gate_up.y, gate_up.delta, pdl=gate_up.pdl)
+    return out
+
+
+def _empty_half(y: Tensor) -> Tensor:
+    return y.new_empty(y.shape[0], y.shape[1] // 2)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Projected], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}

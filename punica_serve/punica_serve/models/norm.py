@@ -19,7 +19,7 @@ class Residual:
 
 
 class RmsNorm:
-    """Adds a projection, normed itself where the model norms it, to the residual and norms the result, in one launch."""
+    """Adds a projection to the residual, normed before where the model norms it, and norms the sum, in one launch."""
 
     __slots__ = ("_added_weight", "_eps", "_weight")
 

@@ -13,7 +13,7 @@ _FOLDER = Path(__file__).parent
 
 SHAPE_NAMES = (
     *("llama-2-7b", "llama-2-13b", "llama-3.1-8b"),
-    *("mistral-7b", "qwen-2.5-7b", "qwen-2.5-32b", "qwen-3-8b"),
+    *("mistral-7b", "qwen-2.5-7b", "qwen-2.5-32b", "qwen-3-8b", "gemma-3-12b"),
     "1b",
 )
 

@@ -22,6 +22,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+SLIDING = ["sliding_attention"] * 2
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 8,
@@ -119,10 +120,32 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ({"model_type": None}, "`model_type` is None, which"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "`architectures` is .*; of 'llama' only 'LlamaForCaus"),
         ({"architectures": 3}, "`architectures` is 3; of 'llama' only 'LlamaForCausalLM'"),
-        ({"model_type": "mistral", "sliding_window": True}, "`sliding_window` is True; only None"),
-        ({"model_type": "mistral", "max_position_embeddings": 8192}, "`sliding_window` is 4096; only None"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` is True; only False"),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "`layer_types` is "),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": True},
+            "`sliding_window` is not valid: Expected `int",
+        ),
+        (
+            {
+                **{"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": SLIDING},
+                **{"use_sliding_window": True, "sliding_window": None},
+            },
+            "`sliding_window` is None, though `layer_types` has layers that slide",
+        ),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0}, "`attn_logit_softcapping` is not valid: .* > 0"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "`hidden_activation` is 'relu'; only 'gelu_pytorch_t"),
+        ({"model_type": "gemma2", "layer_types": ["other", "full_attention"]}, r"`layer_types` is \['other', 'full_at"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}},
+            r"`rope_parameters` has \['rope_theta'",
+        ),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0; only None"),
+        ({"model_type": "gemma3"}, "`text_config` must be an object whose `model_type` is 'gemma3_text'"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, "`text_config` must be an object"),
+        (
+            {"model_type": "mistral3", "architectures": ["A"], "text_config": {}},
+            r"`architectures` is .*; of 'mistral3' only 'Mistral3For",
+        ),
+        ({"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": SLIDING}, "`layer_types` is "),
         ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` is True; only False"),
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ({"attention_bias": True}, "`attention_bias` is True"),
@@ -130,7 +153,7 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ({"sliding_window": 511}, "`sliding_window` is 511; only None, or max_position_embeddings and more"),
         ({"attention_chunk_size": 8}, "`attention_chunk_size` is 8; only None"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "`layer_types` is .*; only 'full_attention'"),
-        ({"layer_types": "full_attention"}, "`layer_types` is 'full_attention'"),
+        ({"layer_types": "full_attention"}, "`layer_types` is not valid: Expected `array | null`, got `str`"),
         ({"is_causal": False}, "`is_causal` is False; only True"),
         ({"per_layer_config": {"0": {"rms_norm_eps": 0.5}}}, "`per_layer_config` is "),
         ({"dtype": "float8_e4m3fn"}, "`dtype` is 'float8_e4m3fn'; float32, float16, bfloat16 are implemented"),
@@ -165,6 +188,49 @@ def test_what_can_not_be_served_is_refused_by_field(
 ) -> None:
     with pytest.raises(ModelRejected, match=f"/config.json: {message}"):
         read_model_config(write(**changes))
+
+
+def test_the_text_model_of_one_that_sees_images_is_read(tmp_path: Path) -> None:
+    """Fields that its config leaves out are transformers' own, or the wrapper's."""
+    raw = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+        "vision_config": {"model_type": "siglip_vision_model"},
+        "text_config": {
+            "model_type": "gemma3_text",
+            **{"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 7, "sliding_window": 1024},
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    model = read_model_config(tmp_path)
+    assert (model.head_dim, model.num_attention_heads, model.vocab_size) == (256, 8, 262_208)
+    assert model.windows == (*[1024] * 5, None, 1024)
+    assert (model.rope_theta, model.rope_linear_factor) == (1_000_000.0, 8.0)
+    assert model.window_rope is not None
+    assert (model.window_rope.theta, model.window_rope.linear_factor) == (10_000.0, 1.0)
+    assert model.dtype == "bfloat16" and model.generation.eos_token_ids == (1, 106) and model.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, (8, 8)),
+        ({"model_type": "mistral", "sliding_window": 512}, ()),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (None, 8)),
+        ({"model_type": "qwen3", "sliding_window": 8, "max_window_layers": 1}, ()),
+        ({"model_type": "gemma2", "sliding_window": 8}, (8, None)),
+        ({"model_type": "gemma3_text", "sliding_window": 8}, (8, 8)),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "gemma2", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, ()),
+    ],
+)
+def test_windows_are_transformers(
+    write: Callable[..., Path], changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert read_model_config(write(num_key_value_heads=2, **changes)).windows == windows
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ BASES: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "model_type": "gemma3_text",
-        **{"sliding_window": 7, "head_dim": 16, "query_pre_attn_scalar": 20, "num_attention_heads": 6},
+        **{"sliding_window": 7, "head_dim": 16, "query_pre_attn_scalar": 20},
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "rope_theta": 7000.0, "factor": 2.0},

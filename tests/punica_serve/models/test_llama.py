@@ -72,7 +72,7 @@ class _Recorder:
         monkeypatch.setattr(torch.cuda, "stream", self._on)
         for module, name in (
             *((linear, "linear"), (norm, "rms_norm"), (norm, "add_rms_norm")),
-            *((rotary, "rotary_append"), (activation, "silu_and_mul")),
+            *((rotary, "rotary_append"), (activation, "silu_and_mul"), (activation, "gelu_and_mul")),
         ):
             monkeypatch.setattr(module, name, self._recorded(name, getattr(module, name)))
         for name in ("shrink", "expand"):
@@ -104,10 +104,14 @@ class _Recorder:
 
 
 #: The place of the delta among an operator's arguments.
-_DELTA_PLACE = {"add_rms_norm": 5, "rotary_append": 8, "silu_and_mul": 2}
+_DELTA_PLACE = {"add_rms_norm": 5, "rotary_append": 8, "silu_and_mul": 2, "gelu_and_mul": 2}
 
 
-@pytest.mark.parametrize("values", [{}, {"qkv_bias": True}, {"qk_norm": True}], ids=["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"qkv_bias": True}, {"qk_norm": True}, {"qk_norm": True, "is_gemma": True}],
+    ids=["llama", "qwen2", "qwen3", "gemma3"],
+)
 @pytest.mark.parametrize(("with_lora", "layer"), [(False, BASE_LAYER), (True, LORA_LAYER)])
 def test_a_layer_is_these_launches(
     monkeypatch: pytest.MonkeyPatch, with_lora: bool, layer: list[str], values: dict[str, bool]
@@ -120,5 +124,7 @@ def test_a_layer_is_these_launches(
     llama = Llama(model, dummy_weights(model, torch.float32, CPU))
     rows = torch.arange(NUM_ROWS)
     llama.logits(llama.forward(ForwardBatch(rows, rows, recorder, lora)))
+    if model.is_gemma:
+        layer = [launch.replace("silu", "gelu") for launch in layer]
     # The first norm follows torch's embedding, whose end it must wait for.
     assert recorder.launches == ["rms_norm", *layer, *layer, "linear 24 -> 64 pdl"]

@@ -23,7 +23,6 @@ from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import Section, StepInputBuffer
 from punica_serve.engine.cuda.step_pages import PageRuns, lay_out_pages
 
-
 #: The sections of the decodes' and the prefill's tiles, for each distinct window of a model's layers.
 _TILES: tuple[tuple[Section, Section], ...] = (
     ("decode_tiles", "prefill_tiles"),
