@@ -3,6 +3,7 @@
 All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
@@ -23,7 +24,7 @@ class Llama:
         self.config = config
         spec = config.spec
         self._embedding = weights.embedding
-        self._embedding_scale = spec.embedding_scale
+        self._embedding_scale = _rounded(spec.embedding_scale, weights.embedding.dtype)
         rotaries = {
             layer.rotary: Rotary(layer.rotary, config.num_attention_heads, weights.embedding.device)
             for layer in spec.layers
@@ -45,8 +46,7 @@ class Llama:
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         embedded = embedding(token_ids, self._embedding)
-        # The scale is rounded to the model's dtype, as it was in training.
-        return embedded if self._embedding_scale is None else embedded.mul_(embedded.new_tensor(self._embedding_scale))
+        return embedded if self._embedding_scale is None else embedded.mul_(self._embedding_scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], in the model's dtype."""
@@ -84,6 +84,11 @@ class _Layer:
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Projected:
         return self._down(self._activation(self._gate_up(x, batch.lora)), batch.lora)
+
+
+def _rounded(scale: float | None, dtype: torch.dtype) -> float | None:
+    """The nearest number of that dtype: Gemma was trained with its embeddings' scale rounded."""
+    return None if scale is None else torch.tensor(scale, dtype=dtype).item()
 
 
 def _head_norms(weights: LayerWeights, eps: float) -> HeadNorms | None:
