@@ -41,6 +41,10 @@ class Architecture:
     qk_norm: bool = False
     #: Whether its layers are Gemma's: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
     is_gemma: bool = False
+    #: Whether q, k and v, and gate and up, are one linear module each.
+    has_fused_projections: bool = False
+    #: Whether rotary embeddings may be scaled. Phi-3's scalings mean something of its own by their names.
+    has_scaled_rope: bool = True
 
 
 _GEMMA: dict[str, tuple[Any, ...]] = {
@@ -111,6 +115,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         is_gemma=True,
     ),
 }
+
+ARCHITECTURES["phi3"] = Architecture(
+    "Phi3ForCausalLM",
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "eos_token_id": 32_000},
+    implemented={"attention_bias": (False,), "partial_rotary_factor": (1, None)},
+    windows="all",
+    has_fused_projections=True,
+    has_scaled_rope=False,
+)
 
 #: Models that also see images, by `model_type` -> the `model_type` of their text model, and their class.
 _WRAPPERS = {

@@ -22,12 +22,18 @@ LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 
+#: The same in models that compute a group by one projection, as Phi-3: one A serves all of its outputs.
+FUSED_GROUPS: dict[LoraGroup, tuple[str, ...]] = {**LORA_GROUPS, "qkv": ("qkv_proj",), "gate_up": ("gate_up_proj",)}
+
+#: Every name that a projection of a group has in any model.
+_NAMES = {group: (*modules, *FUSED_GROUPS[group]) for group, modules in LORA_GROUPS.items()}
+
 
 def pages_needed(ranks: Mapping[str, int]) -> dict[LoraGroup, int]:
     """Pages of each group that an adapter takes, from its highest rank per module. Groups without LoRA are left out."""
     pages: dict[LoraGroup, int] = {}
-    for group, modules in LORA_GROUPS.items():
-        rank = max((ranks.get(module, 0) for module in modules), default=0)
+    for group, modules in _NAMES.items():
+        rank = max(ranks.get(module, 0) for module in modules)
         if rank:
             pages[group] = pages_of_rank(rank)
     return pages

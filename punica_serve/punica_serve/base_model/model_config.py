@@ -14,7 +14,7 @@ import msgspec
 
 from punica_serve.base_model.architectures import Architecture, read_architecture, text_config
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
-from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
 from punica_serve.base_model.model_spec import (
     BlockNorms,
@@ -26,7 +26,7 @@ from punica_serve.base_model.model_spec import (
     RopeScaling,
     RotarySpec,
 )
-from punica_serve.base_model.rope_config import Rope, read_rope, split_ropes
+from punica_serve.base_model.rope_config import Rope, read_rope, refuse_scaling, split_ropes
 from punica_serve.base_model.windows import read_windows
 from punica_serve.errors import ModelRejected
 
@@ -64,6 +64,8 @@ class ModelConfig:
     qkv_bias: bool = False
     #: Whether each head of queries and keys is normed before it is rotated.
     qk_norm: bool = False
+    #: Whether q, k and v, and gate and up, are one linear module each, as in Phi-3.
+    fused_projections: bool = False
     #: Tokens that a row of each layer attends to; None means the whole context. Empty: no layer has a window.
     windows: tuple[int | None, ...] = ()
     #: The rotary embedding of the layers with a window; None: that of the others.
@@ -100,17 +102,20 @@ def _spec(config: ModelConfig) -> ModelSpec:
         "up_proj": Projection("up_proj", "mlp", inner, hidden),
         "down_proj": Projection("down_proj", "mlp", hidden, inner),
     }
+    modules = FUSED_GROUPS if config.fused_projections else LORA_GROUPS
+    projections["qkv_proj"] = Projection("qkv_proj", "self_attn", query + 2 * key_value, hidden)
+    projections["gate_up_proj"] = Projection("gate_up_proj", "mlp", 2 * inner, hidden)
     return ModelSpec(
         layers=_layers(config),
         groups=tuple(
             # A norm reads the outputs of o and down, and adds partial sums.
             ProjectionGroup(
                 name,
-                tuple(projections[module] for module in modules),
+                tuple(projections[module] for module in names),
                 split_k=name in ("o", "down"),
                 bias=name == "qkv" and config.qkv_bias,
             )
-            for name, modules in LORA_GROUPS.items()
+            for name, names in modules.items()
         ),
         layer_norms=_layer_norms(config),
         block_norms=_block_norms(config),
@@ -206,6 +211,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         dtype=file.dtype or file.torch_dtype or "float32",
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
+        fused_projections=architecture.has_fused_projections,
         windows=read_windows(
             raw,
             path,
@@ -232,6 +238,8 @@ def _ropes(
     raw: dict[str, Any], path: Path, architecture: Architecture, max_position_embeddings: int
 ) -> tuple[Rope, Rope | None]:
     """Those of layers that see the whole context and, where they have their own, of layers with a window."""
+    if not architecture.has_scaled_rope:
+        refuse_scaling(raw, path)
     if architecture.window_rope_theta is None:
         return read_rope(raw, path, max_position_embeddings=max_position_embeddings), None
     full, sliding = split_ropes(raw, path, architecture.window_rope_theta)

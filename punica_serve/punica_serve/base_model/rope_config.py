@@ -67,6 +67,17 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
     )
 
 
+def refuse_scaling(config: dict[str, Any], path: Path) -> None:
+    """Raises ModelRejected, which names the field, if the rotary embedding is scaled or partial."""
+    holders = convert(config, _Holders, path)
+    name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
+    given = holders.rope_scaling or holders.rope_parameters or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default":
+        raise refusal(path, name, f"has type {kind!r}; only 'default' is implemented for this model_type")
+    _refuse_partial(config, given, path, name)
+
+
 def split_ropes(config: dict[str, Any], path: Path, window_theta: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """The rotary embeddings of full and of sliding layers, as two configs with one each, of a config like Gemma 3's.
 

@@ -10,6 +10,7 @@ from punica_serve.base_model.lora_layout import pages_needed
         ({"q_proj": 1}, {"qkv": 1}),
         ({"q_proj": 8, "v_proj": 9}, {"qkv": 2}),
         ({"o_proj": 16, "down_proj": 17, "up_proj": 64}, {"o": 2, "gate_up": 8, "down": 3}),
+        ({"qkv_proj": 9, "o_proj": 8, "gate_up_proj": 17, "down_proj": 1}, {"qkv": 2, "o": 1, "gate_up": 3, "down": 1}),
     ],
 )
 def test_an_adapter_takes_the_pages_of_its_highest_rank_in_each_group(
