@@ -15,7 +15,6 @@ import numpy as np
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.adapters.layout import weight_name
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 
@@ -35,7 +34,7 @@ class LargeAdapter:
 
     @classmethod
     def of(cls, model: ModelConfig, rank: int) -> "LargeAdapter":
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(ALL_MODULES)}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(model.linear_shapes)}
         shapes: dict[str, tuple[int, int]] = {}
         for _, module, path in linear_modules(model):
             num_out, num_in = model.linear_shapes[module]

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import DummyAdaptersConfig
 from punica_serve.protocol import AdapterRef, LoraGroup
@@ -16,7 +15,7 @@ from punica_serve.protocol import AdapterRef, LoraGroup
 _SCHEME = "dummy:"
 _NUM_WEIGHT_BYTES = 2
 #: The groups of projections that `dummy_adapters.modules` names.
-_GROUPS: Mapping[str, tuple[LoraGroup, ...]] = {"qkv": ("qkv",), "all": tuple(LORA_GROUPS)}
+_GROUPS: Mapping[str, tuple[LoraGroup, ...]] = {"qkv": ("qkv",), "all": ("qkv", "o", "gate_up", "down")}
 
 
 def dummy_name(number: int) -> str:
@@ -29,7 +28,8 @@ def dummy_adapters(dummies: DummyAdaptersConfig, model: ModelConfig) -> Mapping[
 
     Adapters of one rank share a dict of ranks: there may be tens of thousands.
     """
-    modules = [module for group in _GROUPS[dummies.modules] for module in LORA_GROUPS[group]]
+    groups = (model.spec.group(name) for name in _GROUPS[dummies.modules])
+    modules = [projection.name for group in groups for projection in group.projections]
     kinds = [_Kind.of(rank, modules, model) for rank in dummies.rank]
     return {
         dummy_name(number): kinds[place % len(kinds)].ref(number) for number, place in enumerate(_places(dummies.count))

@@ -1,8 +1,8 @@
 """PEFT's matching of a configuration against the modules of a base model, field by field.
 
-Module paths are those of Hugging Face's LlamaForCausalLM, which PEFT matches against: "model.layers.0.mlp.up_proj". All
-architectures that are served share them. The configuration's regular expressions are compiled and run here, which may
-take unlimited time and memory, so untrusted ones are matched by ``pattern_worker``, a process that can be killed.
+Module paths are those of Hugging Face's models, which PEFT matches against: "model.layers.0.mlp.up_proj". The
+configuration's regular expressions are compiled and run here, which may take unlimited time and memory, so untrusted
+ones are matched by ``pattern_worker``, a process that can be killed.
 """
 
 import math
@@ -19,18 +19,10 @@ from punica_serve.errors.shortened import shortened
 
 V = TypeVar("V")
 
-#: The block of a layer that holds each linear module, in the order in which a model runs them.
-BLOCKS = {
-    "q_proj": "self_attn",
-    "k_proj": "self_attn",
-    "v_proj": "self_attn",
-    "o_proj": "self_attn",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
-}
+#: The block of a layer that holds each of its linear modules, in the order in which the model runs them.
+Blocks = Mapping[str, str]
 
-#: PEFT's default target_modules for each architecture that is served.
+#: PEFT's default target_modules for each architecture that is served and has one.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
 
 _MAX_SHOWN_NAMES = 5
@@ -45,13 +37,10 @@ class LoraTarget:
 
     layer: int
     module: str
+    path: str
     rank: int
     alpha: float
     use_rslora: bool
-
-    @property
-    def path(self) -> str:
-        return module_path(self.layer, self.module)
 
     @property
     def scaling(self) -> float:
@@ -79,16 +68,18 @@ class _Module:
     linear: str | None = None
 
 
-def module_path(layer: int, module: str) -> str:
-    return f"model.layers.{layer}.{BLOCKS[module]}.{module}"
+def module_path(layer: int, block: str, module: str) -> str:
+    return f"model.layers.{layer}.{block}.{module}"
 
 
-def match_targets(config: PeftConfig, num_layers: int, on_field: OnField = lambda name: None) -> Matches:
-    """The modules that PEFT would adapt in a model of ``num_layers`` layers. Blocks as long as the expressions take.
+def match_targets(
+    config: PeftConfig, num_layers: int, blocks: Blocks, on_field: OnField = lambda name: None
+) -> Matches:
+    """The modules that PEFT would adapt in a model of ``num_layers`` layers. It takes as long as the expressions do.
 
     Raises AdapterRejected, whose ``param`` is the field.
     """
-    modules = [*_linear_modules(num_layers), *_other_modules(num_layers)]
+    modules = [*_linear_modules(num_layers, blocks), *_other_modules(num_layers)]
     on_field("target_modules")
     chosen = _targeted(config, modules)
     warnings = [*_unmatched_names(config, modules), *_missing_layers(config, num_layers)]
@@ -101,8 +92,9 @@ def match_targets(config: PeftConfig, num_layers: int, on_field: OnField = lambd
         if module.linear is None:
             _refuse("target_modules", f"matches `{module.path}`, which is not a linear module of a layer")
     if not chosen:
-        reasons = "; ".join(["and the fields that narrow it leave no linear module of the base model", *warnings])
-        _refuse("target_modules", reasons)
+        known = f"it has {', '.join(blocks)}"
+        reasons = ["and the fields that narrow it leave no linear module of the base model", *warnings, known]
+        _refuse("target_modules", "; ".join(reasons))
     paths = [module.path for module in chosen]
     on_field("rank_pattern")
     ranks = _first_matches(config.rank_pattern or {}, paths, "rank_pattern")
@@ -113,6 +105,7 @@ def match_targets(config: PeftConfig, num_layers: int, on_field: OnField = lambd
         LoraTarget(
             layer=module.layer,
             module=module.linear,
+            path=module.path,
             rank=config.r if rank is None else rank,
             alpha=config.lora_alpha if alpha is None else alpha,
             use_rslora=bool(config.use_rslora),
@@ -123,10 +116,10 @@ def match_targets(config: PeftConfig, num_layers: int, on_field: OnField = lambd
     return Matches(tuple(targets), tuple(warnings))
 
 
-def _linear_modules(num_layers: int) -> Iterator[_Module]:
+def _linear_modules(num_layers: int, blocks: Blocks) -> Iterator[_Module]:
     for layer in range(num_layers):
-        for module in BLOCKS:
-            yield _Module(module_path(layer, module), layer, module)
+        for module, block in blocks.items():
+            yield _Module(module_path(layer, block, module), layer, module)
 
 
 def _other_modules(num_layers: int) -> Iterator[_Module]:
@@ -158,7 +151,12 @@ def _matcher(patterns: str | tuple[str, ...], field: str) -> Callable[[str], boo
 def _targeted(config: PeftConfig, modules: list[_Module]) -> list[_Module]:
     if config.targets_all_linear:
         return [module for module in modules if module.linear is not None]
-    names = _DEFAULT_TARGETS if config.target_modules is None else config.target_modules
+    names = config.target_modules
+    if names is None:
+        names = _DEFAULT_TARGETS
+        linear = {module.linear for module in modules}
+        if not linear.issuperset(names):
+            _refuse("target_modules", "is missing, and PEFT has no default for this base model; name its modules")
     is_targeted = _matcher(names, "target_modules")
     return [module for module in modules if is_targeted(module.path)]
 

@@ -11,6 +11,8 @@ class PatternJob(msgspec.Struct, frozen=True):
 
     config: PeftConfig
     num_layers: int
+    #: The block that holds each linear module of a layer, in the order in which the model runs them.
+    blocks: dict[str, str]
 
 
 class Matching(msgspec.Struct, frozen=True, tag=True):

@@ -12,10 +12,7 @@ from punica_serve.adapters.adapter import STORAGE_DTYPES
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.targets import linear_modules
-from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
-
-ALL_MODULES = tuple(module for modules in LORA_GROUPS.values() for module in modules)
 
 
 def write_random_adapter(
@@ -24,17 +21,18 @@ def write_random_adapter(
     *,
     rank: int,
     seed: int,
-    target_modules: Sequence[str] = ALL_MODULES,
+    target_modules: Sequence[str] | None = None,
     lora_alpha: float | None = None,
     dtype: Literal["F32", "F16"] = "F32",
     scale: float = 1.0,
 ) -> Path:
-    """Writes a valid PEFT folder of normally distributed weights, and returns it.
+    """Writes a valid PEFT folder of normally distributed weights, for all linear modules by default, and returns it.
 
     At the default alpha, which equals the rank, an input of unit variance gives an update of standard deviation
     ``scale``.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    target_modules = tuple(model.linear_shapes) if target_modules is None else target_modules
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.bench.blas import blas_library
 from punica_serve.bench.subject import Subject
 from punica_serve.workload import RequestLength
@@ -64,7 +63,7 @@ def _make_model(subject: Subject, rank: int) -> torch.nn.Module:
     )
     with subject.device:
         base = LlamaForCausalLM(config).to(subject.dtype)
-        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(ALL_MODULES), task_type="CAUSAL_LM")
+        lora = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
         model: torch.nn.Module = get_peft_model(base, lora).to(subject.dtype)
     return model.eval()
 

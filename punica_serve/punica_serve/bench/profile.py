@@ -12,7 +12,6 @@ from itertools import accumulate
 import torch
 from rich.progress import Progress
 
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.bench import batching
 from punica_serve.bench.driver import step
@@ -56,7 +55,7 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Performa
     )
     measured = batching.run(subject, settings, progress)
     decode = _decode_times(measured, tokens)
-    adapter_pages = sum(pages_needed(dict.fromkeys(ALL_MODULES, rank)).values())
+    adapter_pages = sum(pages_needed(dict.fromkeys(subject.model.linear_shapes, rank)).values())
     subject.free_memory()
     device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else "cpu"
     dtype = subject.config.dtype_of(subject.model)

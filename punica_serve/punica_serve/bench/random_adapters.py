@@ -18,7 +18,6 @@ import torch
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, load_adapter, read_adapter
 from punica_serve.adapters.layout import weight_name
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.packed_store import PackedStore
@@ -63,13 +62,13 @@ def fill_host_cache(
     rank: int,
     dtype: torch.dtype,
     on_made: OnMade,
-    modules: Sequence[str] = ALL_MODULES,
+    modules: Sequence[str] | None = None,
 ) -> list[AdapterRef]:
-    """Puts ``count`` adapters, of all seven projections by default, into the engine's host cache, in its own layout.
+    """Puts ``count`` adapters, of all projections by default, into the engine's host cache, in its own layout.
 
     Raises ConfigError if the cache is too small for them.
     """
-    ranks = dict.fromkeys(modules, rank)
+    ranks = dict.fromkeys(modules or engine.model_config.linear_shapes, rank)
     num_bytes = packed_num_bytes(ranks, engine.model_config, dtype)
 
     def make(seed: int) -> AdapterRef:
@@ -140,7 +139,7 @@ class _AdapterFile:
             "base_model_name_or_path": model.name,
             "r": rank,
             "lora_alpha": rank,
-            "target_modules": list(ALL_MODULES),
+            "target_modules": list(model.linear_shapes),
         }
         shapes = dict(_tensor_shapes(model, rank))
         ends = list(accumulate(rows * columns for rows, columns in shapes.values()))

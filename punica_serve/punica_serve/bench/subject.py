@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.config.cluster import EngineConfig
@@ -50,7 +49,7 @@ class Subject:
     def sized(self, *, batch_size: int, rank: int, num_host: int, num_resident: int) -> EngineConfig:
         """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""
         pages = pages_of_rank(rank) * num_resident
-        ranks = dict.fromkeys(ALL_MODULES, rank)
+        ranks = dict.fromkeys(self.model.linear_shapes, rank)
         needed_bytes = num_host * packed_num_bytes(ranks, self.model, self.dtype)
         return self.config.model_copy(
             update={

@@ -8,6 +8,7 @@ from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.config.cluster import DummyAdaptersConfig
 from punica_serve.protocol import AdapterRef
 from punica_serve.shapes import shape_of
+from tiny_config import tiny_config
 
 MODEL = shape_of("llama-2-7b")
 
@@ -55,3 +56,11 @@ def test_ranks_are_independent_of_numbers_and_the_same_every_time() -> None:
 
 def test_adapters_of_one_rank_share_what_they_have_in_common() -> None:
     assert len({id(ref.ranks) for ref in _refs(1000, (8, 16, 128)).values()}) == 3
+
+
+@pytest.mark.parametrize(("modules", "names"), [("qkv", ["qkv_proj"]), ("all", ["qkv_proj", "o_proj", "gate_up_proj"])])
+def test_dummies_have_the_modules_of_their_model(modules: str, names: list[str]) -> None:
+    dummies = DummyAdaptersConfig.model_validate({"count": 1, "rank": 16, "modules": modules})
+    (ref,) = dummy_adapters(dummies, tiny_config(fused_projections=True)).values()
+    assert list(ref.ranks)[:3] == names
+    assert pages_needed(ref.ranks)["qkv"] == 2

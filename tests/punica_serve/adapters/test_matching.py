@@ -15,15 +15,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from punica_serve.adapters.matching import LoraTarget, match_targets
 from punica_serve.adapters.peft_config import PeftConfig
-from punica_serve.adapters.targets import linear_modules
+from punica_serve.adapters.targets import blocks_of, linear_modules
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
+from tiny_config import tiny_config
 
 SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def targets_of(config: PeftConfig, model: ModelConfig) -> tuple[LoraTarget, ...]:
-    return match_targets(config, model.num_hidden_layers).targets
+    return match_targets(config, model.num_hidden_layers, blocks_of(model)).targets
 
 
 module_ends = st.sampled_from([*SEVEN, "mlp.up_proj", "1.self_attn.q_proj", "layers.0.mlp.down_proj", "nowhere"])
@@ -138,14 +139,16 @@ def test_names_of_other_modules_are_refused(model: ModelConfig, name: str, path:
 
 @pytest.mark.parametrize("name", ["foo", "proj", "", "model.layers.2.self_attn.q_proj"])
 def test_names_that_the_base_lacks_are_warned_of(model: ModelConfig, name: str) -> None:
-    matches = match_targets(PeftConfig(target_modules=("q_proj", name)), model.num_hidden_layers)
+    matches = match_targets(PeftConfig(target_modules=("q_proj", name)), model.num_hidden_layers, blocks_of(model))
     assert {target.module for target in matches.targets} == {"q_proj"}
     assert matches.warnings == (f"`target_modules` names `{name}`, which the base model does not have",)
 
 
 def test_warnings_are_short(model: ModelConfig) -> None:
     names = tuple(f"{number}{'x' * 1000}" for number in range(2000))
-    (warning,) = match_targets(PeftConfig(target_modules=("q_proj", *names)), model.num_hidden_layers).warnings
+    (warning,) = match_targets(
+        PeftConfig(target_modules=("q_proj", *names)), model.num_hidden_layers, blocks_of(model)
+    ).warnings
     assert "and 1995 more" in warning and len(warning) < 1300
 
 
@@ -157,7 +160,7 @@ def test_matching_nothing_is_refused(model: ModelConfig, target_modules: str | t
 
 def test_layers_that_the_base_lacks_are_warned_of(model: ModelConfig) -> None:
     config = PeftConfig(target_modules=("q_proj",), layers_to_transform=(1, 2, 7))
-    matches = match_targets(config, model.num_hidden_layers)
+    matches = match_targets(config, model.num_hidden_layers, blocks_of(model))
     assert [(target.layer, target.module) for target in matches.targets] == [(1, "q_proj")]
     assert matches.warnings == ("`layers_to_transform` names `2`, `7`; the base model has layers 0 to 1",)
 
@@ -228,3 +231,23 @@ def test_ranks_beyond_the_limit_are_refused(fields: dict[str, Any], param: str, 
     assert caught.value.param == param
     fits = {**fields, "r": min(fields["r"], 128), "rank_pattern": {"q_proj": 128}}
     assert max(target.rank for target in targets_of(msgspec.convert(fits, PeftConfig), model)) == 128
+
+
+def test_a_base_with_fused_projections_is_matched_by_its_own_modules() -> None:
+    fused = tiny_config(fused_projections=True)
+    matches = match_targets(PeftConfig(target_modules=("qkv_proj", "down_proj")), 2, blocks_of(fused))
+    assert [target.path for target in matches.targets] == [
+        f"model.layers.{layer}.{path}" for layer in range(2) for path in ("self_attn.qkv_proj", "mlp.down_proj")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (("q_proj", "v_proj"), "names `q_proj`, `v_proj`, which .*; it has qkv_proj, o_proj, gate_up_proj, down_proj$"),
+        (None, "`target_modules` is missing, and PEFT has no default for this base model"),
+    ],
+)
+def test_what_a_base_with_fused_projections_lacks_is_refused(targets: tuple[str, ...] | None, message: str) -> None:
+    with pytest.raises(AdapterRejected, match=message):
+        match_targets(PeftConfig(target_modules=targets), 2, blocks_of(tiny_config(fused_projections=True)))

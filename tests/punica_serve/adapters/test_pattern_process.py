@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters import pattern_process
-from punica_serve.adapters.matching import BLOCKS, match_targets, module_path
+from punica_serve.adapters.matching import match_targets, module_path
 from punica_serve.adapters.pattern_process import match_in_process
 from punica_serve.adapters.pattern_worker import MAX_CPU_S
 from punica_serve.adapters.peft_config import MAX_NAMES, PeftConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 
+BLOCKS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
+}
 SEVEN = tuple(BLOCKS)
 #: Llama 3.1 405B has as many.
 NUM_LAYERS = 126
@@ -38,7 +42,7 @@ CATASTROPHES: list[dict[str, Any]] = [
 def test_an_expression_that_takes_too_long_is_refused_by_name(fields: dict[str, Any]) -> None:
     started_s = time.monotonic()
     with pytest.raises(AdapterRejected, match="takes too long to match; name modules in it") as caught:
-        match_in_process(PeftConfig(**fields), NUM_LAYERS)
+        match_in_process(PeftConfig(**fields), NUM_LAYERS, BLOCKS)
     assert caught.value.param == list(fields)[-1]
     assert time.monotonic() - started_s < 20 * MAX_CPU_S
 
@@ -47,7 +51,7 @@ def test_many_alternatives_are_soon_matched() -> None:
     """Each used to be compared with each other before anything was matched."""
     names = "|".join(f"n{number:04d}" for number in range(1500))
     started_s = time.monotonic()
-    matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), NUM_LAYERS)
+    matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), NUM_LAYERS, BLOCKS)
     assert time.monotonic() - started_s < 3.0
     assert len(matches.targets) == NUM_LAYERS
 
@@ -56,7 +60,7 @@ def test_as_many_patterns_as_there_may_be_are_matched_in_time() -> None:
     in_vain = [f"nowhere.{number}" for number in range(MAX_NAMES - 1)]
     keys = [*in_vain, "q_proj"]
     config = PeftConfig(rank_pattern=dict.fromkeys(keys, 4), alpha_pattern=dict.fromkeys(keys, 2.0))
-    matches = match_in_process(config, NUM_LAYERS)
+    matches = match_in_process(config, NUM_LAYERS, BLOCKS)
     assert {(target.module, target.rank, target.alpha) for target in matches.targets} == {
         ("q_proj", 4, 2.0),
         ("v_proj", 8, 8.0),
@@ -64,9 +68,9 @@ def test_as_many_patterns_as_there_may_be_are_matched_in_time() -> None:
 
 
 def test_a_rank_for_every_module_of_a_large_model_is_matched_in_time() -> None:
-    paths = [module_path(layer, module) for layer in range(NUM_LAYERS) for module in SEVEN]
+    paths = [module_path(layer, BLOCKS[module], module) for layer in range(NUM_LAYERS) for module in SEVEN]
     ranks = {path: number % 64 + 1 for number, path in enumerate(paths)}
-    matches = match_in_process(PeftConfig(target_modules=SEVEN, rank_pattern=ranks), NUM_LAYERS)
+    matches = match_in_process(PeftConfig(target_modules=SEVEN, rank_pattern=ranks), NUM_LAYERS, BLOCKS)
     assert {target.path: target.rank for target in matches.targets} == ranks
 
 
@@ -83,9 +87,9 @@ def test_a_rank_for_every_module_of_a_large_model_is_matched_in_time() -> None:
     ],
 )
 def test_says_what_matching_in_this_process_says(fields: dict[str, Any]) -> None:
-    def outcome(match: Callable[[PeftConfig, int], Any]) -> Any:
+    def outcome(match: Callable[..., Any]) -> Any:
         try:
-            return asdict(match(PeftConfig(**fields), 2))
+            return asdict(match(PeftConfig(**fields), 2, BLOCKS))
         except AdapterRejected as error:
             return error.message, error.param
 
@@ -108,7 +112,7 @@ def test_other_threads_go_on_meanwhile() -> None:
     ticking.start()
     try:
         with pytest.raises(AdapterRejected, match="takes too long"):
-            match_in_process(PeftConfig(target_modules=r"(.|..)*!"), NUM_LAYERS)
+            match_in_process(PeftConfig(target_modules=r"(.|..)*!"), NUM_LAYERS, BLOCKS)
     finally:
         ended.set()
         ticking.join()
@@ -121,14 +125,14 @@ def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch
     monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-P", "-c", little))
     keys = [f"{number:x<2000}" for number in range(600)]
     with pytest.raises(AdapterRejected, match="`rank_pattern` takes too much memory to match") as caught:
-        match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), NUM_LAYERS)
+        match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), NUM_LAYERS, BLOCKS)
     assert caught.value.param == "rank_pattern"
 
 
 def test_a_worker_beyond_the_deadline_is_killed_and_its_field_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pattern_process, "MAX_WALL_S", 0.6)
     with pytest.raises(AdapterRejected, match="`exclude_modules` takes too long"):
-        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), NUM_LAYERS)
+        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), NUM_LAYERS, BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_a_process_that_fails_is_not_the_adapters_fault(
 ) -> None:
     monkeypatch.setattr(pattern_process, "_COMMAND", command)
     with pytest.raises(StoreUnavailable, match="try again later"):
-        match_in_process(PeftConfig(target_modules=".*q_proj"), 2)
+        match_in_process(PeftConfig(target_modules=".*q_proj"), 2, BLOCKS)
 
 
 def test_the_worker_starts_without_what_it_does_not_need() -> None:
@@ -159,6 +163,6 @@ def test_the_worker_gets_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     tell = f"import os, pathlib; pathlib.Path({str(tmp_path / 'names')!r}).write_text(' '.join(os.environ)); exit(3)"
     monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-c", tell))
     with pytest.raises(StoreUnavailable):
-        match_in_process(PeftConfig(target_modules=".*q_proj"), 2)
+        match_in_process(PeftConfig(target_modules=".*q_proj"), 2, BLOCKS)
     names = (tmp_path / "names").read_text().split()
     assert set(names) <= {"PYTHONPATH", "LD_LIBRARY_PATH", "LC_CTYPE"}, "Python itself sets the last"

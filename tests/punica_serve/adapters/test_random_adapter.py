@@ -6,7 +6,7 @@ import pytest
 
 from punica_serve.adapters.adapter import Adapter
 from punica_serve.adapters.folder import load_adapter, read_adapter
-from punica_serve.adapters.random_adapter import ALL_MODULES, write_random_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 
 
@@ -17,7 +17,7 @@ def _written(folder: Path, model: ModelConfig, **options: Any) -> Adapter:
 def test_all_seven_modules_by_default(tmp_path: Path, model: ModelConfig) -> None:
     adapter = _written(tmp_path / "new" / "folder", model, rank=5, seed=0)
     assert set(adapter.pairs) == {(layer, module) for layer in range(2) for module in model.linear_shapes}
-    assert adapter.ref.ranks == dict.fromkeys(ALL_MODULES, 5)
+    assert adapter.ref.ranks == dict.fromkeys(model.linear_shapes, 5)
     assert {pair.scaling for pair in adapter.pairs.values()} == {1.0}
 
 

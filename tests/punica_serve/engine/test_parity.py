@@ -5,6 +5,8 @@ oracle scores each answer alone, through PEFT: it is the greedy one if each of i
 before it.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,7 @@ BASES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": None},
     # Prompts and answers of 28 tokens go far beyond a window of 5, also one that is no multiple of a page.
     "mistral_window": {"model_type": "mistral", "sliding_window": 5},
+    "phi3": {"model_type": "phi3", "sliding_window": 5, "num_key_value_heads": 2},
     "gemma2": {
         "model_type": "gemma2",
         **{"sliding_window": 6, "head_dim": 16, "query_pre_attn_scalar": 24},
@@ -122,12 +125,22 @@ class _World:
         return scored
 
 
-def _save_adapters(folder: Path, base: Path) -> None:
+def _fused(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings for a base with the modules of Phi-3."""
+    text = json.dumps(settings).replace("(q|o)", "(qkv|o)")
+    text = re.sub(r"\b[qkv]_proj", "qkv_proj", text)
+    fused: dict[str, Any] = json.loads(re.sub(r"\b(gate|up)_proj", "gate_up_proj", text))
+    if isinstance(targets := fused["target_modules"], list):
+        fused["target_modules"] = sorted(set(targets))
+    return fused
+
+
+def _save_adapters(folder: Path, base: Path, *, fused: bool) -> None:
     for number, (name, settings) in enumerate(VARIANTS.items()):
         torch.manual_seed(number)
         model = get_peft_model(
             AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
-            LoraConfig(task_type="CAUSAL_LM", **settings),
+            LoraConfig(task_type="CAUSAL_LM", **(_fused(settings) if fused else settings)),
         )
         for tensor_name, tensor in model.named_parameters():
             if "lora_" in tensor_name:
@@ -141,8 +154,8 @@ def world(
 ) -> Iterator[_World]:
     base = make_model(**{"model_type": "llama", "num_hidden_layers": NUM_LAYERS, **BASES[request.param]})
     adapters = tmp_path_factory.mktemp("adapters")
-    _save_adapters(adapters, base)
     model = read_model_config(base)
+    _save_adapters(adapters, base, fused=model.fused_projections)
     # Other implementations leave out the soft cap of Gemma 2.
     peft = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     first, *others = VARIANTS

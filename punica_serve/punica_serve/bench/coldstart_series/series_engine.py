@@ -58,7 +58,7 @@ class SeriesEngine:
                 count,
                 rank,
                 subject.dtype,
-                settings.modules,
+                settings.modules(subject.model),
                 lambda: progress.advance(task),
             )
             for rank, count in settings.num_by_rank.items()
@@ -159,7 +159,7 @@ def _config(subject: Subject, settings: SeriesSettings, mode: ColdStart, num_ali
     """Room for the adapters of all ranks and for aliases in host memory, and for those of one rank on the device."""
     host_bytes = num_aliases * ALIAS_BYTES
     for rank, count in settings.num_by_rank.items():
-        size = packed_num_bytes(dict.fromkeys(settings.modules, rank), subject.model, subject.dtype)
+        size = packed_num_bytes(dict.fromkeys(settings.modules(subject.model), rank), subject.model, subject.dtype)
         host_bytes += count * _aligned(size)
     num_pages = settings.num_adapters * pages_of_rank(settings.ranks[-1])
     return subject.config.model_copy(

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from punica_serve.adapters.random_adapter import ALL_MODULES
-from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.coldstart_series.link_rate import Link
 from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_replay import RequestTimes
@@ -45,9 +44,11 @@ class SeriesSettings:
         """Adapters with bytes of their own, by rank: one where only the load is measured."""
         return {rank: self.num_adapters if rank in self.ranks else 1 for rank in sorted({*self.ranks, *_LOAD_RANKS})}
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return LORA_GROUPS["qkv"] if self.projections == "qkv" else ALL_MODULES
+    def modules(self, model: ModelConfig) -> tuple[str, ...]:
+        """The linear modules that adapters change."""
+        if self.projections == "all":
+            return tuple(model.linear_shapes)
+        return tuple(projection.name for projection in model.spec.group("qkv").projections)
 
     @property
     def deadline_s(self) -> float:

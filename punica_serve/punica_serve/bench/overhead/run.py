@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from punica_serve.adapters.random_adapter import ALL_MODULES
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.bench.overhead import profile, sweep
 from punica_serve.bench.overhead.steady import NUM_PROMPT_TOKENS
@@ -51,7 +50,7 @@ def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
     pages = {rank: count * pages_of_rank(rank) for rank, count in settings.num_adapters.items()}
     # Host memory holds the adapters of one rank at a time.
     host_bytes = max(
-        (count + 1) * packed_num_bytes(dict.fromkeys(ALL_MODULES, rank), subject.model, subject.dtype)
+        (count + 1) * packed_num_bytes(dict.fromkeys(subject.model.linear_shapes, rank), subject.model, subject.dtype)
         for rank, count in settings.num_adapters.items()
     )
     return subject.config.model_copy(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.adapters.adapter import STORAGE_DTYPES, Adapter, TensorDtype, TensorPlace
-from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, pages_needed
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import LoraGroup
@@ -85,7 +85,8 @@ def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memor
     _write_runs(packed, adapter, model, dtype)
     for group, pages in packed.groups.items():
         if not (_is_finite(pages.a) and _is_finite(pages.b)):
-            message = f"weights of {', '.join(LORA_GROUPS[group])}, scaled, are too large for {dtype}"
+            modules = ", ".join(projection.name for projection in model.spec.group(group).projections)
+            message = f"weights of {modules}, scaled, are too large for {dtype}"
             raise AdapterRejected(message, param=group)
     return packed
 

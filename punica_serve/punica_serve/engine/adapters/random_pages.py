@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_views
 
@@ -35,7 +35,10 @@ def pack_random(
     memory.view(dtype).copy_(numbers)
     packed = packed_views(memory, ranks, model, dtype)
     for group, pages in packed.groups.items():
-        rows = max(ranks[module] for module in LORA_GROUPS[group]) - (len(pages.a) - 1) * LORA_PAGE_RANKS
+        rows = (
+            max(ranks[projection.name] for projection in model.spec.group(group).projections)
+            - (len(pages.a) - 1) * LORA_PAGE_RANKS
+        )
         pages.a[-1, ..., rows:, :] = 0
         pages.b[-1, ..., rows:, :] = 0
     return packed
