@@ -1,9 +1,11 @@
 """LoRA adapters in PEFT's format: reading and checking them, without torch.
 
     peft_config.py      adapter_config.json -> PeftConfig; refuses what PEFT supports and we don't
+    base_modules.py     the modules of a base model, by the paths that PEFT matches
     matching.py         PEFT's matching: PeftConfig x layers -> modules with rank and alpha
     pattern_process.py  the same in pattern_worker.py, a process that can be killed; pattern_job.py has their messages
     targets.py          PeftConfig x ModelConfig -> the modules that PEFT would adapt, by one of these two
+    text_tensors.py     a file's tensors -> those of the text model, alone or in a model that also sees images
     layout.py           a file's tensors and the modules' scalings -> their places
     safetensors_file.py a file's bytes -> named tensors, zero-copy
     other_weights.py    formats of weights that are never read, and advice for their owners

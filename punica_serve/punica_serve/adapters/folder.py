@@ -8,7 +8,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from punica_serve.adapters.adapter import Adapter, AdapterLayout
+from punica_serve.adapters.adapter import Adapter, AdapterLayout, TensorPlace
 from punica_serve.adapters.checksums import adapter_checksums, new_checksum
 from punica_serve.adapters.file_reading import ReadBuffer, naming, read_and_hash, read_bytes
 from punica_serve.adapters.layout import layout_of, modules_of_file, present_targets, scalings_of, weight_name
@@ -28,10 +28,12 @@ from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.adapters.safetensors_file import list_tensors, read_header, split_header
 from punica_serve.adapters.stream_hash import Hasher, StreamHash
 from punica_serve.adapters.targets import lora_targets
+from punica_serve.adapters.text_tensors import TextTensors, text_tensors
 from punica_serve.adapters.weights_scan import ScannedTensor, scan_weights
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.errors.plain_files import open_plain
+from punica_serve.numbers import counted
 from punica_serve.protocol import AdapterRef
 
 CONFIG_NAME = "adapter_config.json"
@@ -63,22 +65,27 @@ def read_adapter(
         with naming(folder / CONFIG_NAME):
             config = parse_peft_config(config_bytes)
             _check_base_name(config, model, called=called, strict=strict_base)
-            matches = _matches(config_bytes, model)
-        for warning in matches.warnings:
-            logger.warning("adapter %s: %s: %s", called, CONFIG_NAME, warning)
         if not os.path.exists(folder / WEIGHTS_NAME):
             refuse_other_weights(os.listdir(folder), where=f"{folder}/")
-        with naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
-            header = read_header(file, num_bytes)
-            tensors = list_tensors(header, num_bytes)
-            targets = present_targets(matches.targets, tensors, model, may_lack=config.may_lack_modules)
-            layout = layout_of(targets, tensors, model)
-            weights_hash = scan_weights(file, header, _scanned(layout, targets))
+        with naming(folder / WEIGHTS_NAME):
+            file = open_plain(folder / WEIGHTS_NAME)
+        with file:
+            with naming(folder / WEIGHTS_NAME):
+                num_bytes = os.fstat(file.fileno()).st_size
+                header = read_header(file, num_bytes)
+                tensors = list_tensors(header, num_bytes)
+                text = text_tensors(tensors)
+            with naming(folder / CONFIG_NAME):
+                matches = _matches(config_bytes, model, text.stem)
+            with naming(folder / WEIGHTS_NAME):
+                targets = present_targets(matches.targets, text.tensors, model, may_lack=config.may_lack_modules)
+                layout = layout_of(targets, text.tensors, model)
+                weights_hash = scan_weights(file, header, _scanned(layout, targets, tensors))
     except OSError as error:
         raise unreadable(error) from error
     except MemoryError as error:
         raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
+    _warn(called, matches, text)
     digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
     uri, scalings = str(folder.resolve()), scalings_of(targets)
     return AdapterRef(digest=digest, uri=uri, num_bytes=num_bytes, ranks=layout.ranks, scalings=scalings)
@@ -196,21 +203,37 @@ def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, str
         logger.warning("adapter %s was trained on %r and is served on %r", called, trained_on, model.name)
 
 
+def _warn(called: str, matches: Matches, text: TextTensors) -> None:
+    for warning in matches.warnings:
+        logger.warning("adapter %s: %s: %s", called, CONFIG_NAME, warning)
+    if text.num_image_tensors:
+        unused = counted(text.num_image_tensors, "tensor")
+        logger.warning("adapter %s: %s has %s for images, which are not served", called, WEIGHTS_NAME, unused)
+
+
 @lru_cache(_MAX_LAYOUTS)
-def _matches(config: bytes, model: ModelConfig) -> Matches:
-    return lora_targets(parse_peft_config(config), model)
+def _matches(config: bytes, model: ModelConfig, stem: str) -> Matches:
+    return lora_targets(parse_peft_config(config), model, stem)
 
 
 @lru_cache(_MAX_LAYOUTS)
 def _registered_layout(
     header: bytes, num_file_bytes: int, scalings: tuple[float, ...], model: ModelConfig
 ) -> AdapterLayout:
-    tensors = list_tensors(header, num_file_bytes)
-    return layout_of(modules_of_file(tensors, scalings, model), tensors, model)
+    text = text_tensors(list_tensors(header, num_file_bytes))
+    return layout_of(modules_of_file(text, scalings, model), text.tensors, model)
 
 
-def _scanned(layout: AdapterLayout, targets: Iterable[LoraTarget]) -> Iterator[ScannedTensor]:
+def _scanned(
+    layout: AdapterLayout, targets: Iterable[LoraTarget], tensors: Mapping[str, TensorPlace]
+) -> Iterator[ScannedTensor]:
+    """All tensors of the file: their bytes follow each other."""
+    unscaled = dict(tensors)
     for target in targets:
         pair = layout.places[target.layer, target.module]
-        yield ScannedTensor(weight_name(target.path, "A"), pair.a, 1.0, target.alpha)
-        yield ScannedTensor(weight_name(target.path, "B"), pair.b, target.scaling, target.alpha)
+        a, b = weight_name(target.path, "A"), weight_name(target.path, "B")
+        yield ScannedTensor(a, pair.a, 1.0, target.alpha)
+        yield ScannedTensor(b, pair.b, target.scaling, target.alpha)
+        del unscaled[a], unscaled[b]
+    for name, place in unscaled.items():
+        yield ScannedTensor(name, place, 1.0, 1.0)

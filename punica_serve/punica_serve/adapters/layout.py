@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from punica_serve.adapters.adapter import AdapterLayout, PairPlace, TensorPlace
+from punica_serve.adapters.base_modules import PEFT_PREFIX
 from punica_serve.adapters.matching import LoraTarget
 from punica_serve.adapters.targets import linear_modules
+from punica_serve.adapters.text_tensors import TextTensors
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.numbers import counted
@@ -30,7 +32,7 @@ class ScaledModule:
 
 def weight_name(path: str, side: Literal["A", "B"]) -> str:
     """PEFT's name for one half of a module's update."""
-    return f"base_model.model.{path}.lora_{side}.weight"
+    return f"{PEFT_PREFIX}{path}.lora_{side}.weight"
 
 
 def present_targets(
@@ -69,11 +71,9 @@ def scalings_of(targets: Iterable[LoraTarget]) -> tuple[float, ...]:
     return scalings[:1] if len(set(scalings)) == 1 else scalings
 
 
-def modules_of_file(
-    tensors: Mapping[str, TensorPlace], scalings: tuple[float, ...], model: ModelConfig
-) -> list[ScaledModule]:
+def modules_of_file(text: TextTensors, scalings: tuple[float, ...], model: ModelConfig) -> list[ScaledModule]:
     """The modules of a registered adapter. Raises AdapterRejected if its scalings don't fit the file."""
-    found = list(_modules_in(tensors, model))
+    tensors, found = text.tensors, list(_modules_in(text, model))
     if len(scalings) not in (1, len(found)) or 2 * len(found) != len(tensors):
         raise AdapterRejected(
             f"it was registered with {counted(len(scalings), 'scaling')} but has {counted(len(tensors), 'tensor')} for"
@@ -100,9 +100,10 @@ def layout_of(
     return AdapterLayout.of(places)
 
 
-def _modules_in(tensors: Mapping[str, TensorPlace], model: ModelConfig) -> Iterator[tuple[int, str, str, int]]:
+def _modules_in(text: TextTensors, model: ModelConfig) -> Iterator[tuple[int, str, str, int]]:
     """(layer, module, path, rank) of every linear module with both halves in the file."""
-    for layer, module, path in linear_modules(model):
+    tensors = text.tensors
+    for layer, module, path in linear_modules(model, text.stem):
         a, b = tensors.get(weight_name(path, "A")), tensors.get(weight_name(path, "B"))
         if a and b and a.shape:
             yield layer, module, path, a.shape[0]

@@ -1,8 +1,7 @@
 """PEFT's matching of a configuration against the modules of a base model, field by field.
 
-Module paths are those of Hugging Face's models, which PEFT matches against: "model.layers.0.mlp.up_proj". The
-configuration's regular expressions are compiled and run here, which may take unlimited time and memory, so untrusted
-ones are matched by ``pattern_worker``, a process that can be killed.
+The configuration's regular expressions are compiled and run here, which may take unlimited time and memory, so
+untrusted ones are matched by ``pattern_worker``, a process that can be killed.
 """
 
 import math
@@ -12,15 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from punica_serve.adapters.base_modules import BaseModules
 from punica_serve.adapters.peft_config import PeftConfig, as_tuple
-from punica_serve.base_model.lora_layout import MAX_LORA_RANK
+from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS, MAX_LORA_RANK
 from punica_serve.errors import AdapterRejected
 from punica_serve.errors.shortened import shortened
 
 V = TypeVar("V")
-
-#: The block of a layer that holds each of its linear modules, in the order in which the model runs them.
-Blocks = Mapping[str, str]
 
 #: PEFT's default target_modules for each architecture that is served and has one.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
@@ -68,21 +65,17 @@ class _Module:
     linear: str | None = None
 
 
-def module_path(layer: int, block: str, module: str) -> str:
-    return f"model.layers.{layer}.{block}.{module}"
-
-
-def match_targets(
-    config: PeftConfig, num_layers: int, blocks: Blocks, on_field: OnField = lambda name: None
-) -> Matches:
-    """The modules that PEFT would adapt in a model of ``num_layers`` layers. It takes as long as the expressions do.
+def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lambda name: None) -> Matches:
+    """The modules that PEFT would adapt in a base model. It takes as long as the expressions do.
 
     Raises AdapterRejected, whose ``param`` is the field.
     """
-    modules = [*_linear_modules(num_layers, blocks), *_other_modules(num_layers)]
+    modules = [_Module(path, layer, module) for layer, module, path in base.linear()]
+    modules += [_Module(path, layer) for layer, path in base.others()]
     on_field("target_modules")
+    _refuse_both_spellings(config, base)
     chosen = _targeted(config, modules)
-    warnings = [*_unmatched_names(config, modules), *_missing_layers(config, num_layers)]
+    warnings = [*_unmatched_names(config, modules), *_missing_layers(config, base.num_layers)]
     on_field("layers_pattern")
     chosen = _in_layers(config, chosen)
     on_field("exclude_modules")
@@ -92,9 +85,7 @@ def match_targets(
         if module.linear is None:
             _refuse("target_modules", f"matches `{module.path}`, which is not a linear module of a layer")
     if not chosen:
-        known = f"it has {', '.join(blocks)}"
-        reasons = ["and the fields that narrow it leave no linear module of the base model", *warnings, known]
-        _refuse("target_modules", "; ".join(reasons))
+        _refuse("target_modules", "; ".join((_nothing_matches(config), *warnings, f"it has {', '.join(base.blocks)}")))
     paths = [module.path for module in chosen]
     on_field("rank_pattern")
     ranks = _first_matches(config.rank_pattern or {}, paths, "rank_pattern")
@@ -116,20 +107,23 @@ def match_targets(
     return Matches(tuple(targets), tuple(warnings))
 
 
-def _linear_modules(num_layers: int, blocks: Blocks) -> Iterator[_Module]:
-    for layer in range(num_layers):
-        for module, block in blocks.items():
-            yield _Module(module_path(layer, block, module), layer, module)
+def _nothing_matches(config: PeftConfig) -> str:
+    """The start of a message, with the expression if it is one. Names of a list are warned of."""
+    shown = f"({shortened(config.target_modules)}) " if isinstance(config.target_modules, str) else ""
+    return f"{shown}and the fields that narrow it leave no linear module of the base model"
 
 
-def _other_modules(num_layers: int) -> Iterator[_Module]:
-    """All modules that an adapter may not update."""
-    for path in ("model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"):
-        yield _Module(path, None)
-    for layer in range(num_layers):
-        yield _Module(f"model.layers.{layer}", None)
-        for name in ("self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"):
-            yield _Module(f"model.layers.{layer}.{name}", layer)
+def _refuse_both_spellings(config: PeftConfig, base: BaseModules) -> None:
+    """Refuses a list with a fused module and one of its parts: only the adapter's owner knows which was trained."""
+    if not isinstance(config.target_modules, tuple):
+        return
+    last_parts = {name.rpartition(".")[2]: name for name in config.target_modules}
+    for group, parts in LORA_GROUPS.items():
+        (fused,), both = FUSED_GROUPS[group], [part for part in parts if part in last_parts]
+        if len(parts) > 1 and fused in last_parts and both:
+            known = ", ".join(module for module in (fused, *parts) if module in base.blocks)
+            names = f"both `{shortened(last_parts[fused])}` and `{shortened(last_parts[both[0]])}`"
+            _refuse("target_modules", f"names {names}, which are the same weights; the base model has {known} alone")
 
 
 def _path_ends(path: str) -> Iterator[str]:

@@ -2,17 +2,16 @@
 
 import msgspec
 
+from punica_serve.adapters.base_modules import BaseModules
 from punica_serve.adapters.matching import LoraTarget
 from punica_serve.adapters.peft_config import PeftConfig
 
 
 class PatternJob(msgspec.Struct, frozen=True):
-    """A request to match a configuration against a base model of ``num_layers`` layers."""
+    """A request to match a configuration against a base model."""
 
     config: PeftConfig
-    num_layers: int
-    #: The block that holds each linear module of a layer, in the order in which the model runs them.
-    blocks: dict[str, str]
+    base: BaseModules
 
 
 class Matching(msgspec.Struct, frozen=True, tag=True):

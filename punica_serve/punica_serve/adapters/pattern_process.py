@@ -7,7 +7,8 @@ import sys
 
 import msgspec
 
-from punica_serve.adapters.matching import Blocks, Matches
+from punica_serve.adapters.base_modules import BaseModules
+from punica_serve.adapters.matching import Matches
 from punica_serve.adapters.pattern_job import Matched, Matching, PatternAnswer, PatternJob, Rejected
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
@@ -25,13 +26,13 @@ _DECODER: msgspec.json.Decoder[PatternAnswer] = msgspec.json.Decoder(PatternAnsw
 logger = logging.getLogger(__name__)
 
 
-def match_in_process(config: PeftConfig, num_layers: int, blocks: Blocks) -> Matches:
+def match_in_process(config: PeftConfig, base: BaseModules) -> Matches:
     """Runs ``match_targets`` in another process. Blocks; thread-safe.
 
     Raises AdapterRejected, whose ``param`` is the field, also if matching takes too much time or memory;
     StoreUnavailable if the process can't run.
     """
-    answers = _answers_to(PatternJob(config, num_layers, dict(blocks)))
+    answers = _answers_to(PatternJob(config, base))
     match answers[-1]:
         case Matched(targets, warnings):
             return Matches(targets, warnings)

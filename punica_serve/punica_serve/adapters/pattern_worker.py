@@ -37,7 +37,7 @@ def answer_of(job: PatternJob) -> PatternAnswer:
         _write(Matching(name))
 
     try:
-        matches = match_targets(job.config, job.num_layers, job.blocks, announce)
+        matches = match_targets(job.config, job.base, announce)
     except AdapterRejected as error:
         return Rejected(error.message, error.param)
     except MemoryError:

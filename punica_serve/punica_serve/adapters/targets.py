@@ -5,30 +5,30 @@ A configuration with a regular expression is matched in a separate process (``pa
 
 from collections.abc import Iterator
 
-from punica_serve.adapters.matching import Blocks, Matches, match_targets, module_path
+from punica_serve.adapters.base_modules import ALONE, BaseModules
+from punica_serve.adapters.matching import Matches, match_targets
 from punica_serve.adapters.pattern_process import match_in_process
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.base_model.model_config import ModelConfig
 
 
-def lora_targets(config: PeftConfig, model: ModelConfig) -> Matches:
+def lora_targets(config: PeftConfig, model: ModelConfig, stem: str = ALONE) -> Matches:
     """The modules that PEFT would adapt. Blocks for at most ``pattern_process.MAX_WALL_S``.
 
-    Raises AdapterRejected if the configuration selects anything but the linear modules of a layer, gives one a rank
-    above MAX_LORA_RANK, or has a regular expression that is invalid or takes too long; StoreUnavailable if this
-    machine can't run another process.
+    ``stem``: the path of the text model in the model that the adapter was trained on. Raises AdapterRejected if the
+    configuration selects anything but the linear modules of a layer, gives one a rank above MAX_LORA_RANK, or has a
+    regular expression that is invalid or takes too long; StoreUnavailable if this machine can't run another process.
     """
     match = match_in_process if config.has_expressions else match_targets
-    return match(config, model.num_hidden_layers, blocks_of(model))
+    return match(config, base_modules(model, stem))
 
 
-def blocks_of(model: ModelConfig) -> Blocks:
-    """The linear modules of each layer that an adapter may update."""
-    return {projection.name: projection.parent for group in model.spec.groups for projection in group.projections}
+def base_modules(model: ModelConfig, stem: str = ALONE) -> BaseModules:
+    """The modules of a base model whose text model has the path ``stem``."""
+    blocks = {projection.name: projection.parent for group in model.spec.groups for projection in group.projections}
+    return BaseModules(model.num_hidden_layers, blocks, stem)
 
 
-def linear_modules(model: ModelConfig) -> Iterator[tuple[int, str, str]]:
+def linear_modules(model: ModelConfig, stem: str = ALONE) -> Iterator[tuple[int, str, str]]:
     """(layer, module, path) of every linear module that an adapter may update."""
-    for layer in range(model.num_hidden_layers):
-        for module, block in blocks_of(model).items():
-            yield layer, module, module_path(layer, block, module)
+    return base_modules(model, stem).linear()

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from punica_serve.adapters.matching import LoraTarget, match_targets
 from punica_serve.adapters.peft_config import PeftConfig
-from punica_serve.adapters.targets import blocks_of, linear_modules
+from punica_serve.adapters.targets import base_modules, linear_modules
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from tiny_config import tiny_config
@@ -24,7 +24,7 @@ SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 
 
 def targets_of(config: PeftConfig, model: ModelConfig) -> tuple[LoraTarget, ...]:
-    return match_targets(config, model.num_hidden_layers, blocks_of(model)).targets
+    return match_targets(config, base_modules(model)).targets
 
 
 module_ends = st.sampled_from([*SEVEN, "mlp.up_proj", "1.self_attn.q_proj", "layers.0.mlp.down_proj", "nowhere"])
@@ -139,16 +139,14 @@ def test_names_of_other_modules_are_refused(model: ModelConfig, name: str, path:
 
 @pytest.mark.parametrize("name", ["foo", "proj", "", "model.layers.2.self_attn.q_proj"])
 def test_names_that_the_base_lacks_are_warned_of(model: ModelConfig, name: str) -> None:
-    matches = match_targets(PeftConfig(target_modules=("q_proj", name)), model.num_hidden_layers, blocks_of(model))
+    matches = match_targets(PeftConfig(target_modules=("q_proj", name)), base_modules(model))
     assert {target.module for target in matches.targets} == {"q_proj"}
     assert matches.warnings == (f"`target_modules` names `{name}`, which the base model does not have",)
 
 
 def test_warnings_are_short(model: ModelConfig) -> None:
     names = tuple(f"{number}{'x' * 1000}" for number in range(2000))
-    (warning,) = match_targets(
-        PeftConfig(target_modules=("q_proj", *names)), model.num_hidden_layers, blocks_of(model)
-    ).warnings
+    (warning,) = match_targets(PeftConfig(target_modules=("q_proj", *names)), base_modules(model)).warnings
     assert "and 1995 more" in warning and len(warning) < 1300
 
 
@@ -160,7 +158,7 @@ def test_matching_nothing_is_refused(model: ModelConfig, target_modules: str | t
 
 def test_layers_that_the_base_lacks_are_warned_of(model: ModelConfig) -> None:
     config = PeftConfig(target_modules=("q_proj",), layers_to_transform=(1, 2, 7))
-    matches = match_targets(config, model.num_hidden_layers, blocks_of(model))
+    matches = match_targets(config, base_modules(model))
     assert [(target.layer, target.module) for target in matches.targets] == [(1, "q_proj")]
     assert matches.warnings == ("`layers_to_transform` names `2`, `7`; the base model has layers 0 to 1",)
 
@@ -235,7 +233,7 @@ def test_ranks_beyond_the_limit_are_refused(fields: dict[str, Any], param: str, 
 
 def test_a_base_with_fused_projections_is_matched_by_its_own_modules() -> None:
     fused = tiny_config(fused_projections=True)
-    matches = match_targets(PeftConfig(target_modules=("qkv_proj", "down_proj")), 2, blocks_of(fused))
+    matches = match_targets(PeftConfig(target_modules=("qkv_proj", "down_proj")), base_modules(fused))
     assert [target.path for target in matches.targets] == [
         f"model.layers.{layer}.{path}" for layer in range(2) for path in ("self_attn.qkv_proj", "mlp.down_proj")
     ]
@@ -250,4 +248,30 @@ def test_a_base_with_fused_projections_is_matched_by_its_own_modules() -> None:
 )
 def test_what_a_base_with_fused_projections_lacks_is_refused(targets: tuple[str, ...] | None, message: str) -> None:
     with pytest.raises(AdapterRejected, match=message):
-        match_targets(PeftConfig(target_modules=targets), 2, blocks_of(tiny_config(fused_projections=True)))
+        match_targets(PeftConfig(target_modules=targets), base_modules(tiny_config(fused_projections=True)))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("names", [("qkv_proj", "o_proj", "k_proj"), ("up_proj", "layers.0.mlp.gate_up_proj")])
+def test_fused_and_separate_names_of_one_module_are_refused(names: tuple[str, ...], fused: bool) -> None:
+    base = base_modules(tiny_config(fused_projections=fused))
+    with pytest.raises(AdapterRejected, match=r"`target_modules` names both `.*, which are the same weights") as caught:
+        match_targets(PeftConfig(target_modules=names), base)
+    assert caught.value.param == "target_modules"
+
+
+def test_an_expression_that_matches_nothing_is_shown_with_the_names_that_there_are(model: ModelConfig) -> None:
+    message = (
+        r"`target_modules` \(\.\*query\) and the fields .* leave no linear module.*; it has q_proj, k_proj, v_proj"
+    )
+    with pytest.raises(AdapterRejected, match=message):
+        targets_of(PeftConfig(target_modules=".*query"), model)
+
+
+@pytest.mark.parametrize("stem", ["model.language_model", "language_model.model"])
+def test_a_text_model_in_a_wrapper_is_matched_by_its_longer_paths(model: ModelConfig, stem: str) -> None:
+    expression = rf"{re.escape(stem)}\.layers\.1\..*_proj"
+    targets = match_targets(PeftConfig(target_modules=expression), base_modules(model, stem)).targets
+    assert [target.path for target in targets] == [p for n, _, p in linear_modules(model, stem) if n == 1]
+    with pytest.raises(AdapterRejected, match="leave no linear module"):
+        targets_of(PeftConfig(target_modules=expression), model)

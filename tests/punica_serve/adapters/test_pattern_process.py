@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters import pattern_process
-from punica_serve.adapters.matching import match_targets, module_path
+from punica_serve.adapters.base_modules import BaseModules
+from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.pattern_process import match_in_process
 from punica_serve.adapters.pattern_worker import MAX_CPU_S
 from punica_serve.adapters.peft_config import MAX_NAMES, PeftConfig
@@ -25,6 +26,7 @@ BLOCKS = {
 SEVEN = tuple(BLOCKS)
 #: Llama 3.1 405B has as many.
 NUM_LAYERS = 126
+LARGE, SMALL = BaseModules(NUM_LAYERS, BLOCKS), BaseModules(2, BLOCKS)
 
 #: Each would hold an interpreter for hours.
 CATASTROPHES: list[dict[str, Any]] = [
@@ -42,7 +44,7 @@ CATASTROPHES: list[dict[str, Any]] = [
 def test_an_expression_that_takes_too_long_is_refused_by_name(fields: dict[str, Any]) -> None:
     started_s = time.monotonic()
     with pytest.raises(AdapterRejected, match="takes too long to match; name modules in it") as caught:
-        match_in_process(PeftConfig(**fields), NUM_LAYERS, BLOCKS)
+        match_in_process(PeftConfig(**fields), LARGE)
     assert caught.value.param == list(fields)[-1]
     assert time.monotonic() - started_s < 20 * MAX_CPU_S
 
@@ -51,7 +53,7 @@ def test_many_alternatives_are_soon_matched() -> None:
     """Each used to be compared with each other before anything was matched."""
     names = "|".join(f"n{number:04d}" for number in range(1500))
     started_s = time.monotonic()
-    matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), NUM_LAYERS, BLOCKS)
+    matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), LARGE)
     assert time.monotonic() - started_s < 3.0
     assert len(matches.targets) == NUM_LAYERS
 
@@ -60,7 +62,7 @@ def test_as_many_patterns_as_there_may_be_are_matched_in_time() -> None:
     in_vain = [f"nowhere.{number}" for number in range(MAX_NAMES - 1)]
     keys = [*in_vain, "q_proj"]
     config = PeftConfig(rank_pattern=dict.fromkeys(keys, 4), alpha_pattern=dict.fromkeys(keys, 2.0))
-    matches = match_in_process(config, NUM_LAYERS, BLOCKS)
+    matches = match_in_process(config, LARGE)
     assert {(target.module, target.rank, target.alpha) for target in matches.targets} == {
         ("q_proj", 4, 2.0),
         ("v_proj", 8, 8.0),
@@ -68,9 +70,9 @@ def test_as_many_patterns_as_there_may_be_are_matched_in_time() -> None:
 
 
 def test_a_rank_for_every_module_of_a_large_model_is_matched_in_time() -> None:
-    paths = [module_path(layer, BLOCKS[module], module) for layer in range(NUM_LAYERS) for module in SEVEN]
+    paths = [path for _, _, path in LARGE.linear()]
     ranks = {path: number % 64 + 1 for number, path in enumerate(paths)}
-    matches = match_in_process(PeftConfig(target_modules=SEVEN, rank_pattern=ranks), NUM_LAYERS, BLOCKS)
+    matches = match_in_process(PeftConfig(target_modules=SEVEN, rank_pattern=ranks), LARGE)
     assert {target.path: target.rank for target in matches.targets} == ranks
 
 
@@ -89,7 +91,7 @@ def test_a_rank_for_every_module_of_a_large_model_is_matched_in_time() -> None:
 def test_says_what_matching_in_this_process_says(fields: dict[str, Any]) -> None:
     def outcome(match: Callable[..., Any]) -> Any:
         try:
-            return asdict(match(PeftConfig(**fields), 2, BLOCKS))
+            return asdict(match(PeftConfig(**fields), SMALL))
         except AdapterRejected as error:
             return error.message, error.param
 
@@ -112,7 +114,7 @@ def test_other_threads_go_on_meanwhile() -> None:
     ticking.start()
     try:
         with pytest.raises(AdapterRejected, match="takes too long"):
-            match_in_process(PeftConfig(target_modules=r"(.|..)*!"), NUM_LAYERS, BLOCKS)
+            match_in_process(PeftConfig(target_modules=r"(.|..)*!"), LARGE)
     finally:
         ended.set()
         ticking.join()
@@ -125,14 +127,14 @@ def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch
     monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-P", "-c", little))
     keys = [f"{number:x<2000}" for number in range(600)]
     with pytest.raises(AdapterRejected, match="`rank_pattern` takes too much memory to match") as caught:
-        match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), NUM_LAYERS, BLOCKS)
+        match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), LARGE)
     assert caught.value.param == "rank_pattern"
 
 
 def test_a_worker_beyond_the_deadline_is_killed_and_its_field_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pattern_process, "MAX_WALL_S", 0.6)
     with pytest.raises(AdapterRejected, match="`exclude_modules` takes too long"):
-        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), NUM_LAYERS, BLOCKS)
+        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), LARGE)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_process_that_fails_is_not_the_adapters_fault(
 ) -> None:
     monkeypatch.setattr(pattern_process, "_COMMAND", command)
     with pytest.raises(StoreUnavailable, match="try again later"):
-        match_in_process(PeftConfig(target_modules=".*q_proj"), 2, BLOCKS)
+        match_in_process(PeftConfig(target_modules=".*q_proj"), SMALL)
 
 
 def test_the_worker_starts_without_what_it_does_not_need() -> None:
@@ -163,6 +165,6 @@ def test_the_worker_gets_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     tell = f"import os, pathlib; pathlib.Path({str(tmp_path / 'names')!r}).write_text(' '.join(os.environ)); exit(3)"
     monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-c", tell))
     with pytest.raises(StoreUnavailable):
-        match_in_process(PeftConfig(target_modules=".*q_proj"), 2, BLOCKS)
+        match_in_process(PeftConfig(target_modules=".*q_proj"), SMALL)
     names = (tmp_path / "names").read_text().split()
     assert set(names) <= {"PYTHONPATH", "LD_LIBRARY_PATH", "LC_CTYPE"}, "Python itself sets the last"

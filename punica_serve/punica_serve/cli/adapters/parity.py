@@ -92,7 +92,8 @@ def compare(answers: Iterable[EngineAnswer], model_folder: Path, adapter_folder:
     transformers_logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers in a deprecated way
-        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        # Other implementations leave out Gemma 2's soft cap.
+        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, attn_implementation="eager")
         model = PeftModel.from_pretrained(base, adapter_folder).eval()
     return [_compare(answer, model) for answer in answers]
 

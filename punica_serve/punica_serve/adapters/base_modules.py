@@ -1,0 +1,46 @@
+"""The modules of a base model by the paths that PEFT matches: "model.layers.0.mlp.up_proj".
+
+A text model may stand alone or be part of a model that also sees images. Then its modules, and the tensors of adapters
+that were trained on it, have longer paths, which versions of transformers have written in two ways.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: What PEFT writes before every path.
+PEFT_PREFIX = "base_model.model."
+
+#: The path of a text model that stands alone, and of one in a model that also sees images.
+ALONE = "model"
+WRAPPED = ("model.language_model", "language_model.model")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModules:
+    """The linear modules that an adapter may update, and those around them."""
+
+    num_layers: int
+    #: The block of a layer that holds each of its linear modules, in the order in which the model runs them.
+    blocks: dict[str, str]
+    #: The path of the text model.
+    stem: str = ALONE
+
+    def linear(self) -> Iterator[tuple[int, str, str]]:
+        """(layer, module, path) of every linear module, in the order in which the model runs them."""
+        for layer in range(self.num_layers):
+            for module, block in self.blocks.items():
+                yield layer, module, f"{self.stem}.layers.{layer}.{block}.{module}"
+
+    def others(self) -> Iterator[tuple[int | None, str]]:
+        """(layer or None, path) of the modules that an adapter may not update."""
+        outer, _, inner = self.stem.rpartition(".")
+        head = f"{outer}.lm_head" if outer and inner == ALONE else "lm_head"
+        yield from ((None, path) for path in (*filter(None, (outer,)), self.stem, head))
+        for name in ("embed_tokens", "layers", "norm", "rotary_emb"):
+            yield None, f"{self.stem}.{name}"
+        for layer in range(self.num_layers):
+            path = f"{self.stem}.layers.{layer}"
+            yield None, path
+            for name in (*dict.fromkeys(self.blocks.values()), "mlp.act_fn", *_NORMS):
+                yield layer, f"{path}.{name}"

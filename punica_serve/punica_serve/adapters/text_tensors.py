@@ -1,0 +1,33 @@
+"""The tensors of an adapter's file that update the text model, and the path that it has there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from punica_serve.adapters.adapter import TensorPlace
+from punica_serve.adapters.base_modules import ALONE, PEFT_PREFIX, WRAPPED
+from punica_serve.errors import AdapterRejected
+
+#: The parts of a model that also sees images that text does not pass.
+_IMAGE_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTensors:
+    """The tensors of a file that update the text model."""
+
+    stem: str
+    tensors: Mapping[str, TensorPlace]
+    #: Tensors that update what only images pass, and so change no answer here.
+    num_image_tensors: int
+
+
+def text_tensors(tensors: Mapping[str, TensorPlace]) -> TextTensors:
+    """Raises AdapterRejected for a file that updates nothing but what images pass."""
+    image_parts = tuple(PEFT_PREFIX + part for part in _IMAGE_PARTS)
+    text = {name: tensor for name, tensor in tensors.items() if not name.startswith(image_parts)}
+    if tensors and not text:
+        first = min(tensors)
+        reason = f"it updates only the part for images, as tensor `{first[:200]}` does, and images are not served"
+        raise AdapterRejected(reason, param=first)
+    stem = next((stem for stem in WRAPPED if any(name.startswith(f"{PEFT_PREFIX}{stem}.") for name in text)), ALONE)
+    return TextTensors(stem, text, len(tensors) - len(text))
