@@ -1,0 +1,34 @@
+"""A bell loses no ring, and an inbox finds what was written before it slept."""
+
+import threading
+
+from punica_serve.engine.ranks.doorbell import Doorbell
+from punica_serve.engine.ranks.message_ring import RingReader, RingWriter, make_ring
+from punica_serve.engine.ranks.rank_inbox import RankInbox
+
+
+def test_a_ring_before_the_wait_ends_it_at_once() -> None:
+    bell = Doorbell()
+    bell.ring()
+    bell.ring()
+    bell.wait(60.0)
+    bell.wait(0.0)  # both rings are taken, and nothing is left to wait for
+    bell.close()
+
+
+def test_an_inbox_gets_every_frame_whether_it_sleeps_or_not() -> None:
+    fd, bell = make_ring(1 << 12, 1), Doorbell()
+    writer = RingWriter(fd, 1)
+    inbox = RankInbox(RingReader(fd, 1, 0), Doorbell(bell.fd), poll_s=0.0)
+    frames = [bytes([number]) for number in range(100)]
+
+    def write() -> None:
+        for frame in frames:
+            writer.write(frame, 10.0)
+            bell.ring()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert [inbox.take() for _ in frames] == frames
+    thread.join(10.0)
+    bell.close()

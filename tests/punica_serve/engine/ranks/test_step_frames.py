@@ -1,0 +1,69 @@
+"""Plans reach other ranks as the leader made them, whatever ends, is preempted or grows in between."""
+
+from random import Random
+
+import torch
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.ranks.step_frames import StepDecoder, StepEncoder
+from punica_serve.protocol import Request, SamplingParams
+
+CONTEXT = 64
+
+
+def _seen(plan: StepPlan) -> object:
+    """All that a runner reads of a plan."""
+    chunk = plan.prefill and (plan.prefill.start, plan.prefill.end, plan.prefill.is_last)
+    rows = [
+        (s.request, s.token_ids, s.num_cached, s.num_in_flight, s.pages, s.max_length, s.position)
+        for s in plan.sequences
+    ]
+    return chunk, rows
+
+
+def _request(random: Random, number: int) -> Request:
+    prompt = tuple(random.randrange(100) for _ in range(random.randint(1, 30)))
+    return Request(f"{number}", number, prompt, SamplingParams(max_tokens=random.randint(1, 20), seed=number))
+
+
+def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig) -> None:
+    random = Random(0)
+    cache = KvCache(tiny_model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=8)
+    encoder, decoder = StepEncoder(), StepDecoder(CONTEXT)
+    num_preempted = num_steps = 0
+    waiting = [Sequence.of(_request(random, number), CONTEXT) for number in range(40)]
+    in_flight: StepPlan | None = None
+    while waiting or planner.running or planner.waiting:
+        if waiting and random.random() < 0.3:
+            planner.add(waiting.pop())
+        while (sequence := planner.next_admissible()) is not None:
+            planner.admit(sequence)
+        plan, preempted = planner.plan(lambda _: True)
+        num_preempted += len(preempted)
+        if plan:
+            num_steps += 1
+            introduced, words = encoder.encode(plan)
+            for number, request in introduced:
+                decoder.introduce(number, request)
+            assert _seen(decoder.decode(words)) == _seen(plan)
+            assert encoder.known == decoder.known
+            for sequence in plan.decodes:
+                sequence.num_cached += 1
+            if plan.prefill:
+                plan.prefill.sequence.num_cached = plan.prefill.end
+            for sequence in plan.sampled:
+                sequence.num_in_flight += 1
+        if in_flight:  # steps overlap: the tokens of one are known after the launch of the next
+            for sequence in in_flight.sampled:
+                if sequence.num_in_flight:
+                    sequence.num_in_flight -= 1
+                    sequence.token_ids.append(random.randrange(100))
+                    if len(sequence.token_ids) >= sequence.max_length or random.random() < 0.02:
+                        planner.remove(sequence)
+        in_flight = plan
+    assert num_steps > 100
+    assert num_preempted > 5
