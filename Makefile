@@ -22,7 +22,7 @@ install: .venv/.installed
 
 .venv/.installed: .venv/.serving
 	@echo 'adding what testing takes: about 2 GB more'
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[gpu,bench,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench,dev]'
 	touch $@
 
 # Clients that others wrote, for tests/e2e/clients, which skip without them.

@@ -46,6 +46,9 @@ Resources = Annotated[dict[Name, Annotated[float, Field(gt=0)]], Field(min_lengt
 #: copied, as each layer waits for its own weights.
 ColdStart = Literal["wait", "layerwise"]
 
+#: The kernels that serve prefills' attention on a GPU.
+AttentionBackend = Literal["auto", "triton", "flashinfer"]
+
 
 class EngineConfig(ConfigModel):
     """One model replica: its weights, its memory pools and the shape of its steps."""
@@ -80,6 +83,9 @@ class EngineConfig(ConfigModel):
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there.
     cold_start: ColdStart = "layerwise"
+    #: Attention of prefills on a GPU. triton: our kernel. flashinfer: FlashInfer's for Hopper, compiled at the start if
+    #: need be. auto: FlashInfer's for prefills so long that it measured faster, if it is installed and compiled.
+    attention: AttentionBackend = "auto"
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
     #: Torch threads of a CPU worker; torch's own choice by default.

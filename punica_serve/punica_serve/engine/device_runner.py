@@ -26,12 +26,19 @@ def make_runner(
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
     if device.type != "cuda":
         return CpuRunner(*parts)
+    from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
     buckets = BatchBuckets(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
     before = free_bytes(device)
     try:
-        return CudaRunner(*parts, buckets, use_graphs=config.cuda_graphs, by_layer=config.cold_start == "layerwise")
+        return CudaRunner(
+            *parts,
+            buckets,
+            use_graphs=config.cuda_graphs,
+            by_layer=config.cold_start == "layerwise",
+            flashinfer_from=flashinfer_rows(config.attention, model.config, cache.pool.dtype, device),
+        )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ def flashinfer_attention(
     pages: Tensor,
     contexts: Sequence[int],
     num_new: int,
+    backend: Literal["fa2", "fa3"] = "fa2",
 ) -> LayerCall:
-    """Writes the attention of each request's newest rows to ``out``, with the kernels for Ampere and later (fa2).
+    """Writes the attention of each request's newest rows to ``out``: decodes with fa2, the others with ``backend``.
 
     Args:
         q, out: [requests * num_new, heads, head_dim].
@@ -31,6 +33,7 @@ def flashinfer_attention(
         pages: int32, one request's after the other's.
         contexts: tokens in the cache, of each request.
         num_new: rows of each request; with one, they are decodes.
+        backend: kernels for Ampere and later, or for Hopper.
 
     Raises ImportError if FlashInfer is not installed, RuntimeError if it can't build its kernels.
     """
@@ -63,7 +66,7 @@ def flashinfer_attention(
             use_cuda_graph=True,
             qo_indptr_buf=rows.to(q.device),
             **dict(zip(names, on_device, strict=True)),
-            backend="fa2",
+            backend=backend,
         )
         wrapper.plan(rows, *tables, **heads, head_dim_qk=q.shape[2], causal=True, **dtypes)
     return lambda number: wrapper.run(q, layer(number), out=out)

@@ -2,7 +2,7 @@
 
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ COLUMNS = (
     Column("context", "total context"),
     Column("group", "heads per kv head"),
     Column("us", "µs", ".1f"),
-    Column("flashinfer_us", "FlashInfer", ".1f"),
+    Column("flashinfer_us", "FlashInfer, fa2", ".1f"),
+    Column("fa3_us", "fa3", ".1f"),
     Column("times_faster", "x faster", ".2f"),
     Column("floor_us", "floor", ".2f"),
     Column("times_floor", "x floor", ".2f"),
@@ -73,7 +74,12 @@ def all_cases() -> tuple[Case, ...]:
         *(
             Case(f"{new} new of {context}", (context,), new)
             for new in (128, 512, 2048)
-            for context in sorted({new, 2048, 4096})
+            for context in sorted({new, 2048, 4096, 16384})
+        ),
+        *(
+            Case(f"{new} new of {context}, grouped", (context,), new, group=4)
+            for new in (128, 256, 512, 1024, 2048)
+            for context in sorted({new, 8192})
         ),
     )
 
@@ -161,20 +167,29 @@ def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | N
     expected = tensors.expected(-1)
     error = _error(tensors, tensors.attend, expected, "paged_attention")
     us = bench.time_us(tensors.attend)
-    flashinfer_us, missing = None, None
-    try:
-        arguments = (tensors.q, tensors.out, tensors.layer, tensors.pages, case.contexts, case.num_new)
-        flashinfer = flashinfer_attention(*arguments)
-        _error(tensors, flashinfer, expected, "FlashInfer")
-        flashinfer_us = bench.time_us(flashinfer)
-    except (ImportError, RuntimeError) as reason:
-        missing = first_line(reason)
+    fa2_us, missing = _flashinfer_us(bench, tensors, expected, "fa2")
+    fa3_us = None if case.num_new == 1 or missing else _flashinfer_us(bench, tensors, expected, "fa3")[0]
     num_heads = bench.settings.hidden_size // HEAD_DIM
     num_bytes = case.num_bytes(num_heads, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, flop=case.flop(num_heads))
-    times_faster = flashinfer_us / us if flashinfer_us else None
+    theirs = [time for time in (fa2_us, fa3_us) if time]
+    times_faster = min(theirs) / us if theirs else None
     what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group)
-    return (*what, us, flashinfer_us, times_faster, floor_us, us / floor_us, error), missing
+    return (*what, us, fa2_us, fa3_us, times_faster, floor_us, us / floor_us, error), missing
+
+
+def _flashinfer_us(
+    bench: KernelBench, tensors: AttentionTensors, expected: Tensor, backend: Literal["fa2", "fa3"]
+) -> tuple[float | None, str | None]:
+    """Its time, or the reason why it was not measured."""
+    case = tensors.case
+    arguments = (tensors.q, tensors.out, tensors.layer, tensors.pages, case.contexts, case.num_new)
+    try:
+        attend = flashinfer_attention(*arguments, backend)
+        _error(tensors, attend, expected, f"FlashInfer's {backend}")
+        return bench.time_us(attend), None
+    except (ImportError, RuntimeError) as reason:
+        return None, first_line(reason)
 
 
 def _error(tensors: AttentionTensors, attend: LayerCall, expected: Tensor, name: str) -> float:
@@ -186,5 +201,5 @@ def _error(tensors: AttentionTensors, attend: LayerCall, expected: Tensor, name:
 
 def draw(table: TableData, figure: "Figure") -> None:
     """Draws bars, a group for each case."""
-    series = {"us": "this kernel", "flashinfer_us": "FlashInfer, fa2"}
+    series = {"us": "this kernel", "flashinfer_us": "FlashInfer, fa2", "fa3_us": "FlashInfer, fa3"}
     draw_bars(table, figure, series, lambda record: f"{record['case']}")

@@ -19,7 +19,9 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.flashinfer_rows import FlashInferMemory, FlashInferRows, PrefillShape
 from punica_serve.engine.cuda.step_input_buffer import Section, StepInputBuffer
 from punica_serve.engine.cuda.step_pages import PageRuns, lay_out_pages
 
@@ -50,13 +52,15 @@ class CudaAttention:
         spec = model.spec
         self._layers = spec.layers
         self._decodes: dict[int | None, _Rows] = {}
-        self._prefill: dict[int | None, _Rows] = {}
+        self._prefill: dict[int | None, _Rows | FlashInferRows] = {}
         for window, (decode_tiles, prefill_tiles) in zip(spec.windows, _TILES, strict=False):
             decodes, prefill = attention_shapes(cache, model, bucket, window)
             if decodes:
                 self._decodes[window] = _Rows(decodes, buffer, decode_tiles, memory.decodes, spec)
             if prefill:
                 self._prefill[window] = _Rows(prefill, buffer, prefill_tiles, memory.prefill, spec)
+        if memory.flashinfer and memory.serves_by_flashinfer(bucket):
+            self._prefill = _flashinfer_rows(cache, model, bucket, buffer, memory.flashinfer)
         self._side = memory.side if self._decodes and self._prefill else None
 
     def plan(self, step: StepPlan) -> None:
@@ -97,8 +101,12 @@ class CudaAttention:
 class AttentionMemory:
     """The memory that the buckets of one engine share: they run one after the other."""
 
-    def __init__(self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket]) -> None:
+    def __init__(
+        self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket], flashinfer_from: int | None = None
+    ) -> None:
+        """``flashinfer_from``: the fewest prefill rows of a bucket that FlashInfer serves; None: it serves none."""
         pool = cache.pool
+        self._flashinfer_from = flashinfer_from
         windows = model.spec.windows
         shapes = (attention_shapes(cache, model, bucket, window) for bucket in buckets for window in windows)
         decodes, prefills = zip(*shapes, strict=True)
@@ -111,6 +119,14 @@ class AttentionMemory:
         self.prefill = AttentionWorkspace.of([*filter(None, prefills)], model.head_dim, pool.device)
         #: The stream on which a prefill's rows run beside the decodes.
         self.side = torch.cuda.Stream(pool.device) if pool.is_cuda else None
+        self.flashinfer = (
+            FlashInferMemory(pool.device) if any(self.serves_by_flashinfer(bucket) for bucket in buckets) else None
+        )
+
+    def serves_by_flashinfer(self, bucket: BatchBucket) -> bool:
+        """Whether FlashInfer serves the prefill rows of that bucket."""
+        first = self._flashinfer_from
+        return first is not None and bucket.num_prefill_rows >= first
 
 
 class _Rows:
@@ -158,11 +174,27 @@ def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) 
     }
 
 
+def _flashinfer_rows(
+    cache: KvCache, model: ModelConfig, bucket: BatchBucket, buffer: StepInputBuffer, memory: FlashInferMemory
+) -> dict[int | None, _Rows | FlashInferRows]:
+    """FlashInfer's rows for each distinct window of the model's layers."""
+    heads = (model.num_attention_heads, model.num_key_value_heads)
+    shape = PrefillShape(1, bucket.num_prefill_rows, *heads, model.spec.attention_scale)
+    modules = fa3_modules(model, cache.pool.dtype)
+    return {module.window: FlashInferRows(shape, module, buffer.device("kv_pages"), memory) for module in modules}
+
+
 def make_attentions(
-    cache: KvCache, model: ModelConfig, buffers: Mapping[BatchBucket, StepInputBuffer]
+    cache: KvCache,
+    model: ModelConfig,
+    buffers: Mapping[BatchBucket, StepInputBuffer],
+    flashinfer_from: int | None = None,
 ) -> dict[BatchBucket, CudaAttention]:
-    """One attention for each bucket of an engine. They share memory and must run one after the other."""
-    memory = AttentionMemory(cache, model, tuple(buffers))
+    """One attention for each bucket of an engine. They share memory and must run one after the other.
+
+    ``flashinfer_from``: the fewest prefill rows of a bucket that FlashInfer serves; None: it serves none.
+    """
+    memory = AttentionMemory(cache, model, tuple(buffers), flashinfer_from)
     return {bucket: CudaAttention(cache, model, bucket, own, memory) for bucket, own in buffers.items()}
 
 

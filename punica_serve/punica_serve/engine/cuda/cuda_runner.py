@@ -66,8 +66,11 @@ class CudaRunner:
         *,
         use_graphs: bool,
         by_layer: bool,
+        flashinfer_from: int | None = None,
     ) -> None:
-        """``by_layer``: prefills wait for the layers of an adapter that is still arriving."""
+        """``by_layer``: prefills wait for the layers of an adapter that is still arriving. ``flashinfer_from``: the
+        fewest prefill rows of a bucket that FlashInfer serves; None: it serves none.
+        """
         self._sampler = sampler
         self._pages_of = pages_of
         self._arrival_of = arrival_of
@@ -80,7 +83,9 @@ class CudaRunner:
         self.newest_end: torch.cuda.Event | None = None
         # Lt's choice of kernels is up to a tenth faster for narrow projections (docs/performance.md).
         torch.backends.cuda.preferred_blas_library("cublaslt")
-        self._runners = _make_runners(model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates)
+        self._runners = _make_runners(
+            model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates, flashinfer_from
+        )
         torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
         self._warm_up(use_graphs=use_graphs)
 
@@ -136,6 +141,7 @@ def _make_runners(
     sampled_ids: Tensor,
     buckets: BatchBuckets,
     gates: LayerGates | None,
+    flashinfer_from: int | None,
 ) -> dict[tuple[BatchBucket, bool], GraphRunner]:
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
@@ -149,7 +155,7 @@ def _make_runners(
         for bucket, table in tables.items()
     }
     runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
-    for bucket, attention in make_attentions(cache, model.config, buffers).items():
+    for bucket, attention in make_attentions(cache, model.config, buffers, flashinfer_from).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
         for with_lora in (True, False):
             lora = CudaLora(

@@ -1,0 +1,62 @@
+"""FlashInfer's prefill rows against plain attention in float64, in a pool full of an earlier owner's NaN."""
+
+import pytest
+import torch
+
+from attention_desk import AttentionDesk
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cuda.attention_backend import fa3_modules
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.flashinfer_modules import compile_module, is_compiled, why_not
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+BUCKET = BatchBucket(512, 31)
+
+
+@pytest.fixture(params=[8, 2])
+def desk(request: pytest.FixtureRequest) -> AttentionDesk:
+    torch.manual_seed(0)
+    made = AttentionDesk(request.param, "cuda", torch.bfloat16, 128)
+    _compile(made.model)
+    return made
+
+
+def _compile(model: ModelConfig) -> None:
+    for module in fa3_modules(model, torch.bfloat16):
+        if reason := why_not(module, torch.device("cuda")):
+            pytest.skip(reason)
+        if not is_compiled(module):
+            compile_module(module)
+
+
+@pytest.mark.parametrize("chunk", [(0, 512), (0, 300), (600, 700), (999, 1000), (0, 1)], ids=str)
+def test_rows_attend_to_their_own_past(desk: AttentionDesk, chunk: tuple[int, int]) -> None:
+    step = desk.step(chunk, [100, 1, 900])
+    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+    attention.plan(step)
+    for layer in range(2):
+        desk.check(step, BUCKET, layer, q, attention.run(layer, q))
+
+
+def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk) -> None:
+    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        attention.plan(StepPlan(None, ()))
+        attention.run(1, q)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = attention.run(1, q)
+    for chunk, num_decodes in [((0, 512), 31), ((0, 1), 0), ((300, 340), 3), (None, 5), ((500, 990), 7)]:
+        step = desk.step(chunk, [10 + 30 * number for number in range(num_decodes)])
+        q.copy_(desk.q(BUCKET))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            attention.plan(step)
+            graph.replay()
+        torch.cuda.synchronize()
+        desk.check(step, BUCKET, 1, q, out)

@@ -1,0 +1,114 @@
+"""A KvCache full of an earlier owner's NaN, and attention over what its sequences wrote."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.graph_runner import PlannedAttention
+from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.protocol import Request, SamplingParams
+from tiny_config import tiny_config
+
+LAYERS, HEADS, PAGE_SIZE, NUM_PAGES = 2, 8, 16, 2500
+
+
+def attention_model(kv_heads: int, head_dim: int) -> ModelConfig:
+    return tiny_config(
+        hidden_size=HEADS * head_dim,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=1024,
+    )
+
+
+class AttentionDesk:
+    """A KvCache whose pages hold what the sequences wrote and NaN everywhere else."""
+
+    def __init__(self, kv_heads: int, device: str, dtype: torch.dtype, head_dim: int) -> None:
+        self.model = attention_model(kv_heads, head_dim)
+        self.device = torch.device(device)
+        self.cache = KvCache(self.model, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype, device=self.device)
+        self.cache.pool.fill_(torch.nan)
+        self._free: Iterator[int] = iter(torch.randperm(NUM_PAGES).tolist())
+
+    def attention(self, bucket: BatchBucket, flashinfer_from: int | None = None) -> "StagedAttention":
+        buffer = StepInputBuffer(attention_sections(self.cache, self.model, bucket), self.device)
+        attentions = make_attentions(self.cache, self.model, {bucket: buffer}, flashinfer_from)
+        return StagedAttention(attentions[bucket], buffer)
+
+    def sequence(self, length: int, num_cached: int) -> Sequence:
+        """``length`` tokens, all of whose keys and values are there, ``num_cached`` of them from earlier steps."""
+        sequence = Sequence.of(Request("r", 0, (1,) * length, SamplingParams()), 2048)
+        sequence.num_cached = num_cached
+        sequence.pages = [next(self._free) for _ in range(self.cache.pages_for(length + 1))]
+        positions = torch.arange(length)
+        pages = torch.tensor(sequence.pages)[positions // PAGE_SIZE].to(self.device)
+        pool, offsets = self.cache.pool, (positions % PAGE_SIZE).to(self.device)
+        for layer in range(LAYERS):
+            fresh = torch.randn(2, length, *pool.shape[-2:], device=self.device).to(pool.dtype)
+            pool[pages, layer, 0, offsets], pool[pages, layer, 1, offsets] = fresh
+        return sequence
+
+    def step(self, chunk: tuple[int, int] | None, decode_lengths: list[int]) -> StepPlan:
+        """``chunk``: the tokens that a prefill runs."""
+        decodes = tuple(self.sequence(length, length - 1) for length in decode_lengths)
+        if chunk is None:
+            return StepPlan(None, decodes)
+        start, end = chunk
+        return StepPlan(PrefillChunk(self.sequence(end, start), start, end, is_last=True), decodes)
+
+    def q(self, bucket: BatchBucket) -> Tensor:
+        q = torch.randn(bucket.num_rows, HEADS, self.model.head_dim, device=self.device)
+        return q.to(self.cache.pool.dtype)
+
+    def reference(self, layer: int, q: Tensor, sequence: Sequence, length: int) -> Tensor:
+        """q: the last rows of ``length`` tokens, [rows, heads, head_dim] -> the same in float32."""
+        pages = sequence.pages[: self.cache.pages_for(length)]
+        repeat = HEADS // self.model.num_key_value_heads
+        k, v = (
+            side[pages].flatten(0, 1)[:length].float().repeat_interleave(repeat, 1) for side in self.cache.layer(layer)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / self.model.head_dim**0.5
+        rows = torch.arange(length - len(q), length, device=self.device)
+        scores = scores.masked_fill(torch.arange(length, device=self.device) > rows[:, None], -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double()).float()
+
+    def check(self, step: StepPlan, bucket: BatchBucket, layer: int, q: Tensor, out: Tensor) -> None:
+        """All rows that do not pad."""
+        out = out.view_as(q).float()
+        tolerance = 1e-3 if q.dtype == torch.float32 else 2e-2
+        if chunk := step.prefill:
+            rows = slice(bucket.num_prefill_rows - chunk.num_tokens, bucket.num_prefill_rows)
+            expected = self.reference(layer, q[rows], chunk.sequence, chunk.end)
+            torch.testing.assert_close(out[rows], expected, atol=tolerance, rtol=tolerance)
+        for row, sequence in enumerate(step.decodes, start=bucket.num_prefill_rows):
+            expected = self.reference(layer, q[row : row + 1], sequence, sequence.num_cached + 1)
+            torch.testing.assert_close(out[row : row + 1], expected, atol=tolerance, rtol=tolerance)
+
+
+class StagedAttention(NamedTuple):
+    """An attention and the words that it is in."""
+
+    attention: PlannedAttention
+    buffer: StepInputBuffer
+
+    @property
+    def slot_mapping(self) -> Tensor:
+        return self.attention.slot_mapping
+
+    def plan(self, step: StepPlan) -> None:
+        self.attention.plan(step)
+        self.buffer.copy_to_device()
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        return self.attention.run(layer, q)
