@@ -1,4 +1,7 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021) in the rotate-half layout of Hugging Face's Llama."""
+"""Rotary position embedding (Su et al., RoFormer, 2021) in the rotate-half layout of Hugging Face's Llama.
+
+Models may rotate the first elements of a head alone: as many as the tables say.
+"""
 
 import torch
 from torch import Tensor
@@ -8,9 +11,9 @@ from punica_kernels.head_norms import HeadNorms
 
 
 def rotary_tables(inv_freq: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * inv_freq, each float32 [max_position, head_dim / 2], on inv_freq's device.
+    """cos and sin of position * inv_freq, each float32 [max_position, rotated / 2], on inv_freq's device.
 
-    `inv_freq`: float [head_dim / 2], such as theta^(-2i / head_dim).
+    `inv_freq`: float [rotated / 2], such as theta^(-2i / rotated).
     """
     positions = torch.arange(max_position, dtype=torch.float32, device=inv_freq.device)
     angles = torch.outer(positions, inv_freq.float())
@@ -36,8 +39,8 @@ def rotary_append(
 
     With `norms`, each head x of queries and keys becomes x / sqrt(mean(x^2) + eps) * weight before it is rotated.
 
-    Element i of a head rotates with element i + head_dim / 2 by the angle of its row's position, in float32, rounded
-    once.
+    Element i of a head rotates with element i + rotated / 2 by the angle of its row's position, in float32, rounded
+    once. Elements from `rotated` on, twice the tables' width, are kept.
 
     Args:
         q_out: [num_rows, heads, head_dim].
@@ -100,8 +103,9 @@ def _norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _rotate(heads: Tensor, row_cos: Tensor, row_sin: Tensor) -> Tensor:
     """float32, like heads [num_rows, heads, head_dim]."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * row_cos - second * row_sin, second * row_cos + first * row_sin), dim=-1)
+    pairs = row_cos.shape[-1]
+    first, second, kept = heads[..., :pairs], heads[..., pairs : 2 * pairs], heads[..., 2 * pairs :].float()
+    return torch.cat((first * row_cos - second * row_sin, second * row_cos + first * row_sin, kept), dim=-1)
 
 
 def _check_append(
@@ -121,7 +125,7 @@ def _check_append(
     num_pages, page_size, kv_heads, _ = keys.shape
     require_shape("qkv", qkv, num_rows, (heads + 2 * kv_heads) * head_dim)
     require_shape("positions", positions, num_rows)
-    require_shape("cos", cos, cos.shape[0], head_dim // 2)
+    require_shape("cos", cos, cos.shape[0], min(cos.shape[-1], head_dim // 2))
     require_shape("sin", sin, *cos.shape)
     require_shape("keys", keys, num_pages, page_size, kv_heads, head_dim)
     require_shape("values", values, *keys.shape)

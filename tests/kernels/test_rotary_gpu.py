@@ -17,8 +17,8 @@ EPS = 1e-6
 
 
 def rotate(heads: Tensor, angles_cos: Tensor, angles_sin: Tensor) -> Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * angles_cos - second * angles_sin, second * angles_cos + first * angles_sin), dim=-1)
+    first, second, kept = heads.tensor_split((n := angles_cos.shape[-1], 2 * n), dim=-1)
+    return torch.cat((first * angles_cos - second * angles_sin, second * angles_cos + first * angles_sin, kept), dim=-1)
 
 
 def norm(heads: Tensor, weight: Tensor) -> Tensor:
@@ -35,12 +35,13 @@ def check(
     *,
     has_bias: bool = False,
     has_norms: bool = False,
+    rotated: int | None = None,
 ) -> None:
     """Against float64, on poisoned outputs: what no row owns must stay NaN."""
     width = (heads + 2 * kv_heads) * head_dim
     qkv = torch.randn(num_rows, width + 7, device=DEVICE).to(dtype)[:, :width]
     delta = torch.randn(num_rows, width, device=DEVICE).to(delta_dtype) if delta_dtype else None
-    cos, sin = rotary_tables(1e4 ** -(torch.arange(0, head_dim, 2, device=DEVICE) / head_dim), MAX_POSITION)
+    cos, sin = rotary_tables(1e4 ** -(torch.arange(0, rotated or head_dim, 2, device=DEVICE) / head_dim), MAX_POSITION)
     positions = torch.randint(0, MAX_POSITION, (num_rows,), device=DEVICE)
     num_pages = num_rows + 2
     slot_mapping = torch.randperm(num_pages * PAGE_SIZE, device=DEVICE)[:num_rows].to(torch.int32)
@@ -93,6 +94,12 @@ def test_bias_and_norms_of_heads(
     check(heads, kv_heads, head_dim, 5, torch.float32, delta_dtype, has_bias=has_bias, has_norms=has_norms)
 
 
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotated"), [(20, 14), (16, 2), (64, 48)])
+def test_some_elements_of_a_head_may_be_kept(head_dim: int, rotated: int, has_norms: bool) -> None:
+    check(3, 1, head_dim, 5, torch.float32, torch.float16, has_norms=has_norms, rotated=rotated)
+
+
 def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
     qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0, torch.inf, 5.0]], device=DEVICE)
     pool = torch.zeros(2, 1, 1, 1, 2, device=DEVICE)
@@ -109,6 +116,12 @@ def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
 def test_model_shapes(num_rows: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     for delta_dtype in (None, dtype, torch.float32):
         check(heads, kv_heads, head_dim, num_rows, dtype, delta_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 33, 600])
+def test_phi_4_mini_shape(num_rows: int) -> None:
+    check(24, 8, 128, num_rows, torch.bfloat16, torch.bfloat16, rotated=96)
 
 
 @pytest.mark.gpu

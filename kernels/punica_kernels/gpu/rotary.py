@@ -57,6 +57,7 @@ def rotary_append(
         HEADS=heads,
         KV_HEADS=kv_heads,
         PAIRS=head_dim // 2,
+        ROTATED_PAIRS=cos.shape[1],
         PAGE_SIZE=page_size,
         BLOCK_HEADS=block_heads,
         BLOCK_PAIRS=block_pairs,
@@ -95,13 +96,17 @@ def _rotary_append(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    ROTATED_PAIRS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
     PDL_WAIT: tl.constexpr,
 ):
-    """One program per row and block of heads; a row's heads are its queries, then its keys, then its values."""
+    """One program per row and block of heads; a row's heads are its queries, then its keys, then its values.
+
+    A head's elements are taken in pairs: those that rotate with each other, then those that are kept.
+    """
     if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
     if PDL_TRIGGER:
@@ -110,46 +115,55 @@ def _rotary_append(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
     mask = (head < HEADS + 2 * KV_HEADS) & (pair < PAIRS)
-    column = head * (2 * PAIRS) + pair
+    i, j = _elements(pair, PAIRS, ROTATED_PAIRS)
+    column = head * (2 * PAIRS)
     qkv += row * qkv_stride + column
-    first = tl.load(qkv, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(qkv + PAIRS, mask=mask, other=0.0).to(tl.float32)
+    first = tl.load(qkv + i, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv + j, mask=mask, other=0.0).to(tl.float32)
     if delta is not None:
         delta += row * delta_stride + column
-        first += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
-        second += tl.load(delta + PAIRS, mask=mask, other=0.0).to(tl.float32)
+        first += tl.load(delta + i, mask=mask, other=0.0).to(tl.float32)
+        second += tl.load(delta + j, mask=mask, other=0.0).to(tl.float32)
 
     if bias is not None:
         bias += column
-        first += tl.load(bias, mask=mask, other=0.0).to(tl.float32)
-        second += tl.load(bias + PAIRS, mask=mask, other=0.0).to(tl.float32)
+        first += tl.load(bias + i, mask=mask, other=0.0).to(tl.float32)
+        second += tl.load(bias + j, mask=mask, other=0.0).to(tl.float32)
     first_normed, second_normed = first, second
     if q_norm is not None:
         # The lanes of values load a key's weight, whose product nobody stores.
         scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * PAIRS) + eps)
         is_query = head < HEADS
-        first_normed *= scale * _norm_weight(q_norm, k_norm, is_query, pair, pair < PAIRS)
-        second_normed *= scale * _norm_weight(q_norm, k_norm, is_query, pair + PAIRS, pair < PAIRS)
+        first_normed *= scale * _norm_weight(q_norm, k_norm, is_query, i, pair < PAIRS)
+        second_normed *= scale * _norm_weight(q_norm, k_norm, is_query, j, pair < PAIRS)
 
     position = tl.load(positions + row).to(tl.int64)
-    row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < PAIRS, other=0.0)
-    row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < PAIRS, other=0.0)
+    row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < ROTATED_PAIRS, other=1.0)
+    row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < ROTATED_PAIRS, other=0.0)
     rotated_first = first_normed * row_cos - second_normed * row_sin
     rotated_second = second_normed * row_cos + first_normed * row_sin
 
     is_q = mask & (head < HEADS)
-    _store_pairs(q_out + row * q_row_stride + head * q_head_stride + pair, rotated_first, rotated_second, PAIRS, is_q)
+    _store_pairs(q_out + row * q_row_stride + head * q_head_stride, i, j, rotated_first, rotated_second, is_q)
     slot = tl.load(slot_mapping + row).to(tl.int64)
     page = slot // PAGE_SIZE
     offset = slot % PAGE_SIZE
     is_k = mask & (head >= HEADS) & (head < HEADS + KV_HEADS) & (slot >= 0)
-    keys += page * key_page_stride + offset * key_slot_stride + (head - HEADS) * key_head_stride + pair
-    _store_pairs(keys, rotated_first, rotated_second, PAIRS, is_k)
+    keys += page * key_page_stride + offset * key_slot_stride + (head - HEADS) * key_head_stride
+    _store_pairs(keys, i, j, rotated_first, rotated_second, is_k)
     is_v = mask & (head >= HEADS + KV_HEADS) & (slot >= 0)
-    values += (
-        page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride + pair
-    )
-    _store_pairs(values, first, second, PAIRS, is_v)
+    values += page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride
+    _store_pairs(values, i, j, first, second, is_v)
+
+
+@triton.jit
+def _elements(pair, PAIRS: tl.constexpr, ROTATED_PAIRS: tl.constexpr):
+    """The two elements of a pair in its head. Rotated pairs come first; the others fill the rest of the head."""
+    if ROTATED_PAIRS == PAIRS:
+        return pair, pair + PAIRS
+    else:
+        rotates = pair < ROTATED_PAIRS
+        return tl.where(rotates, pair, pair + ROTATED_PAIRS), tl.where(rotates, pair + ROTATED_PAIRS, pair + PAIRS)
 
 
 @triton.jit
@@ -161,6 +175,6 @@ def _norm_weight(q_norm, k_norm, is_query, element, mask):
 
 
 @triton.jit
-def _store_pairs(pointers, first, second, PAIRS: tl.constexpr, mask):
-    tl.store(pointers, first.to(pointers.dtype.element_ty), mask=mask)
-    tl.store(pointers + PAIRS, second.to(pointers.dtype.element_ty), mask=mask)
+def _store_pairs(heads, i, j, first, second, mask):
+    tl.store(heads + i, first.to(heads.dtype.element_ty), mask=mask)
+    tl.store(heads + j, second.to(heads.dtype.element_ty), mask=mask)

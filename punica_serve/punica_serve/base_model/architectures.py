@@ -43,8 +43,8 @@ class Architecture:
     is_gemma: bool = False
     #: Whether q, k and v, and gate and up, are one linear module each.
     has_fused_projections: bool = False
-    #: Whether rotary embeddings may be scaled. Phi-3's scalings mean something of its own by their names.
-    has_scaled_rope: bool = True
+    #: Whether rotary embeddings are Phi-3's: partial, and scaled by LongRoPE, whatever the scaling is called.
+    has_longrope: bool = False
 
 
 _GEMMA: dict[str, tuple[Any, ...]] = {
@@ -119,10 +119,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 ARCHITECTURES["phi3"] = Architecture(
     "Phi3ForCausalLM",
     defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "eos_token_id": 32_000},
-    implemented={"attention_bias": (False,), "partial_rotary_factor": (1, None)},
+    implemented={"attention_bias": (False,)},
     windows="all",
     has_fused_projections=True,
-    has_scaled_rope=False,
+    has_longrope=True,
 )
 
 #: Models that also see images, by `model_type` -> the `model_type` of their text model, and their class.

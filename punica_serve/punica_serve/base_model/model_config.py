@@ -26,7 +26,7 @@ from punica_serve.base_model.model_spec import (
     RopeScaling,
     RotarySpec,
 )
-from punica_serve.base_model.rope_config import Rope, read_rope, refuse_scaling, split_ropes
+from punica_serve.base_model.rope_config import Rope, read_longrope, read_rope, split_ropes
 from punica_serve.base_model.windows import read_windows
 from punica_serve.errors import ModelRejected
 
@@ -68,6 +68,8 @@ class ModelConfig:
     fused_projections: bool = False
     #: Tokens that a row of each layer attends to; None means the whole context. Empty: no layer has a window.
     windows: tuple[int | None, ...] = ()
+    #: Elements of each head that are rotated, the first ones; None: all.
+    rotary_dim: int | None = None
     #: The rotary embedding of the layers with a window; None: that of the others.
     window_rope: Rope | None = None
     #: Gemma's layers: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
@@ -130,13 +132,21 @@ def _spec(config: ModelConfig) -> ModelSpec:
 
 
 def _layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    rope = Rope(config.rope_theta, config.rope_linear_factor, config.rope_scaling)
-    whole, windowed = (
-        RotarySpec(config.head_dim, each.theta, each.linear_factor, each.scaling, config.max_position_embeddings)
-        for each in (rope, config.window_rope or rope)
-    )
+    rope = Rope(config.rope_theta, config.rope_linear_factor, config.rope_scaling, config.rotary_dim)
+    whole, windowed = (_rotary(config, each) for each in (rope, config.window_rope or rope))
     windows = config.windows or (None,) * config.num_hidden_layers
     return tuple(LayerSpec(whole if window is None else windowed, window) for window in windows)
+
+
+def _rotary(config: ModelConfig, rope: Rope) -> RotarySpec:
+    return RotarySpec(
+        head_dim=config.head_dim,
+        theta=rope.theta,
+        linear_factor=rope.linear_factor,
+        scaling=rope.scaling,
+        max_position=config.max_position_embeddings,
+        rotary_dim=rope.rotary_dim or config.head_dim,
+    )
 
 
 def _block_norms(config: ModelConfig) -> BlockNorms:
@@ -192,7 +202,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     raw = {**architecture.defaults, **raw}
     file = convert(raw, _ConfigFile, path)
     _check_heads(file, path)
-    rope, window_rope = _ropes(raw, path, architecture, file.max_position_embeddings)
+    head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
+    rope, window_rope = _ropes(raw, path, architecture, head_dim, file.max_position_embeddings)
     return ModelConfig(
         vocab_size=file.vocab_size,
         hidden_size=file.hidden_size,
@@ -200,7 +211,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         num_hidden_layers=file.num_hidden_layers,
         num_attention_heads=file.num_attention_heads,
         num_key_value_heads=file.num_key_value_heads or file.num_attention_heads,
-        head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
+        head_dim=head_dim,
         max_position_embeddings=file.max_position_embeddings,
         rms_norm_eps=file.rms_norm_eps,
         rope_theta=rope.theta,
@@ -219,6 +230,7 @@ def read_model_config(folder: Path) -> ModelConfig:
             num_layers=file.num_hidden_layers,
             max_position_embeddings=file.max_position_embeddings,
         ),
+        rotary_dim=rope.rotary_dim,
         window_rope=window_rope,
         is_gemma=architecture.is_gemma,
         query_pre_attn_scalar=file.query_pre_attn_scalar if architecture.is_gemma else None,
@@ -235,11 +247,11 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _ropes(
-    raw: dict[str, Any], path: Path, architecture: Architecture, max_position_embeddings: int
+    raw: dict[str, Any], path: Path, architecture: Architecture, head_dim: int, max_position_embeddings: int
 ) -> tuple[Rope, Rope | None]:
     """Those of layers that see the whole context and, where they have their own, of layers with a window."""
-    if not architecture.has_scaled_rope:
-        refuse_scaling(raw, path)
+    if architecture.has_longrope:
+        return read_longrope(raw, path, head_dim=head_dim, max_position_embeddings=max_position_embeddings), None
     if architecture.window_rope_theta is None:
         return read_rope(raw, path, max_position_embeddings=max_position_embeddings), None
     full, sliding = split_ropes(raw, path, architecture.window_rope_theta)

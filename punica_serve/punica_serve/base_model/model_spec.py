@@ -94,7 +94,24 @@ class YarnScaling:
         return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
 
 
-RopeScaling = Llama3RopeScaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024): every frequency has a divisor of its own, another one in long requests."""
+
+    #: [rotated elements of a head / 2], for requests up to the original context, and for longer ones.
+    short_factor: tuple[PositiveFloat, ...]
+    long_factor: tuple[PositiveFloat, ...]
+    original_max_position_embeddings: PositiveInt
+    #: The factor of cos and sin.
+    attention_factor: PositiveFloat
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of cos and sin."""
+        return self.attention_factor
+
+
+RopeScaling = Llama3RopeScaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,18 @@ class RotarySpec:
     linear_factor: float
     scaling: RopeScaling | None
     max_position: int
+    #: Elements of each head that are rotated, the first ones.
+    rotary_dim: int
+
+    def start(self, num_tokens: int) -> int:
+        """The row of the tables for the first token of a request that may feed ``num_tokens`` to the model.
+
+        LongRoPE has two tables, one behind the other. A request keeps its table, wherever it moves.
+        """
+        scaling = self.scaling
+        if isinstance(scaling, LongRopeScaling) and num_tokens > scaling.original_max_position_embeddings:
+            return self.max_position
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +180,10 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def rotary_start(self, num_tokens: int) -> int:
+        """The layers' ``RotarySpec.start``, in which they agree."""
+        return self.layers[0].rotary.start(num_tokens)
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:

@@ -1,17 +1,22 @@
 """The rotary embedding that a config.json asks for, read as transformers reads it. Free of torch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, refusal
-from punica_serve.base_model.model_spec import Llama3RopeScaling, RopeScaling, YarnScaling
+from punica_serve.base_model.model_spec import Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnScaling
 
 #: Transformers' own, where config.json gives none.
 _DEFAULT_THETA = 10000.0
+#: Its default for the context on which a Phi-3 was trained first.
+_PHI3_CONTEXT = 4096
+#: Names of LongRoPE in configs of Phi-3.
+_LONGROPE = ("longrope", "su", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,8 @@ class Rope:
     #: All frequencies are divided by this: "linear" scaling; 1 without.
     linear_factor: float = 1.0
     scaling: RopeScaling | None = None
+    #: Elements of each head that are rotated, the first ones; None: all.
+    rotary_dim: int | None = None
 
 
 class _Holders(msgspec.Struct, frozen=True):
@@ -37,6 +44,18 @@ class _Theta(msgspec.Struct, frozen=True):
 
 class _Linear(msgspec.Struct, frozen=True):
     factor: PositiveFloat
+
+
+class _LongRope(msgspec.Struct, frozen=True):
+    short_factor: tuple[PositiveFloat, ...]
+    long_factor: tuple[PositiveFloat, ...]
+    original_max_position_embeddings: Annotated[int, msgspec.Meta(ge=2)]
+    factor: PositiveFloat | None = None
+    attention_factor: PositiveFloat | None = None
+
+
+class _Share(msgspec.Struct, frozen=True):
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class _OriginalContext(msgspec.Struct, frozen=True):
@@ -67,15 +86,47 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
     )
 
 
-def refuse_scaling(config: dict[str, Any], path: Path) -> None:
-    """Raises ModelRejected, which names the field, if the rotary embedding is scaled or partial."""
+def read_longrope(config: dict[str, Any], path: Path, *, head_dim: int, max_position_embeddings: int) -> Rope:
+    """The rotary embedding of a Phi-3, whose scalings all mean LongRoPE. Raises ModelRejected, as ``read_rope``."""
     holders = convert(config, _Holders, path)
     name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
     given = holders.rope_scaling or holders.rope_parameters or {}
+    theta = _read_theta(config, given, path, name)
+    rotary_dim = _rotary_dim(config, given, path, name, head_dim)
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind != "default":
-        raise refusal(path, name, f"has type {kind!r}; only 'default' is implemented for this model_type")
-    _refuse_partial(config, given, path, name)
+    if kind == "default":
+        return Rope(theta, rotary_dim=rotary_dim)
+    if kind not in _LONGROPE:
+        raise refusal(path, name, f"has type {kind!r}; 'default' and 'longrope' are implemented for this model_type")
+    given = {"original_max_position_embeddings": _PHI3_CONTEXT, **given}
+    if "original_max_position_embeddings" in config:
+        given |= _original_context(config, given, path, name, max_position_embeddings)
+    file = convert(given, _LongRope, path, within=name)
+    for field in ("short_factor", "long_factor"):
+        if len(getattr(file, field)) != rotary_dim // 2:
+            reason = f"has {len(getattr(file, field))} numbers; {rotary_dim} elements of a head are rotated in pairs"
+            raise refusal(path, f"{name}.{field}", reason)
+    original = file.original_max_position_embeddings
+    factor = file.factor or max_position_embeddings / original
+    magnitude = file.attention_factor or _longrope_magnitude(factor, original)
+    scaling = LongRopeScaling(file.short_factor, file.long_factor, original, magnitude)
+    return Rope(theta, scaling=scaling, rotary_dim=rotary_dim)
+
+
+def _longrope_magnitude(factor: float, original: int) -> float:
+    """The paper's factor of cos and sin."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def _rotary_dim(config: dict[str, Any], given: dict[str, Any], path: Path, name: str, head_dim: int) -> int:
+    holder, field = (given, f"{name}.partial_rotary_factor") if "partial_rotary_factor" in given else (config, "")
+    part = holder.get("partial_rotary_factor")
+    share = convert({"partial_rotary_factor": 1.0 if part is None else part}, _Share, path).partial_rotary_factor
+    rotary_dim = int(head_dim * share)
+    if rotary_dim % 2 or not rotary_dim:
+        reason = f"is {share}, which rotates {rotary_dim} of {head_dim} elements; an even number is implemented"
+        raise refusal(path, field or "partial_rotary_factor", reason)
+    return rotary_dim
 
 
 def split_ropes(config: dict[str, Any], path: Path, window_theta: float) -> tuple[dict[str, Any], dict[str, Any]]:

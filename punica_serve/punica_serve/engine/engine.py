@@ -157,7 +157,9 @@ class Engine:
         if request.sampling.seed is None:
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
             request = msgspec.structs.replace(request, sampling=sampling)
-        self._requests.add(Sequence.of(request, self.max_context))
+        sequence = Sequence.of(request, self.max_context)
+        sequence.rotary_start = self.model_config.spec.rotary_start(sequence.max_length - 1)  # the last is not fed
+        self._requests.add(sequence)
         self._requests.admit()
         self._work.set()
 

@@ -83,7 +83,7 @@ class CpuRunner:
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
         self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of))
-        hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.positions, self._attention, self._lora))
+        hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if not plan.sampled:
             return FinishedStep(())
         logits = self._model.logits(hidden[batch.sampled_rows]).float()

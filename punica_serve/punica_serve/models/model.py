@@ -30,7 +30,7 @@ class ForwardBatch:
 
     #: Integers [rows].
     token_ids: Tensor
-    #: Integers [rows]: the index of each token in its request.
+    #: Integers [rows]: the index of each token in its request, from its ``ModelSpec.rotary_start`` on.
     positions: Tensor
     attention: Attention
     lora: LoraBatch

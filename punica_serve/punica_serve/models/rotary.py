@@ -7,7 +7,7 @@ from torch import Tensor
 
 from punica_kernels.head_norms import HeadNorms
 from punica_kernels.rotary import rotary_append, rotary_tables
-from punica_serve.base_model.model_spec import Llama3RopeScaling, RotarySpec, YarnScaling
+from punica_serve.base_model.model_spec import Llama3RopeScaling, LongRopeScaling, RotarySpec, YarnScaling
 from punica_serve.models.linear import Projected
 from punica_serve.models.model import ForwardBatch
 
@@ -18,8 +18,9 @@ class Rotary:
     def __init__(self, spec: RotarySpec, num_heads: int, device: torch.device) -> None:
         self._num_heads = num_heads
         self._head_dim = spec.head_dim
-        tables = rotary_tables(inverse_frequencies(spec).to(device), spec.max_position)
-        self._cos, self._sin = (table * magnitude(spec) for table in tables)
+        tables = [rotary_tables(each.to(device), spec.max_position) for each in inverse_frequencies(spec)]
+        # One behind the other: rows say by their position which they read.
+        self._cos, self._sin = (torch.cat(halves) * magnitude(spec) for halves in zip(*tables, strict=True))
 
     def __call__(
         self, layer: int, qkv: Projected, batch: ForwardBatch, bias: Tensor | None, norms: HeadNorms | None
@@ -36,21 +37,26 @@ class Rotary:
         return q
 
 
-def inverse_frequencies(spec: RotarySpec) -> Tensor:
-    """float32 [head_dim / 2]: theta ** (-2i / head_dim), with the scaling of the spec."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+def inverse_frequencies(spec: RotarySpec) -> tuple[Tensor, ...]:
+    """float32 [rotary_dim / 2]: theta ** (-2i / rotary_dim), with the scaling of the spec.
+
+    LongRoPE has two, the second one for long requests.
+    """
+    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
     frequencies = 1.0 / (spec.theta**exponents)
     match spec.scaling:
         case Llama3RopeScaling():
-            return _scale_as_llama3(frequencies, spec.scaling)
+            return (_scale_as_llama3(frequencies, spec.scaling),)
         case YarnScaling():
-            return frequencies * _yarn_factors(spec, spec.scaling)
-    return frequencies / spec.linear_factor
+            return (frequencies * _yarn_factors(spec, spec.scaling),)
+        case LongRopeScaling(short, long):
+            return tuple(1.0 / (torch.tensor(each) * spec.theta**exponents) for each in (short, long))
+    return (frequencies / spec.linear_factor,)
 
 
 def magnitude(spec: RotarySpec) -> float:
     """The factor of cos and sin."""
-    return spec.scaling.magnitude if isinstance(spec.scaling, YarnScaling) else 1.0
+    return spec.scaling.magnitude if isinstance(spec.scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def _scale_as_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:

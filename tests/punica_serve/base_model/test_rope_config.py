@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from config_files import CONFIG_FILES, SHAPE
 from punica_serve.base_model.model_config import read_model_config
@@ -67,11 +68,63 @@ def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_
     except ModelRejected as error:
         assert error.param and error.param.rpartition(".")[2] in REFUSED_BY_DESIGN, error
         return
-    torch.testing.assert_close(inverse_frequencies(ours.spec.layers[0].rotary), frequencies, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(ours.spec.layers[0].rotary)[0], frequencies, rtol=1e-6, atol=0)
     assert attention_scaling == pytest.approx(magnitude(ours.spec.layers[0].rotary))
     assert (ours.head_dim, ours.num_key_value_heads) == (theirs.head_dim, theirs.num_key_value_heads)
     assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
     assert theirs.dtype in (None, getattr(torch, ours.dtype))
+
+
+PHI3 = {**SHAPE, "model_type": "phi3", "architectures": None, "pad_token_id": None, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize("num_tokens", [40, 41])
+@pytest.mark.parametrize(
+    ("changes", "rotated"),
+    [
+        ({"rope_scaling": {"type": "longrope"}}, 1.0),
+        ({"rope_scaling": {"type": "su"}, "partial_rotary_factor": 0.75}, 0.75),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 6.0, "partial_rotary_factor": 0.5}}, 0.5),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 500.0, "attention_factor": 1.3}}, 1.0),
+    ],
+)
+def test_longrope_is_transformers(tmp_path: Path, changes: dict[str, Any], rotated: float, num_tokens: int) -> None:
+    num_pairs = int(SHAPE["hidden_size"] // SHAPE["num_attention_heads"] * rotated) // 2
+    short, long = [1.0 + i for i in range(num_pairs)], [2.0 + i * i for i in range(num_pairs)]
+    factors = {"short_factor": short, "long_factor": long, "original_max_position_embeddings": 40}
+    file = {**PHI3, "original_max_position_embeddings": 40, "max_position_embeddings": 256, **changes}
+    for holder in ("rope_scaling", "rope_parameters"):
+        if holder in file:
+            file[holder] = {**file[holder], **factors}
+    (tmp_path / "config.json").write_text(json.dumps(file))
+    theirs = Phi3RotaryEmbedding(Phi3Config.from_dict(json.loads(json.dumps(file))))
+    cos, _ = theirs(torch.zeros(1), torch.arange(num_tokens)[None])
+    spec = read_model_config(tmp_path).spec
+    frequencies = inverse_frequencies(spec.layers[0].rotary)[spec.rotary_start(num_tokens) // 256]
+    angles = torch.outer(torch.arange(num_tokens).float(), frequencies)
+    torch.testing.assert_close(angles.cos() * magnitude(spec.layers[0].rotary), cos[0, :, :num_pairs])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "`rope_scaling` has type 'linear'; 'default' and 'longrope'",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, r"`rope_scaling\.long_factor` is missing"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            r"`rope_scaling\.short_factor` has 1 numbers; \d+ elements of a head are rotated in pairs",
+        ),
+        ({"partial_rotary_factor": 0.1}, "`partial_rotary_factor` is 0.1, which rotates"),
+        ({"partial_rotary_factor": 1.5}, "`partial_rotary_factor` is not valid"),
+    ],
+)
+def test_longrope_that_is_half_said_is_refused_by_field(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**PHI3, **changes}))
+    with pytest.raises(ModelRejected, match=message):
+        read_model_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,12 @@ BASES: dict[str, dict[str, Any]] = {
     # Prompts and answers of 28 tokens go far beyond a window of 5, also one that is no multiple of a page.
     "mistral_window": {"model_type": "mistral", "sliding_window": 5},
     "phi3": {"model_type": "phi3", "sliding_window": 5, "num_key_value_heads": 2},
+    # Requests of 13 to 29 tokens, some beyond the first context.
+    "phi3_longrope": {
+        **{"model_type": "phi3", "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+        **{"max_position_embeddings": 64, "original_max_position_embeddings": 20},
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [3.0, 7.0]},
+    },
     "gemma2": {
         "model_type": "gemma2",
         **{"sliding_window": 6, "head_dim": 16, "query_pre_attn_scalar": 24},

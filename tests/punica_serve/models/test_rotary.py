@@ -22,7 +22,8 @@ LLAMA3 = {
 
 
 def _ours(model: ModelConfig) -> torch.Tensor:
-    return inverse_frequencies(model.spec.layers[0].rotary)
+    (frequencies,) = inverse_frequencies(model.spec.layers[0].rotary)
+    return frequencies
 
 
 def _theirs(head_dim: int, **rope: Any) -> torch.Tensor:

@@ -90,7 +90,7 @@ class Layers:
         attention, lora = TorchAttention(self._cache, self.config.spec), TorchLora(self._pool, self._pages_of)
         attention.plan(plan, batch)
         lora.plan(batch.segments)
-        return ForwardBatch(batch.token_ids, batch.positions, attention, lora)
+        return ForwardBatch(batch.token_ids, batch.rotary_positions, attention, lora)
 
     def _plan_on_gpu(self, plan: StepPlan, gpu: "_GpuParts") -> ForwardBatch:
         from punica_kernels.gpu.sgmv import workspace_numel

@@ -18,6 +18,8 @@ class Sequence:
     token_ids: list[int]
     #: Tokens at most: prompt and max_tokens, within the context.
     max_length: int
+    #: The position of its first token in the model's rotary tables.
+    rotary_start: int = 0
     #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
     num_cached: int = 0
     #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.

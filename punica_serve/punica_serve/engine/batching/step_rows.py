@@ -42,6 +42,8 @@ class StepRows:
     token_ids: Tensor
     #: int64 [rows]: index of each token in its request.
     positions: Tensor
+    #: int64 [rows]: the same, from each request's ``Sequence.rotary_start`` on.
+    rotary_positions: Tensor
     #: int64 [sampled]: the rows whose logits are wanted, in the order of StepPlan.sampled.
     sampled_rows: Tensor
 
@@ -56,11 +58,15 @@ def build_rows(plan: StepPlan, device: torch.device) -> StepRows:
     decode_positions = [sequence.num_cached for sequence in plan.decodes]
     first_sampled = num_prefill - 1 if chunk and chunk.is_last else num_prefill
     num_rows = num_prefill + len(plan.decodes)
+    starts = [chunk.sequence.rotary_start] * num_prefill if chunk else []
+    starts += [sequence.rotary_start for sequence in plan.decodes]
+    positions = torch.tensor([*prefill_positions, *decode_positions], dtype=torch.int64, device=device)
     return StepRows(
         batch_len=BatchLen((0,) if chunk else (), num_prefill, len(plan.decodes)),
         segments=build_segments(plan),
         token_ids=torch.tensor([*prefill_ids, *decode_ids], dtype=torch.int64, device=device),
-        positions=torch.tensor([*prefill_positions, *decode_positions], dtype=torch.int64, device=device),
+        positions=positions,
+        rotary_positions=positions + torch.tensor(starts, dtype=torch.int64, device=device),
         sampled_rows=torch.arange(first_sampled, num_rows, device=device),
     )
 

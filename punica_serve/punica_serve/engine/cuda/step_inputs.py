@@ -50,11 +50,11 @@ class StepInputs:
         if chunk := plan.prefill:
             rows = slice(num_prefill_rows - chunk.num_tokens, num_prefill_rows)
             token_ids[rows] = chunk.sequence.token_ids[chunk.start : chunk.end]
-            positions[rows] = np.arange(chunk.start, chunk.end, dtype=np.int32)
+            positions[rows] = np.arange(chunk.start, chunk.end, dtype=np.int32) + chunk.sequence.rotary_start
         decodes = slice(num_prefill_rows, num_prefill_rows + len(plan.decodes))
         token_ids[decodes] = [0 if sequence.num_in_flight else sequence.token_ids[-1] for sequence in plan.decodes]
         sources[decodes] = [logit_rows[sequence] if sequence.num_in_flight else -1 for sequence in plan.decodes]
-        positions[decodes] = [sequence.num_cached for sequence in plan.decodes]
+        positions[decodes] = [sequence.rotary_start + sequence.num_cached for sequence in plan.decodes]
 
     def write_lora(self, plan: StepPlan, pages_of: PagesOf) -> None:
         """Writes which rows use which pages. Not needed by a runner without LoRA."""
