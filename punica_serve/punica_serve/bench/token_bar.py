@@ -36,8 +36,12 @@ class TokenBar:
         self._progress.reset(self._task, total=total_tokens, description=name, visible=True)
 
     def on_step(self, output: StepOutput) -> None:
-        """Counts a step's tokens, and sometimes updates the bar."""
-        self._num_tokens += len(output.tokens)
+        """Counts a step's tokens."""
+        self.add(len(output.tokens))
+
+    def add(self, num_tokens: int) -> None:
+        """Counts tokens, and sometimes updates the bar."""
+        self._num_tokens += num_tokens
         now_s = time.perf_counter()
         if now_s - self._shown_s > _UPDATE_S:
             self._shown_s = now_s

@@ -3,7 +3,6 @@
 versions.py   the versions that a name may have meant during a request, and the one that its answer is from
 load.py       requests at their due times, regardless of earlier ones
 reloads.py    ever new versions of one adapter
-cluster.py    the cluster under test, an unmodified `punica-serve up`
 footprint.py  the cluster's use of GPUs, hosts and disks
 report.py     the report
 """

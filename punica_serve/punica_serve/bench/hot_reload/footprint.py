@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from punica_serve.bench.hot_reload.cluster import RunningCluster
+from punica_serve.bench.running_cluster import RunningCluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 from rich.progress import Progress
 
-from punica_serve.bench.hot_reload.cluster import RunningCluster, running_cluster
 from punica_serve.bench.hot_reload.footprint import Footprint, footprint_of
 from punica_serve.bench.hot_reload.load import INTEGER, Load, arrivals
 from punica_serve.bench.hot_reload.reloads import CHANGING, Reloads
 from punica_serve.bench.hot_reload.report import Measured, make_report
 from punica_serve.bench.hot_reload.versions import History
 from punica_serve.bench.report import Report
+from punica_serve.bench.running_cluster import RunningCluster, running_cluster
 from punica_serve.config.cluster import load_config
 from punica_serve.demo.asking import websocket
 from punica_serve.demo.notations import NOTATIONS
@@ -50,7 +50,7 @@ def run(settings: HotReloadSettings, progress: Progress) -> Report:
     task = progress.add_task("starting a cluster", total=settings.num_reloads)
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_cluster(settings.config, Path(folder)) as cluster,
+        running_cluster(load_config(settings.config), Path(folder)) as cluster,
         _connection_errors(),
     ):
         progress.update(task, description="reloading")

@@ -1,4 +1,4 @@
-"""The cluster under test: an unmodified `punica-serve up` with its own data folder and ports."""
+"""A benchmark's cluster: an unmodified `punica-serve up` with its own data folder and ports."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from punica_serve.bench.frontend.processes import ProcessFigures
-from punica_serve.config.cluster import load_config
+from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
 from punica_serve.process.lifeline import lifeline
@@ -42,10 +42,10 @@ class RunningCluster:
 
 
 @contextmanager
-def running_cluster(config: Path, folder: Path) -> Iterator[RunningCluster]:
+def running_cluster(config: ClusterConfig, folder: Path) -> Iterator[RunningCluster]:
     """Runs a cluster while the context is open. Raises ConfigError, and ClusterUnavailable if it does not start."""
     if not (_PROC / "self/stat").exists():
-        raise ConfigError("bench hot-reload reads processes' memory from /proc, so it needs Linux")
+        raise ConfigError("this benchmark reads processes' memory from /proc, so it needs Linux")
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
     num_gpus = _write_config(config, folder, port)
     with lifeline() as fd, _up(folder / "cluster.yaml", fd) as up:
@@ -72,9 +72,8 @@ def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _write_config(config: Path, folder: Path, port: int) -> int:
+def _write_config(cluster: ClusterConfig, folder: Path, port: int) -> int:
     """Returns the cluster's number of GPUs."""
-    cluster = load_config(config)
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
     document["scheduler"] = {**document.get("scheduler", {}), "port": 0}

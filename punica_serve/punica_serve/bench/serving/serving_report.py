@@ -1,0 +1,78 @@
+"""The report of `bench serving`: a row for each run, and a picture of tokens/s."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from punica_serve.bench.report import Column, Report, TableData, Value, host_facts, numbers
+from punica_serve.bench.serving.serving_run import ServingRow
+from punica_serve.bench.serving.serving_settings import ServingSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = (
+    Column("workload", "workload"),
+    Column("population", "adapters"),
+    Column("api", "API"),
+    Column("num_requests", "requests", ",d"),
+    Column("num_failed", "failed", ",d"),
+    Column("seconds", "total s", ",.2f"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("first_token_p50_ms", "first token, p50 ms", ",.1f"),
+    Column("first_token_p99_ms", "p99 ms", ",.1f"),
+    Column("gap_p50_ms", "between tokens, p50 ms", ",.2f"),
+    Column("gap_p99_ms", "p99 ms", ",.2f"),
+    Column("goodput_per_s", "within the SLO, requests/s", ",.2f"),
+    Column("frontend_us_per_token", "frontend CPU µs/token", ",.0f"),
+)
+
+
+def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_name: str) -> Report:
+    """The table and the picture of one run."""
+    level = settings.level
+    notes = (
+        f"{settings.load}; {settings.num_requests} requests each, rank {settings.rank}; every adapter was used before",
+        f"the SLO: first token within {level.first_token_s * 1e3:g} ms and"
+        f" {level.per_token_s * 1e3:g} ms for each later token on average",
+    )
+    table = TableData("serving", f"serving: {model_name}", _COLUMNS, [_cells(row) for row in rows], notes)
+    return Report(
+        name="serving",
+        machine=host_facts(),
+        settings={**asdict(settings), "model": model_name},
+        tables=[table],
+        figures={"": lambda figure: _draw(figure, table)},
+        failures=[_failure(row) for row in rows if row.result.num_failed],
+    )
+
+
+def _cells(row: ServingRow) -> tuple[Value, ...]:
+    result = row.result
+    return (
+        *(row.workload, row.population, row.api, result.num_requests, result.num_failed),
+        *(result.seconds, result.tokens_per_s, *result.first_token_ms, *result.gap_ms, result.goodput_per_s),
+        row.frontend_us_per_token,
+    )
+
+
+def _failure(row: ServingRow) -> str:
+    failed = f"{row.result.num_failed} of {row.result.num_requests} requests failed"
+    return f"{row.workload}, {row.population}, {row.api}: {failed}, the first: {row.result.first_error}"
+
+
+def _draw(figure: "Figure", table: TableData) -> None:
+    """Draws bars of tokens/s beside the times to the first token and between tokens."""
+    records = table.records
+    figure.set_size_inches(12, 1.5 + 0.4 * len(records))
+    names = [f"{record['workload']}, {record['population']}, {record['api']}" for record in records]
+    panels = (
+        ("tokens/s", "tokens_per_s"),
+        ("first token, p50 ms", "first_token_p50_ms"),
+        ("between tokens, p99 ms", "gap_p99_ms"),
+    )
+    for axes, (title, key) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+        axes.barh(names, numbers(records, key))
+        axes.set_title(title)
+        axes.set_xlim(left=0)
+    figure.axes[0].invert_yaxis()

@@ -1,0 +1,179 @@
+"""Runs `bench serving`: each workload and population through each API, on a server or a cluster of its own."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.progress import Progress
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.bench.frontend.processes import ProcessFigures
+from punica_serve.bench.running_cluster import running_cluster
+from punica_serve.bench.serving.http_stream import HttpClient
+from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, poisson
+from punica_serve.bench.serving.served_times import ServingResult, result_of
+from punica_serve.bench.serving.serving_cluster import with_dummies, write_tokenizer
+from punica_serve.bench.serving.serving_settings import REQUEST_TIMEOUT_S, ApiName, ServingSettings
+from punica_serve.bench.serving.serving_workloads import (
+    GROUP_SIZE,
+    PopulationName,
+    ServedRequest,
+    WorkloadName,
+    num_adapters,
+    requests_of,
+)
+from punica_serve.bench.serving.socket_stream import SocketClient
+from punica_serve.bench.token_bar import TokenBar
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.errors import RequestFailed
+from punica_serve.links.client_errors import message_of, no_answer
+
+_TIMEOUT_S = 60.0
+#: Requests at once while every adapter is used for the first time, before the clock starts.
+_WARM_UP_CLIENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server that is measured."""
+
+    url: str
+    #: Its name for the base model.
+    base_name: str
+    #: Its frontends, if it is a cluster of ours on this machine.
+    frontends: Sequence[ProcessFigures] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One run's place in the tables, and its results."""
+
+    workload: WorkloadName
+    population: PopulationName
+    api: ApiName
+    result: ServingResult
+    #: CPU time of all frontends for each token; None of a server that is not ours.
+    frontend_us_per_token: float | None
+
+
+def run_all(
+    config: ClusterConfig, model: ModelConfig, settings: ServingSettings, key: str | None, progress: Progress
+) -> list[ServingRow]:
+    """Raises ConfigError, ClusterUnavailable, RequestFailed and Unauthorized."""
+    context = config.engine.context_of(model)
+    loads = {
+        (workload, population): requests_of(
+            workload, population, settings.num_requests, vocab_size=model.vocab_size, max_context=context
+        )
+        for workload in settings.workloads
+        for population in settings.populations
+    }
+    with _server(config, model, settings, max(map(num_adapters, loads.values())), key) as server:
+        return asyncio.run(_measure_all(server, settings, loads, key, progress))
+
+
+@contextmanager
+def _server(
+    config: ClusterConfig, model: ModelConfig, settings: ServingSettings, count: int, key: str | None
+) -> Iterator[Server]:
+    """The server at the settings' URL, or a cluster that runs while the context is open."""
+    if settings.url is not None:
+        yield Server(settings.url.rstrip("/"), _base_name(settings.url, key))
+        return
+    config = with_dummies(config, model, num_adapters=count, rank=settings.rank, batch_size=settings.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        if not (config.engine.tokenizer_folder / "tokenizer.json").exists():
+            tokenizer = write_tokenizer(Path(folder) / "tokenizer", model.vocab_size)
+            config = config.model_copy(update={"engine": config.engine.model_copy(update={"tokenizer": tokenizer})})
+        with running_cluster(config, Path(folder)) as cluster:
+            frontends = [figures for name, figures in cluster.processes.items() if name.startswith("frontend")]
+            yield Server(cluster.url, config.engine.served_name, frontends)
+
+
+def _base_name(url: str, key: str | None) -> str:
+    """The first model that a server lists, which is the base model, here and in vLLM."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise no_answer(url, error) from error
+    if not answer.is_success:
+        raise RequestFailed(message_of(url, answer.status_code, answer.content))
+    return str(answer.json()["data"][0]["id"])
+
+
+_Loads = Mapping[tuple[WorkloadName, PopulationName], Sequence[ServedRequest]]
+
+
+async def _measure_all(
+    server: Server, settings: ServingSettings, loads: _Loads, key: str | None, progress: Progress
+) -> list[ServingRow]:
+    bar = TokenBar(progress)
+    task = progress.add_task("serving", total=len(loads) * len(settings.apis))
+    rows: list[ServingRow] = []
+    warmed = 0
+    for (workload, population), requests in loads.items():
+        for api in settings.apis:
+            async with _client(server, settings, api, key) as client:
+                if (wanted := num_adapters(requests)) > warmed or not rows:
+                    await _warm_up(client, requests, range(warmed, wanted), progress)
+                    warmed = max(warmed, wanted)
+                bar.start(f"{workload}, {population}, {api}", sum(request.max_tokens for request in requests))
+                row = await _measure(client, server, settings, requests, (workload, population, api), bar)
+            rows.append(row)
+            progress.console.print(f"{workload}, {population}, {api}: {row.result.tokens_per_s:,.0f} tokens/s")
+            progress.advance(task)
+    return rows
+
+
+@asynccontextmanager
+async def _client(server: Server, settings: ServingSettings, api: ApiName, key: str | None) -> AsyncIterator[Client]:
+    client = (
+        HttpClient(server.url, model=server.base_name, adapter_name=settings.adapter_name, key=key)
+        if api == "http"
+        else SocketClient(server.url, adapter_name=settings.adapter_name, key=key)
+    )
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def _warm_up(client: Client, requests: Sequence[ServedRequest], adapters: range, progress: Progress) -> None:
+    """Asks for a token of the base model and of each adapter, so that none is read or made while the clock runs.
+
+    Raises RequestFailed.
+    """
+    task = progress.add_task("first use of adapters", total=len(adapters) + 1)
+    prompt = requests[0].prompt_ids[:_WARM_UP_CLIENTS]
+    run = LoadRun(client, REQUEST_TIMEOUT_S, lambda num_tokens: progress.advance(task))
+    await closed_loop(run, [ServedRequest(prompt, 1, adapter) for adapter in (None, *adapters)], _WARM_UP_CLIENTS)
+    progress.remove_task(task)
+    for times in run.times:
+        if times.error is not None:
+            raise RequestFailed(f"a request before the measurement failed: {times.error}")
+
+
+async def _measure(
+    client: Client,
+    server: Server,
+    settings: ServingSettings,
+    requests: Sequence[ServedRequest],
+    names: tuple[WorkloadName, PopulationName, ApiName],
+    bar: TokenBar,
+) -> ServingRow:
+    cpu_s = sum(frontend.cpu_s for frontend in server.frontends)
+    run = LoadRun(client, REQUEST_TIMEOUT_S, bar.add)
+    if settings.rate_per_s is None:
+        await closed_loop(run, requests, settings.num_clients)
+    else:
+        burst = GROUP_SIZE if settings.groups_together and names[0] == "shared_prefixes" else 1
+        await poisson(run, requests, settings.rate_per_s, burst)
+    cpu_s = sum(frontend.cpu_s for frontend in server.frontends) - cpu_s
+    num_tokens = sum(times.num_tokens for times in run.times)
+    us_per_token = 1e6 * cpu_s / num_tokens if server.frontends and num_tokens else None
+    return ServingRow(*names, result_of(run.times, settings.level), us_per_token)
