@@ -38,23 +38,23 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tenso
     return c0, c1, c2, c3
 
 
-def philox_uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Uniform noise in the open interval (0, 1), float32 [R, vocab_size].
+def philox_uniform(seeds: Tensor, positions: Tensor, vocab_size: int, first_token: int = 0) -> Tensor:
+    """Uniform noise in the open interval (0, 1), float32 [R, vocab_size], of the tokens from `first_token` on.
 
     seeds: int64 [R], the bit pattern of an unsigned 64-bit seed, whose halves are the key. positions: int64 [R].
-    Token t takes word t % 4 of counter (t // 4, position, 0, 0); its upper 23 bits n give (n + 1/2) / 2^23, which
-    float32 holds exactly and which is never 0 or 1.
+    first_token: a multiple of 4. Token t takes word t % 4 of counter (t // 4, position, 0, 0); its upper 23 bits n give
+    (n + 1/2) / 2^23, which float32 holds exactly and which is never 0 or 1.
     """
-    blocks = torch.arange(-(-vocab_size // 4), device=seeds.device)[None]
+    blocks = torch.arange(first_token // 4, -(-(first_token + vocab_size) // 4), device=seeds.device)[None]
     zero = torch.zeros_like(blocks)
     key = (seeds[:, None] & _MASK_32, seeds[:, None] >> 32 & _MASK_32)
     words = torch.stack(philox_4x32((blocks, positions[:, None] & _MASK_32, zero, zero), key), dim=-1)
     return (words.flatten(1)[:, :vocab_size] >> 9).float().add_(0.5).mul_(2.0**-23)
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, first_token: int = 0) -> Tensor:
     """Standard Gumbel noise -log(-log(u)) of `philox_uniform`, float32 [R, vocab_size]."""
-    return philox_uniform(seeds, positions, vocab_size).log_().neg_().log_().neg_()
+    return philox_uniform(seeds, positions, vocab_size, first_token).log_().neg_().log_().neg_()
 
 
 def apply_penalties(

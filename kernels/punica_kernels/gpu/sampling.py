@@ -13,8 +13,8 @@ from punica_kernels.gpu.filters import apply_top_k_top_p_min_p
 from punica_kernels.sampling_rows import SamplingRows, scale_logits
 
 _BLOCK = 2048
-#: A block's highest logit, the logit of its best token and that token's noise.
-_WORDS = tl.constexpr(3)
+#: What is kept of a block: its highest logit, the logit of its best token, that token's noise and its id, or -1.
+_WORDS = tl.constexpr(4)
 
 
 def sample(tokens: Tensor, logits: Tensor, rows: SamplingRows, *, masked: bool = False) -> None:
@@ -32,50 +32,88 @@ def sample(tokens: Tensor, logits: Tensor, rows: SamplingRows, *, masked: bool =
         tokens.index_copy_(0, filters.rows, filtered.where(is_valid, -1))
 
 
+def draw(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int, *, masked: bool
+) -> Tensor:
+    """The best token of each row among those from `first_token` on; see `punica_kernels.sampling.draw`."""
+    blocks = _draw_blocks(logits, temperatures, seeds, positions, first_token, masked=masked)
+    drawn = blocks.new_empty(len(logits), _WORDS.value)
+    _pick(drawn, blocks, temperatures, blocks.stride(1), blocks.stride(0), blocks.shape[1], whole=False)
+    return drawn
+
+
+def pick_drawn(tokens: Tensor, drawn: Tensor, temperatures: Tensor) -> None:
+    """tokens = the best of each row in all parts [parts, R, 4]; see `punica_kernels.sampling.pick_drawn`."""
+    _pick(tokens, drawn, temperatures, drawn.stride(0), drawn.stride(1), len(drawn), whole=True)
+
+
 def _sample_unfiltered(
     tokens: Tensor, logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, masked: bool
 ) -> None:
     """tokens = the next token of each row, without filters."""
+    blocks = _draw_blocks(logits, temperatures, seeds, positions, 0, masked=masked)
+    _pick(tokens, blocks, temperatures, blocks.stride(1), blocks.stride(0), blocks.shape[1], whole=True)
+
+
+def _draw_blocks(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, first_token: int, *, masked: bool
+) -> Tensor:
+    """float32 [R, blocks, 4]: the best token of each block of tokens."""
     num_rows, vocab_size = logits.shape
-    if num_rows == 0:
-        return
     num_blocks = triton.cdiv(vocab_size, _BLOCK)
-    best_tokens = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
-    best_scores = torch.empty(num_rows, num_blocks, _WORDS.value, dtype=torch.float32, device=logits.device)
-    _sample_blocks[(num_rows, num_blocks)](
-        best_tokens,
-        best_scores,
-        logits,
-        temperatures,
-        seeds,
-        positions,
-        logits.stride(0),
-        vocab_size,
-        BLOCK=_BLOCK,
-        MASKED=masked,
-        num_warps=4,
-    )
-    _pick_blocks[(num_rows,)](
-        tokens,
-        best_tokens,
-        best_scores,
-        temperatures,
-        num_blocks,
-        BLOCKS=triton.next_power_of_2(num_blocks),
-        num_warps=1,
-    )
+    drawn = torch.empty(num_rows, num_blocks, _WORDS.value, dtype=torch.float32, device=logits.device)
+    if num_rows:
+        _sample_blocks[(num_rows, num_blocks)](
+            drawn,
+            logits,
+            temperatures,
+            seeds,
+            positions,
+            logits.stride(0),
+            vocab_size,
+            first_token,
+            BLOCK=_BLOCK,
+            MASKED=masked,
+            num_warps=4,
+        )
+    return drawn
+
+
+def _pick(
+    out: Tensor,
+    drawn: Tensor,
+    temperatures: Tensor,
+    block_stride: int,
+    row_stride: int,
+    num_blocks: int,
+    *,
+    whole: bool,
+) -> None:
+    """out = the best of the blocks of each row: `whole`, its token, int64 [R], else all that is kept of it, [R, 4]."""
+    if len(out):
+        _pick_blocks[(len(out),)](
+            out,
+            drawn,
+            temperatures,
+            block_stride,
+            row_stride,
+            num_blocks,
+            BLOCKS=triton.next_power_of_2(num_blocks),
+            WHOLE=whole,
+            num_warps=1,
+        )
 
 
 @triton.jit
 def _sample_blocks(
-    best_tokens,
-    best_scores,
+    drawn,
     logits,
     temperatures,
     seeds,
     positions,
     row_stride,
     vocab_size,
+    first_token,
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -96,35 +134,52 @@ def _sample_blocks(
     temperature = tl.load(temperatures + row)
     if temperature > 0:
         # Relative to the block's highest logit, where float32 is most precise.
-        noise = _gumbel_noise(tl.load(seeds + row), tl.load(positions + row), start // 4, BLOCK)
+        noise = _gumbel_noise(tl.load(seeds + row), tl.load(positions + row), (first_token + start) // 4, BLOCK)
         scores = tl.div_rn(values - _finite(highest), temperature) + noise
     best = tl.argmax(scores, axis=0, tie_break_left=True)
     is_best = offsets == best
-    block = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(best_tokens + block, tl.where(any_bad > 0, -1, start + best))
-    tl.store(best_scores + block * _WORDS, highest)
-    tl.store(best_scores + block * _WORDS + 1, tl.max(tl.where(is_best, values, float("-inf")), axis=0))
-    tl.store(best_scores + block * _WORDS + 2, tl.max(tl.where(is_best, noise, float("-inf")), axis=0))
+    token = tl.where(any_bad > 0, -1, first_token + start + best)
+    value = tl.max(tl.where(is_best, values, float("-inf")), axis=0)
+    best_noise = tl.max(tl.where(is_best, noise, float("-inf")), axis=0)
+    _store_drawn(drawn + (row * tl.num_programs(1) + tl.program_id(1)) * _WORDS, highest, value, best_noise, token)
 
 
 @triton.jit
-def _pick_blocks(tokens, best_tokens, best_scores, temperatures, num_blocks, BLOCKS: tl.constexpr):
+def _pick_blocks(
+    out, drawn, temperatures, block_stride, row_stride, num_blocks, BLOCKS: tl.constexpr, WHOLE: tl.constexpr
+):
     """The best block's best token, scored as in `punica_kernels.sampling`, relative to the row's highest logit."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCKS)
     is_block = offsets < num_blocks
-    blocks = row * num_blocks + offsets
-    candidates = tl.load(best_tokens + blocks, mask=is_block, other=0)
+    blocks = drawn + row * row_stride + offsets * block_stride
     minus_inf = float("-inf")
-    highest = tl.max(tl.load(best_scores + blocks * _WORDS, mask=is_block, other=minus_inf), axis=0)
-    values = tl.load(best_scores + blocks * _WORDS + 1, mask=is_block, other=minus_inf)
-    noise = tl.load(best_scores + blocks * _WORDS + 2, mask=is_block, other=0.0)
+    highest = tl.max(tl.load(blocks, mask=is_block, other=minus_inf), axis=0)
+    values = tl.load(blocks + 1, mask=is_block, other=minus_inf)
+    noise = tl.load(blocks + 2, mask=is_block, other=0.0)
+    candidates = tl.load(blocks + 3, mask=is_block, other=0.0)
     temperature = tl.load(temperatures + row)
     scores = tl.div_rn(values - _finite(highest), tl.where(temperature > 0, temperature, 1.0)) + noise
     best = tl.argmax(scores, axis=0, tie_break_left=True)
-    is_valid = (tl.min(candidates, axis=0) >= 0) & (highest != minus_inf)
-    token = tl.max(tl.where(offsets == best, candidates, -1), axis=0)
-    tl.store(tokens + row, tl.where(is_valid, token, -1).to(tl.int64))
+    is_best = offsets == best
+    is_valid = tl.min(candidates, axis=0) >= 0
+    if WHOLE:
+        is_valid &= highest != minus_inf
+    token = tl.where(is_valid, tl.max(tl.where(is_best, candidates, -1.0), axis=0), -1.0)
+    if WHOLE:
+        tl.store(out + row, token.to(tl.int64))
+    else:
+        value = tl.max(tl.where(is_best, values, minus_inf), axis=0)
+        best_noise = tl.max(tl.where(is_best, noise, minus_inf), axis=0)
+        _store_drawn(out + row * _WORDS, highest, value, best_noise, token)
+
+
+@triton.jit
+def _store_drawn(place, highest, value, noise, token):
+    tl.store(place, highest)
+    tl.store(place + 1, value)
+    tl.store(place + 2, noise)
+    tl.store(place + 3, token.to(tl.float32))
 
 
 @triton.jit

@@ -5,7 +5,7 @@ field, everything that the engine does not implement: a model is served as it wa
 """
 
 import os
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,6 +14,7 @@ import msgspec
 
 from punica_serve.base_model.architectures import Architecture, read_architecture, text_config
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
+from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK, check_group_size
 from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
 from punica_serve.base_model.model_spec import (
@@ -26,6 +27,7 @@ from punica_serve.base_model.model_spec import (
     RopeScaling,
     RotarySpec,
 )
+from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.base_model.rope_config import Rope, read_longrope, read_rope, split_ropes
 from punica_serve.base_model.windows import read_windows
 from punica_serve.errors import ModelRejected
@@ -40,7 +42,10 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder's hyperparameters, in Hugging Face's names."""
+    """A decoder's hyperparameters, in Hugging Face's names: the whole model's, or those of a rank's share (``shard``).
+
+    A rank has fewer heads and a smaller MLP. Its vocab_size is the whole model's, ``vocabulary`` its share.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -79,6 +84,33 @@ class ModelConfig:
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    rank: Rank = SINGLE
+    #: The model that a rank has a share of; None: this one.
+    unsharded: "ModelConfig | None" = None
+
+    @property
+    def whole(self) -> "ModelConfig":
+        """The whole model."""
+        return self.unsharded or self
+
+    @property
+    def vocabulary(self) -> range:
+        """The token ids whose embeddings and logits a rank has."""
+        return self.rank.blocks(self.vocab_size, VOCABULARY_BLOCK)
+
+    def shard(self, rank: Rank) -> "ModelConfig":
+        """The share of a rank. Raises ConfigError, by name, for what such a group can't divide."""
+        if rank.size == 1:
+            return self
+        check_group_size(self, rank.size)
+        return replace(
+            self,
+            num_attention_heads=len(rank.share(self.num_attention_heads)),
+            num_key_value_heads=len(rank.share(self.num_key_value_heads)),
+            intermediate_size=len(rank.share(self.intermediate_size)),
+            rank=rank,
+            unsharded=self,
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -93,20 +125,8 @@ class ModelConfig:
 
 @cache
 def _spec(config: ModelConfig) -> ModelSpec:
-    query, key_value = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    projections = {
-        "q_proj": Projection("q_proj", "self_attn", query, hidden),
-        "k_proj": Projection("k_proj", "self_attn", key_value, hidden),
-        "v_proj": Projection("v_proj", "self_attn", key_value, hidden),
-        "o_proj": Projection("o_proj", "self_attn", hidden, query),
-        "gate_proj": Projection("gate_proj", "mlp", inner, hidden),
-        "up_proj": Projection("up_proj", "mlp", inner, hidden),
-        "down_proj": Projection("down_proj", "mlp", hidden, inner),
-    }
+    projections = {projection.name: projection for projection in _projections(config)}
     modules = FUSED_GROUPS if config.fused_projections else LORA_GROUPS
-    projections["qkv_proj"] = Projection("qkv_proj", "self_attn", query + 2 * key_value, hidden)
-    projections["gate_up_proj"] = Projection("gate_up_proj", "mlp", 2 * inner, hidden)
     return ModelSpec(
         layers=_layers(config),
         groups=tuple(
@@ -116,6 +136,7 @@ def _spec(config: ModelConfig) -> ModelSpec:
                 tuple(projections[module] for module in names),
                 split_k=name in ("o", "down"),
                 bias=name == "qkv" and config.qkv_bias,
+                row_parallel=name in ("o", "down"),
             )
             for name, names in modules.items()
         ),
@@ -129,6 +150,38 @@ def _spec(config: ModelConfig) -> ModelSpec:
         logit_soft_cap=config.final_logit_softcapping,
         embedding_scale=config.hidden_size**0.5 if config.is_gemma else None,
     )
+
+
+def _projections(config: ModelConfig) -> tuple[Projection, ...]:
+    """All linear modules that any of the models has, fused or not."""
+    whole, rank = config.whole, config.rank
+    hidden = range(config.hidden_size)
+    query = rank.share(whole.num_attention_heads, config.head_dim)
+    key_value = rank.share(whole.num_key_value_heads, config.head_dim)
+    inner = rank.share(whole.intermediate_size)
+    num_queries, num_keys = whole.num_attention_heads * config.head_dim, whole.num_key_value_heads * config.head_dim
+    key, value = _moved(key_value, num_queries), _moved(key_value, num_queries + num_keys)
+    return (
+        Projection("q_proj", "self_attn", (query,), hidden),
+        Projection("k_proj", "self_attn", (key_value,), hidden),
+        Projection("v_proj", "self_attn", (key_value,), hidden),
+        Projection("qkv_proj", "self_attn", _joined(query, key, value), hidden),
+        Projection("o_proj", "self_attn", (hidden,), query),
+        Projection("gate_proj", "mlp", (inner,), hidden),
+        Projection("up_proj", "mlp", (inner,), hidden),
+        Projection("gate_up_proj", "mlp", _joined(inner, _moved(inner, whole.intermediate_size)), hidden),
+        Projection("down_proj", "mlp", (hidden,), inner),
+    )
+
+
+def _moved(part: range, offset: int) -> range:
+    return range(part.start + offset, part.stop + offset)
+
+
+def _joined(*parts: range) -> tuple[range, ...]:
+    """One range if they are the whole, else each."""
+    whole = range(parts[0].start, parts[-1].stop)
+    return (whole,) if len(whole) == sum(map(len, parts)) else parts
 
 
 def _layers(config: ModelConfig) -> tuple[LayerSpec, ...]:

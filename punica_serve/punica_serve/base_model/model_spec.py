@@ -19,13 +19,29 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One linear module of a layer, under the name that checkpoints and adapters use."""
+    """One linear module of a layer, under the name that checkpoints and adapters use: a rank's share of it."""
 
     name: str
     #: The module that contains it in a checkpoint, such as self_attn.
     parent: str
-    out_features: int
-    in_features: int
+    #: The outputs of the whole module that are computed, in the order in which they are stacked.
+    outputs: tuple[range, ...]
+    #: The inputs of the whole module that are read.
+    inputs: range
+
+    @property
+    def out_features(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def in_features(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def output_places(self) -> tuple[tuple[range, range], ...]:
+        """Each part of ``outputs``, and its place among the outputs that are computed."""
+        starts = accumulate(map(len, self.outputs), initial=0)
+        return tuple((part, range(start, start + len(part))) for part, start in zip(self.outputs, starts, strict=False))
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,8 @@ class ProjectionGroup:
     split_k: bool
     #: Whether the operator that reads the output adds a bias of each output.
     bias: bool = False
+    #: Whether ranks divide its inputs, so that the outputs of a rank are partial sums, and else its outputs.
+    row_parallel: bool = False
 
     @property
     def in_features(self) -> int:

@@ -34,6 +34,7 @@ from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import InvalidRequest
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from punica_serve.store.packed_folder import PackedCache
 
@@ -50,31 +51,38 @@ class Engine:
         device: str = "cpu",
         fetch: Fetch = no_fetch,
         packed_cache: PackedCache | None = None,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
-        """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time."""
+        """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time.
+
+        ``collectives``: of the group in which this engine has a share of the model.
+        """
         if config.cpu_threads is not None:
             torch.set_num_threads(config.cpu_threads)
         self.device = open_device(device)
         self.model_config = read_model_config(config.model)
+        #: This rank's share of the model.
+        share = self.model_config.shard(collectives.rank)
         dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
         self.max_context = config.context_of(self.model_config)
-        self._model = load_model(config, self.model_config, dtype, self.device)
-        self._lora_pool = make_lora_pool(config, self.model_config, dtype, self.device)
+        self._model = load_model(config, share, dtype, self.device, collectives)
+        self._lora_pool = make_lora_pool(config, share, dtype, self.device)
         self._sampler = Sampler(
             self.model_config.vocab_size,
             self.model_config.generation.eos_token_ids,
             max_batch_size=config.max_batch_size,
             device=self.device,
+            collectives=collectives,
         )
-        self._cache = make_kv_cache(config, self.model_config, dtype, self.device)
+        self._cache = make_kv_cache(config, share, dtype, self.device)
         self._work = Event()
         #: Adapters in host memory.
         self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
-        packed_store = PackedStore(packed_cache, self.model_config, dtype) if packed_cache else None
+        packed_store = PackedStore(packed_cache, share, dtype) if packed_cache else None
         self._loader = AdapterLoader(
             self._lora_pool,
             self.host_cache,
-            self.model_config,
+            share,
             dtype,
             self._work.set,
             self._newest_end,

@@ -5,13 +5,20 @@ import torch
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.memory.device_memory import reserving
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.llama import Llama
 from punica_serve.models.model import Model
 from punica_serve.models.model_weights import dummy_weights, load_weights, weights_num_bytes
 
 
-def load_model(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
-    """The model of the config's folder, with the weights that ``load_format`` asks for.
+def load_model(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    collectives: Collectives = SINGLE_RANK,
+) -> Model:
+    """The model of the config's folder with the weights that ``load_format`` asks for, or a rank's share: ``model``.
 
     Raises ModelRejected if the checkpoint is not what config.json describes, ConfigError if it does not fit.
     """
@@ -23,5 +30,5 @@ def load_model(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, dev
         param="engine.model",
     ):
         if config.load_format == "dummy":
-            return Llama(model, dummy_weights(model, dtype, device))
-        return Llama(model, load_weights(config.model, model, dtype, device))
+            return Llama(model, dummy_weights(model, dtype, device), collectives)
+        return Llama(model, load_weights(config.model, model, dtype, device), collectives)

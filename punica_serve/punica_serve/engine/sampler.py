@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from punica_kernels.sampling import sample, token_logprobs
 from punica_kernels.sampling_rows import Filters, SamplingRows
 from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.ranks.drawing import drawing_of
 from punica_serve.engine.token_history import TokenHistories, has_penalty
 from punica_serve.engine.transfers import to_device, to_host
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
 #: The type of temperatures on the device: a tiny one must not round to 0, nor a huge one to infinity.
@@ -57,14 +58,21 @@ class PendingTokens:
 
 
 class Sampler:
-    """Sampling over one vocabulary with one set of end-of-sequence tokens."""
+    """Sampling over one vocabulary, or a rank's part of it, with one set of end-of-sequence tokens."""
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: tuple[int, ...], *, max_batch_size: int, device: torch.device
+        self,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        max_batch_size: int,
+        device: torch.device,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._histories = TokenHistories(vocab_size, max_batch_size, device)
+        self._drawing = drawing_of(vocab_size, collectives)
+        self._histories = TokenHistories(self._drawing.vocabulary, max_batch_size, device)
         #: Int64 [max_batch_size]: the newest step's tokens, by row of its logits; -1 where these are not finite.
         self.sampled_ids = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._zeros = torch.zeros_like(self.sampled_ids)
@@ -74,11 +82,12 @@ class Sampler:
     def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingTokens:
         """Samples for ``sequences``, whose logits are in ``rows``; other rows are sampled greedily and not read.
 
-        logits: [any number of rows, vocab], of any dtype.
+        logits: [any number of rows, vocab], of any dtype; of a rank, the logits of its own part of the vocabulary.
         """
         pairs = list(zip(sequences, rows, strict=True))
         adjusted, masked, histories = self._adjust(logits, pairs)
-        tokens = sample(adjusted, self._how(len(logits), pairs), masked=masked, out=self.sampled_ids[: len(logits)])
+        out = self.sampled_ids[: len(logits)]
+        tokens = self._drawing.sample(adjusted, self._how(len(logits), pairs), masked=masked, out=out)
         if histories is not None:
             places, numbers = histories
             self._histories.count(places, tokens[numbers])
@@ -95,11 +104,11 @@ class Sampler:
             every = Filters(self._rows[:num_rows], zeros + 1, zeros.float() + 0.5, zeros.float())
             for filters in (None, every):
                 for masked in (False, True):
-                    sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
+                    self._drawing.sample(likely, SamplingRows(zeros.float() + 1, zeros, zeros, filters), masked=masked)
         # The copies that a step makes: of all rows, of those with penalties, then of those with log-probabilities.
         adjusted = logits.to(torch.float32, copy=True)
         self._histories.penalize(adjusted.clone(), self._rows[:num_rows], [SamplingParams()] * num_rows)
-        token_logprobs(logits.to(torch.float32, copy=True), self._zeros[:num_rows], 1)
+        self._drawing.logprobs(logits.to(torch.float32, copy=True), self._zeros[:num_rows], 1)
         del adjusted  # not before
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
@@ -123,6 +132,7 @@ class Sampler:
         if not penalized and not ends:
             return logits, False, None
         adjusted = logits.to(torch.float32, copy=True)
+        own = self._drawing.vocabulary
         histories = None
         if penalized:
             places = self._histories.follow([sequence for sequence, _ in penalized])
@@ -131,8 +141,8 @@ class Sampler:
             chosen = adjusted[numbers]
             self._histories.penalize(chosen, places, [sequence.sampling for sequence, _ in penalized])
             adjusted[numbers] = chosen
-        if ends:
-            adjusted[self._int64([row for row, _ in ends]), self._int64([end for _, end in ends])] = -torch.inf
+        if own_ends := [(row, end - own.start) for row, end in ends if end in own]:
+            adjusted[self._int64([row for row, _ in own_ends]), self._int64([end for _, end in own_ends])] = -torch.inf
         return adjusted, bool(ends), histories
 
     def _how(self, num_rows: int, pairs: Series[tuple[Sequence, int]]) -> SamplingRows:
@@ -170,7 +180,7 @@ class Sampler:
         if not asking:
             return None
         chosen = self._int64([pairs[number][1] for number in asking])
-        found = token_logprobs(logits[chosen].float(), tokens[chosen].clamp_min(0), max(asking.values()))
+        found = self._drawing.logprobs(logits[chosen].float(), tokens[chosen].clamp_min(0), max(asking.values()))
         return _Logprobs(asking, *map(to_host, found))
 
     def _int64(self, values: Series[int]) -> Tensor:

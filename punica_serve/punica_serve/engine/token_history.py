@@ -24,14 +24,15 @@ class TokenHistories:
     its tokens; or it samples the same position again, since it was preempted while that token was in flight.
     """
 
-    def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocabulary: range, max_requests: int, device: torch.device) -> None:
+        """``vocabulary``: the token ids that are counted: all, or a rank's share."""
+        self._vocabulary = vocabulary
         self._max_requests = max_requests
         self._device = device
         #: (row, index of the generated token that it samples next).
         self._places: dict[Sequence, tuple[int, int]] = {}
-        shape = (max_requests, vocab_size)
-        num_bytes = max_requests * vocab_size * (torch.bool.itemsize + torch.int32.itemsize)
+        shape = (max_requests, len(vocabulary))
+        num_bytes = max_requests * len(vocabulary) * (torch.bool.itemsize + torch.int32.itemsize)
         what = f"the table of tokens of {counted(max_requests, 'request')}"
         with reserving(what, num_bytes, device, fix="lower `engine.max_batch_size`", param="engine.max_batch_size"):
             self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -58,7 +59,7 @@ class TokenHistories:
         self._places.clear()
 
     def penalize(self, logits: Tensor, places: Tensor, params: Series[SamplingParams]) -> None:
-        """Penalises, in place, float32 logits [places, vocab]."""
+        """Penalises, in place, float32 logits [places, tokens of the vocabulary]."""
         apply_penalties(
             logits,
             self._prompts[places],
@@ -70,15 +71,18 @@ class TokenHistories:
 
     def count(self, places: Tensor, tokens: Tensor) -> None:
         """Counts the sampled tokens of the rows, int64 [places]; -1 is a row that failed."""
-        self._outputs[places, tokens.clamp_min(0)] += 1
+        columns = tokens - self._vocabulary.start
+        last = len(self._vocabulary) - 1
+        self._outputs[places, columns.clamp(0, last)] += (columns >= 0) & (columns <= last)
 
     def _write(self, place: int, sequence: Sequence) -> None:
         self._prompts[place] = self._counts(sequence.request.prompt_ids) > 0
         self._outputs[place] = self._counts(sequence.generated_ids)
 
     def _counts(self, token_ids: Series[int]) -> Tensor:
-        """How often each token occurs: int32 [vocab]."""
-        counts = torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=self._vocab_size)
+        """How often each token occurs: int32 [tokens of the vocabulary]."""
+        first, end = self._vocabulary.start, self._vocabulary.stop
+        counts = torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=end)[first:end]
         if self._device.type == "cuda":
             return counts.int().pin_memory().to(self._device, non_blocking=True)
         return counts.int()

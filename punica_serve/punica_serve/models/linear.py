@@ -9,10 +9,13 @@ the model passes the answer on and never decides.
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from punica_kernels.linear import linear
+from punica_kernels.partial_sums import sum_parts
 from punica_serve.base_model.model_spec import ProjectionGroup
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import LoraGroup
 
 
@@ -23,14 +26,17 @@ class Projected(NamedTuple):
     y: Tensor
     #: What LoRA adds, [rows, out]; None if nothing is left to add.
     delta: Tensor | None
+    #: Whether it is a sum over ranks.
+    is_exchanged: bool = False
 
     @property
     def pdl(self) -> bool:
         """Whether the operator that reads this may be a programmatic dependent launch.
 
-        A delta comes from another stream, which this one has waited for: then there is no kernel to depend on.
+        A delta comes from another stream, which this one has waited for, and an exchange is no kernel of ours: then
+        there is no kernel to depend on.
         """
-        return self.delta is None
+        return self.delta is None and not self.is_exchanged
 
 
 class LoraBatch(Protocol):
@@ -45,27 +51,43 @@ class LoraBatch(Protocol):
 
 
 class Linear:
-    """The stacked projections of one group in one layer: the base weight, and the place of its LoRA."""
+    """The stacked projections of one group in one layer: the base weight, the place of its LoRA, and their exchange.
 
-    __slots__ = ("_group", "_layer", "_split_k", "_weight")
+    A rank's outputs of o and down are partial sums, of the base and of LoRA: one exchange adds both up.
+    """
 
-    def __init__(self, layer: int, group: ProjectionGroup, weight: Tensor) -> None:
+    __slots__ = ("_collectives", "_group", "_layer", "_split_k", "_weight")
+
+    def __init__(
+        self, layer: int, group: ProjectionGroup, weight: Tensor, collectives: Collectives = SINGLE_RANK
+    ) -> None:
         """``weight``: [out_features, in_features] of the group."""
         self._layer = layer
         self._group = group.name
         self._split_k = group.split_k
         self._weight = weight
+        self._collectives = collectives if group.row_parallel and collectives.rank.size > 1 else None
 
     def __call__(self, x: Tensor, lora: LoraBatch) -> Projected:
         """x: [rows, in]."""
-        return lora.apply(self._layer, self._group, x, self._base)
+        projected = lora.apply(self._layer, self._group, x, self._base)
+        return projected if self._collectives is None else _sum_over_ranks(projected, x.dtype, self._collectives)
 
     def _base(self, x: Tensor) -> Tensor:
         return linear(x, self._weight, split_k=self._split_k, pdl=True)
 
 
+def _sum_over_ranks(part: Projected, dtype: torch.dtype, collectives: Collectives) -> Projected:
+    """Adds up the parts of this rank, rounds once, and adds up all ranks."""
+    y = part.y
+    if y.dim() == 3 or part.delta is not None:
+        y = torch.empty(part.y.shape[-2:], dtype=dtype, device=part.y.device)
+        sum_parts(y, part.y, part.delta, pdl=part.pdl)
+    return Projected(collectives.all_reduce(y), None, is_exchanged=True)
+
+
 class OutputHead:
-    """The projection to the vocabulary, which has no LoRA."""
+    """The projection to the vocabulary, or to a rank's share of it, which has no LoRA."""
 
     __slots__ = ("_soft_cap", "_weight")
 

@@ -3,13 +3,13 @@
 All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """
 
-import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from punica_kernels.head_norms import HeadNorms
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.models.activation import ACTIVATIONS
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
+from punica_serve.models.embedding import Embedding
 from punica_serve.models.linear import Linear, OutputHead, Projected
 from punica_serve.models.model import ForwardBatch
 from punica_serve.models.model_weights import LayerWeights, ModelWeights
@@ -18,13 +18,13 @@ from punica_serve.models.rotary import Rotary
 
 
 class Llama:
-    """A decoder on one device: ``forward``, then ``logits``."""
+    """A decoder on one device, or a rank's share of one: ``forward``, then ``logits``."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, collectives: Collectives = SINGLE_RANK) -> None:
+        """``config`` and ``weights``: the rank's share."""
         self.config = config
         spec = config.spec
-        self._embedding = weights.embedding
-        self._embedding_scale = _rounded(spec.embedding_scale, weights.embedding.dtype)
+        self._embedding = Embedding(weights.embedding, config.vocabulary, spec.embedding_scale, collectives)
         rotaries = {
             layer.rotary: Rotary(layer.rotary, config.num_attention_heads, weights.embedding.device)
             for layer in spec.layers
@@ -32,24 +32,20 @@ class Llama:
         self._layers: list[_Layer] = []
         behind_mlp: Tensor | None = None
         for number, (layer, own) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-            self._layers.append(_Layer(config, number, own, rotaries[layer.rotary], behind_mlp))
+            self._layers.append(_Layer(config, number, own, rotaries[layer.rotary], behind_mlp, collectives))
             behind_mlp = own.norms.get(spec.block_norms.behind_mlp)
         self._norm = RmsNorm(weights.norm, spec.norm_eps, behind_mlp)
         self._head = OutputHead(weights.lm_head, spec.logit_soft_cap)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """The last hidden states, normed: [rows, hidden]."""
-        residual, added = Residual(self._embed(batch.token_ids)), None
+        residual, added = Residual(self._embedding(batch.token_ids)), None
         for layer in self._layers:
             added = layer(residual, added, batch)
         return self._norm(residual, added)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        embedded = embedding(token_ids, self._embedding)
-        return embedded if self._embedding_scale is None else embedded.mul_(self._embedding_scale)
-
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab], in the model's dtype."""
+        """See ``Model.logits``."""
         return self._head(hidden)
 
 
@@ -57,7 +53,13 @@ class _Layer:
     """Attention and MLP. Each one's output is added to the residual by the norm that follows it."""
 
     def __init__(
-        self, config: ModelConfig, number: int, weights: LayerWeights, rotary: Rotary, behind_last_mlp: Tensor | None
+        self,
+        config: ModelConfig,
+        number: int,
+        weights: LayerWeights,
+        rotary: Rotary,
+        behind_last_mlp: Tensor | None,
+        collectives: Collectives,
     ) -> None:
         """``behind_last_mlp``: the norm behind the MLP of the layer before, where the model has one."""
         spec, norms = config.spec, config.spec.block_norms
@@ -65,7 +67,8 @@ class _Layer:
         behind_attention = weights.norms.get(norms.behind_attention)
         self._mlp_norm = RmsNorm(weights.norms[norms.before_mlp], spec.norm_eps, behind_attention)
         self._qkv, self._o, self._gate_up, self._down = (
-            Linear(number, spec.group(name), weights.linears[name]) for name in ("qkv", "o", "gate_up", "down")
+            Linear(number, spec.group(name), weights.linears[name], collectives)
+            for name in ("qkv", "o", "gate_up", "down")
         )
         self._number = number
         self._rotary = rotary
@@ -84,11 +87,6 @@ class _Layer:
 
     def _feed_forward(self, x: Tensor, batch: ForwardBatch) -> Projected:
         return self._down(self._activation(self._gate_up(x, batch.lora)), batch.lora)
-
-
-def _rounded(scale: float | None, dtype: torch.dtype) -> float | None:
-    """The nearest number of that dtype: Gemma was trained with its embeddings' scale rounded."""
-    return None if scale is None else torch.tensor(scale, dtype=dtype).item()
 
 
 def _head_norms(weights: LayerWeights, eps: float) -> HeadNorms | None:

@@ -37,8 +37,9 @@ class ForwardBatch:
 
 
 class Model(Protocol):
-    """A decoder on one device. It keeps no state between calls and knows no requests."""
+    """A decoder on one device, or a rank's share of one. It keeps no state between calls and knows no requests."""
 
+    #: The rank's share.
     config: ModelConfig
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -46,5 +47,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab], in the model's dtype."""
+        """[rows, hidden] -> [rows, tokens of the rank's vocabulary], in the model's dtype."""
         ...

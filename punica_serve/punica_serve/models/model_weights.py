@@ -1,18 +1,22 @@
-"""The weights of a model, allocated on their device at once and filled tensor by tensor.
+"""The weights of a model, or of a rank's share of it, allocated on their device at once and filled tensor by tensor.
 
-Beside the model itself the device holds one tensor of the checkpoint at a time, and the host none: files are mapped.
+Beside the model itself the device holds one tensor of the checkpoint at a time, and the host none: files are mapped. A
+rank reads its share alone.
 A checkpoint that lacks a tensor, has one too many or one of another shape is refused before anything is read.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.base_model.model_spec import ModelSpec, ProjectionGroup
+from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.errors import ModelRejected
 from punica_serve.models.weights import StoredTensor, list_weights, read_weights
 from punica_serve.protocol import LoraGroup
@@ -37,11 +41,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    #: [vocab, hidden]
+    #: [tokens of the rank's vocabulary, hidden]
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    #: [vocab, hidden]; the embedding itself if they are tied.
+    #: Like it; the embedding itself if they are tied.
     lm_head: Tensor
 
 
@@ -54,11 +58,12 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
     # A checkpoint may have a head of its own although its config ties them; transformers unties them, too.
     if _HEAD in stored:
         config = replace(config, tie_word_embeddings=False)
-    _check(stored, _places(empty_weights(config, dtype, torch.device("meta")), config))
+    _check(stored, list(_places(empty_weights(config, dtype, torch.device("meta")), config)))
     weights = empty_weights(config, dtype, device)
-    places = _places(weights, config)
-    for name, tensor in read_weights({name: stored[name] for name in places}):
-        places[name].copy_(tensor)
+    places = list(_places(weights, config))
+    parts = {number: replace(stored[place.name], index=place.part) for number, place in enumerate(places)}
+    for number, tensor in read_weights(parts):
+        places[number].tensor.copy_(tensor)
     if config.spec.norm_offset:
         for norm in _norms(weights):
             norm.add_(config.spec.norm_offset)
@@ -66,19 +71,27 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Random matrices and biases, the same at every start on one kind of device, and norms of ones."""
+    """Random matrices and biases, the same at every start on one kind of device, and norms of ones.
+
+    Ranks of groups of any size draw the same model: each draws all of it, tensor by tensor, and keeps its share.
+    """
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
-    for name, place in _places(weights, config).items():
+    for name, places in groupby(_places(weights, config), key=attrgetter("name")):
+        own = list(places)
         if name.endswith("norm.weight"):
-            place.fill_(1)
+            own[0].tensor.fill_(1)
+        elif not own[0].part:
+            own[0].tensor.normal_(0, _DUMMY_STD, generator=generator)
         else:
-            place.normal_(0, _DUMMY_STD, generator=generator)
+            whole = torch.empty(own[0].shape, dtype=dtype, device=device).normal_(0, _DUMMY_STD, generator=generator)
+            for place in own:
+                place.tensor.copy_(whole[place.part])
     return weights
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Uninitialised weights of the config's shapes."""
+    """Uninitialised weights of the config's shapes, which are a rank's own."""
     spec = config.spec
 
     # A weight that something is added to needs more digits than it is stored with.
@@ -97,7 +110,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             biases={group.name: empty(group.out_features) for group in spec.groups if group.bias},
         )
 
-    embedding = empty(config.vocab_size, config.hidden_size)
+    embedding = empty(len(config.vocabulary), config.hidden_size)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(layer() for _ in range(spec.num_layers)),
@@ -106,53 +119,82 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     )
 
 
+def weights_num_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a model, or of a rank's share, on its device."""
+    return sum(place.tensor.nbytes for place in _places(empty_weights(config, dtype, torch.device("meta")), config))
+
+
+class _Place(NamedTuple):
+    """A part of the weights, and where in the checkpoint it comes from."""
+
+    #: A view of the weights.
+    tensor: Tensor
+    #: The checkpoint's tensor.
+    name: str
+    #: Of all of that tensor.
+    shape: tuple[int, ...]
+    #: The part of it that belongs here, by dimension; empty: all of it.
+    part: tuple[slice, ...] = ()
+
+
+def _places(weights: ModelWeights, config: ModelConfig) -> Iterator[_Place]:
+    """All parts of the weights; those of one tensor follow each other."""
+    whole = (config.vocab_size, config.hidden_size)
+    vocabulary = config.vocabulary
+    rows = () if config.rank.size == 1 else (_slice(vocabulary),)
+    yield _Place(weights.embedding, "model.embed_tokens.weight", whole, rows)
+    for number, layer in enumerate(weights.layers):
+        yield from _layer_places(f"model.layers.{number}", layer, config)
+    yield _Place(weights.norm, "model.norm.weight", tuple(weights.norm.shape))
+    if not config.tie_word_embeddings:
+        yield _Place(weights.lm_head, _HEAD, whole, rows)
+
+
+def _layer_places(prefix: str, layer: LayerWeights, config: ModelConfig) -> Iterator[_Place]:
+    for norm, tensor in layer.norms.items():
+        yield _Place(tensor, f"{prefix}.{norm}.weight", tuple(tensor.shape))
+    for group in config.spec.groups:
+        yield from _slices(prefix, group, layer.linears[group.name], "weight", config)
+        if group.bias:
+            yield from _slices(prefix, group, layer.biases[group.name], "bias", config)
+
+
+def _slices(
+    prefix: str, group: ProjectionGroup, stacked: Tensor, kind: Literal["weight", "bias"], config: ModelConfig
+) -> Iterator[_Place]:
+    """The parts of a group's stacked matrix, or of its biases."""
+    num_dims = stacked.dim()
+    slices = stacked.split([projection.out_features for projection in group.projections])
+    for projection, rows in zip(group.projections, slices, strict=True):
+        name = f"{prefix}.{projection.parent}.{projection.name}.{kind}"
+        shape = config.whole.linear_shapes[projection.name][:num_dims]
+        if rows.shape == shape:
+            yield _Place(rows, name, shape)
+            continue
+        for source, place in projection.output_places:
+            yield _Place(rows[_slice(place)], name, shape, (_slice(source), _slice(projection.inputs))[:num_dims])
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)
+
+
+def _check(stored: Mapping[str, StoredTensor], places: list[_Place]) -> None:
+    for place in places:
+        if place.name not in stored:
+            raise ModelRejected(f"the weights lack tensor `{place.name}`", param=place.name)
+        if stored[place.name].shape != place.shape:
+            message = f"tensor `{place.name}` has shape {stored[place.name].shape}, config.json says {place.shape}"
+            raise ModelRejected(message, param=place.name)
+    # A tensor that nothing reads means that the checkpoint is not the model that config.json describes.
+    read = {place.name for place in places}
+    leftovers = sorted(name for name in stored if name not in read and not name.endswith("rotary_emb.inv_freq"))
+    if leftovers:
+        message = f"the weights hold tensor `{leftovers[0]}`, which the model does not read"
+        raise ModelRejected(message, param=leftovers[0])
+
+
 def _norms(weights: ModelWeights) -> Iterator[Tensor]:
     for layer in weights.layers:
         yield from layer.norms.values()
     yield weights.norm
-
-
-def weights_num_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of a model on its device."""
-    places = _places(empty_weights(config, dtype, torch.device("meta")), config)
-    return sum(place.nbytes for place in places.values())
-
-
-def _places(weights: ModelWeights, config: ModelConfig) -> dict[str, Tensor]:
-    """Views of the weights, by the name of the checkpoint tensor that belongs there."""
-    places = {"model.embed_tokens.weight": weights.embedding}
-    for number, layer in enumerate(weights.layers):
-        places.update(_layer_places(f"model.layers.{number}", layer, config.spec))
-    places["model.norm.weight"] = weights.norm
-    if not config.tie_word_embeddings:
-        places[_HEAD] = weights.lm_head
-    return places
-
-
-def _layer_places(prefix: str, layer: LayerWeights, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    for norm, place in layer.norms.items():
-        yield f"{prefix}.{norm}.weight", place
-    for group in spec.groups:
-        yield from _slices(prefix, group, layer.linears[group.name], "weight")
-        if group.bias:
-            yield from _slices(prefix, group, layer.biases[group.name], "bias")
-
-
-def _slices(prefix: str, group: ProjectionGroup, stacked: Tensor, kind: str) -> Iterator[tuple[str, Tensor]]:
-    slices = stacked.split([projection.out_features for projection in group.projections])
-    for projection, place in zip(group.projections, slices, strict=True):
-        yield f"{prefix}.{projection.parent}.{projection.name}.{kind}", place
-
-
-def _check(stored: Mapping[str, StoredTensor], places: Mapping[str, Tensor]) -> None:
-    for name, place in places.items():
-        if name not in stored:
-            raise ModelRejected(f"the weights lack tensor `{name}`", param=name)
-        if stored[name].shape != place.shape:
-            message = f"tensor `{name}` has shape {stored[name].shape}, config.json says {tuple(place.shape)}"
-            raise ModelRejected(message, param=name)
-    # A tensor that nothing reads means that the checkpoint is not the model that config.json describes.
-    leftovers = sorted(name for name in stored if name not in places and not name.endswith("rotary_emb.inv_freq"))
-    if leftovers:
-        message = f"the weights hold tensor `{leftovers[0]}`, which the model does not read"
-        raise ModelRejected(message, param=leftovers[0])

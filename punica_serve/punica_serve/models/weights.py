@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -19,14 +20,20 @@ _TEXT_PREFIXES = ("language_model.", "model.language_model.")
 _IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
+Key = TypeVar("Key")
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file that has not been read."""
+    """A tensor of a file that has not been read, or a part of one."""
 
     path: Path
     #: Its name in the file.
     name: str
+    #: Of the whole tensor.
     shape: tuple[int, ...]
+    #: The part that is read, by dimension; empty: all of it.
+    index: tuple[slice, ...] = ()
 
 
 def list_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -45,16 +52,19 @@ def _text_name(name: str) -> str:
     return name.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
 
 
-def read_weights(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
+def read_weights(stored: Mapping[Key, StoredTensor]) -> Iterator[tuple[Key, Tensor]]:
     """Yields the tensors one by one, file by file, as they are stored, in memory mapped from the file.
+
+    Of a tensor of which a part is wanted, no more is read from the disk than that part's pages.
 
     Raises ModelRejected if a file can't be read.
     """
     for path in dict.fromkeys(tensor.path for tensor in stored.values()):
         with _naming(path), safe_open(path, framework="pt") as file:
-            for name, tensor in stored.items():
+            for key, tensor in stored.items():
                 if tensor.path == path:
-                    yield name, file.get_tensor(tensor.name)
+                    whole = file.get_slice(tensor.name) if tensor.index else file.get_tensor(tensor.name)
+                    yield key, whole[tensor.index] if tensor.index else whole
 
 
 def _list_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:

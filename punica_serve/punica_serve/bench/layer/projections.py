@@ -122,7 +122,7 @@ def _products(layers: Layers, lora: LoraBatch, batch_size: int) -> Callable[[], 
     def run() -> list[Tensor | None]:
         results: list[Tensor | None] = []
         for width, product in products:
-            results += product(inputs[width], lora)
+            results += product(inputs[width], lora)[:2]
         return results
 
     return run

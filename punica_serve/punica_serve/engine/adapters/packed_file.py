@@ -57,14 +57,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """How a model's adapters are packed. Files of equal ``name`` have one layout."""
+    """How a model's adapters are packed, or a rank's share of them. Files of equal ``name`` have one layout."""
 
     name: str
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype) -> "PackedLayout":
         groups = [(each.name, len(each.projections), each.in_features, each.out_offsets) for each in model.spec.groups]
-        meaning = json.dumps([_VERSION, str(dtype), LORA_PAGE_RANKS, model.num_hidden_layers, groups])
+        rank = [model.rank.index, model.rank.size] if model.rank.size > 1 else []
+        meaning = json.dumps([_VERSION, str(dtype), LORA_PAGE_RANKS, model.num_hidden_layers, groups, *rank])
         return cls(hashlib.sha256(meaning.encode()).hexdigest()[:32])
 
 

@@ -1,4 +1,8 @@
-"""An adapter's weights on the host, in the layout of the pool's pages."""
+"""An adapter's weights on the host, in the layout of the pool's pages.
+
+A rank of a group packs its share. Where ranks divide a projection's outputs, they divide those of B and each has all of
+A; where they divide its inputs, they divide those of A and each has all of B. So LoRA needs no exchange of its own.
+"""
 
 import math
 import operator
@@ -76,8 +80,8 @@ def packed_memory(packed: PackedAdapter, num_bytes: int) -> Tensor:
 def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memory: Tensor) -> PackedAdapter:
     """Lays an adapter out in pages of ``dtype`` in ``memory``, uint8 [packed_num_bytes], which is overwritten.
 
-    Scaling is folded into B in float32, before the one rounding. Raises AdapterRejected, naming the projections, if a
-    scaled weight is too large for ``dtype``.
+    ``model`` may be a rank's share; the adapter is the whole one. Scaling is folded into B in float32, before the one
+    rounding. Raises AdapterRejected, naming the projections, if a scaled weight is too large for ``dtype``.
     """
     packed = packed_views(memory, adapter.ref.ranks, model, dtype)
     if not _covers(adapter, model):
@@ -89,6 +93,21 @@ def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memor
             message = f"weights of {modules}, scaled, are too large for {dtype}"
             raise AdapterRejected(message, param=group)
     return packed
+
+
+def pack_share(
+    memory: Tensor, whole: PackedAdapter, ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype
+) -> PackedAdapter:
+    """The share of a rank, whose ``model`` it is, of an adapter that is packed as a whole."""
+    share = packed_views(memory, ranks, model, dtype)
+    for name, pages in share.groups.items():
+        group, starts = model.spec.group(name), model.whole.spec.group(name).out_offsets
+        source = whole.groups[name]
+        pages.a.copy_(source.a[..., _slice(group.projections[0].inputs)])
+        for projection, start, whole_start in zip(group.projections, group.out_offsets, starts, strict=False):
+            for part, place in projection.output_places:
+                pages.b[..., _slice(place, start)] = source.b[..., _slice(part, whole_start)]
+    return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +156,23 @@ def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dty
     raw = {group: (_raw(pages.a), _raw(pages.b)) for group, pages in packed.groups.items()}
     unscaled: dict[LoraGroup, list[tuple[slice, slice, float]]] = {group: [] for group in packed.groups}
     for run in adapter.layout.runs:
-        group, number, columns = _place_in_group(run.module, model)
+        group, number, inputs, outputs = _place_in_group(run.module, model)
         layers = slice(run.first_layer, run.first_layer + run.num_layers)
         pages, first, scaling = packed.groups[group], run.first, run.first.scaling
         a = _layers_of(first.a, run.num_layers, run.a_stride_bytes, adapter.file)
+        a = a[:, :, inputs]
         b = _layers_of(first.b, run.num_layers, run.b_stride_bytes, adapter.file).swapaxes(1, 2)
         if _TORCH_DTYPES[first.a.dtype] == dtype:
             _write_rows(raw[group][0][:, layers, number], a)
         else:
             _write_rows(pages.a[:, layers, number], _to_float32(a, first.a.dtype))
-        if _TORCH_DTYPES[first.b.dtype] == dtype:
-            _write_rows(raw[group][1][:, layers, :, columns], b)
-            unscaled[group].append((layers, columns, scaling))
-        else:
-            _write_rows(pages.b[:, layers, :, columns], _to_float32(b, first.b.dtype) * scaling)
-            unscaled[group].append((layers, columns, 1.0))
+        for part, columns in outputs:
+            if _TORCH_DTYPES[first.b.dtype] == dtype:
+                _write_rows(raw[group][1][:, layers, :, columns], b[:, :, part])
+                unscaled[group].append((layers, columns, scaling))
+            else:
+                _write_rows(pages.b[:, layers, :, columns], _to_float32(b[:, :, part], first.b.dtype) * scaling)
+                unscaled[group].append((layers, columns, 1.0))
     for group, parts in unscaled.items():
         _scale(packed.groups[group].b, parts)
 
@@ -169,10 +190,18 @@ def _scale(b: Tensor, parts: list[tuple[slice, slice, float]]) -> None:
             b[:, layers, :, columns].mul_(scaling)
 
 
-def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, slice]:
-    """The module's group, its number there, and its columns of the group's B."""
+def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, slice, list[tuple[slice, slice]]]:
+    """The module's group, its number there, the inputs that are read, and the outputs that are computed, each part with
+    its columns of the group's B.
+    """
     group, number = model.spec.find(module)
-    return group.name, number, slice(group.out_offsets[number], group.out_offsets[number + 1])
+    projection, start = group.projections[number], group.out_offsets[number]
+    outputs = [(_slice(part), _slice(place, start)) for part, place in projection.output_places]
+    return group.name, number, _slice(projection.inputs), outputs
+
+
+def _slice(part: range, offset: int = 0) -> slice:
+    return slice(part.start + offset, part.stop + offset)
 
 
 def _write_rows(pages: Rows, rows: Rows) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.packing import PackedAdapter, packed_views
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_share, packed_num_bytes, packed_views
 
 #: Small enough that a model's outputs stay finite.
 STANDARD_DEVIATION = 0.02
@@ -26,6 +26,20 @@ def repeated_noise(count: int, dtype: torch.dtype, seed: int) -> Tensor:
     """[count] numbers that repeat after the first million."""
     generated = noise(min(count, _NUM_GENERATED), dtype, torch.device("cpu"), seed)
     return generated.repeat(-(-count // len(generated)))[:count]
+
+
+def pack_dummy(
+    memory: Tensor, number: int, ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype
+) -> PackedAdapter:
+    """Packs the dummy adapter of that number, or a rank's share of it, into uint8 [packed_num_bytes].
+
+    It is the same adapter in groups of any size, so a rank makes all of it, in memory of its own.
+    """
+    if model.rank.size == 1:
+        return pack_random(memory, repeated_noise(len(memory) // dtype.itemsize, dtype, number), ranks, model, dtype)
+    all_memory = torch.empty(packed_num_bytes(ranks, model.whole, dtype), dtype=torch.uint8)
+    everything = pack_dummy(all_memory, number, ranks, model.whole, dtype)
+    return pack_share(memory, everything, ranks, model, dtype)
 
 
 def pack_random(

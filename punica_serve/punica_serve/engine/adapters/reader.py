@@ -16,7 +16,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
-from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
+from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.protocol import AdapterRef
 
 #: Reading is mostly hashing, at 1 GB/s per core. Twelve threads saturate the memory bandwidth, two cores are left to
@@ -71,8 +71,7 @@ class AdapterReader:
 
     def _make_dummy(self, ref: AdapterRef, number: int) -> HostCopy:
         def pack(memory: Tensor) -> PackedAdapter:
-            numbers = repeated_noise(len(memory) // self._dtype.itemsize, self._dtype, seed=number)
-            return pack_random(memory, numbers, ref.ranks, self._model, self._dtype)
+            return pack_dummy(memory, number, ref.ranks, self._model, self._dtype)
 
         return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
 
@@ -106,7 +105,7 @@ class AdapterReader:
         if not hasattr(self._buffers, "own"):
             self._buffers.own = ReadBuffer()
         checksums = self._packed_store.checksums(ref) if self._packed_store else None
-        unverified = begin_load(ref, self._model, self._buffers.own, self._threads, checksums)
+        unverified = begin_load(ref, self._model.whole, self._buffers.own, self._threads, checksums)
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
 
         def pack(memory: Tensor) -> PackedAdapter:

@@ -1,0 +1,31 @@
+"""Exchanges through torch.distributed: gloo between CPUs, NCCL between GPUs."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+from punica_serve.base_model.rank import Rank
+
+#: The newer name in torch.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+class TorchCollectives:
+    """A process group. Its timeout, given where it is made, bounds every wait outside CUDA graphs.
+
+    NCCL runs on the current stream, so a CUDA graph captures it as it captures kernels.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = Rank(group.rank(), group.size())
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_reduce``. Raises RuntimeError if a rank does not come within the timeout."""
+        dist.all_reduce(tensor, group=self._group)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``. Raises RuntimeError if a rank does not come within the timeout."""
+        gathered = tensor.new_empty(self.rank.size, *tensor.shape)
+        _all_gather(gathered.flatten(0, 1) if tensor.dim() else gathered, tensor, group=self._group)
+        return gathered

@@ -1,0 +1,54 @@
+"""A group of ranks says what one rank says: all architectures, adapters of all ranks, all ways to sample."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mixed_batch import Answers, assert_same, serve, write_adapters
+from punica_serve.base_model.architectures import ARCHITECTURES
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.protocol import AdapterRef
+from thread_ranks import run_ranks
+
+#: No multiple of the ranks, nor of the blocks in which tokens are divided.
+VOCAB_SIZE = 99
+
+
+@dataclass(frozen=True)
+class Served:
+    model: Path
+    adapters: list[AdapterRef]
+    answers: Answers
+
+
+@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+def served(
+    request: pytest.FixtureRequest, make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Served:
+    """An architecture, and what one rank answers."""
+    model = make_model(request.param, vocab_size=VOCAB_SIZE)
+    adapters = write_adapters(tmp_path_factory.mktemp("adapters"), read_model_config(model))
+    return Served(model, adapters, serve(model, adapters))
+
+
+def check(served: Served, size: int) -> None:
+    for answers in run_ranks(size, lambda rank: serve(served.model, served.adapters, rank)):
+        assert_same(answers, served.answers)
+
+
+def test_two_ranks_say_what_one_says(served: Served) -> None:
+    check(served, 2)
+
+
+@pytest.mark.slow
+def test_four_ranks_say_what_one_says(served: Served) -> None:
+    check(served, 4)
+
+
+def test_all_sizes_of_a_group_have_the_same_dummy_weights(make_model: Callable[..., Path]) -> None:
+    model = make_model("phi3", vocab_size=VOCAB_SIZE)
+    expected = serve(model, (), load_format="dummy")
+    for answers in run_ranks(2, lambda rank: serve(model, (), rank, load_format="dummy")):
+        assert_same(answers, expected)

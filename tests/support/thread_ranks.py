@@ -1,0 +1,58 @@
+"""Ranks as threads of one process, which exchange tensors by memory: a group without processes."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from punica_serve.base_model.rank import Rank
+from punica_serve.models.collectives import Collectives
+
+_DEADLINE_S = 60.0
+
+Result = TypeVar("Result")
+
+
+class ThreadCollectives:
+    """One rank's end."""
+
+    def __init__(self, rank: Rank, barrier: Barrier, slots: list[Tensor]) -> None:
+        self.rank = rank
+        self._barrier = barrier
+        self._slots = slots
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor.copy_(self.all_gather(tensor).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        self._slots[self.rank.index] = tensor
+        self._barrier.wait()
+        assert len({(each.shape, each.dtype) for each in self._slots}) == 1
+        gathered = torch.stack(self._slots)
+        self._barrier.wait()
+        return gathered
+
+
+def run_ranks(size: int, run: Callable[[Collectives], Result]) -> list[Result]:
+    """The results of ``run`` on each rank."""
+    barrier = Barrier(size, timeout=_DEADLINE_S)
+    slots = [torch.empty(0)] * size
+
+    def run_one(index: int) -> Result:
+        try:
+            return run(ThreadCollectives(Rank(index, size), barrier, slots))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        futures = [threads.submit(run_one, index) for index in range(size)]
+        # The first error is the cause of the others, which find the barrier broken.
+        errors = [error for future in futures if (error := future.exception())]
+        for error in errors:
+            if "Barrier" not in repr(error):
+                raise error
+        return [future.result() for future in futures]
