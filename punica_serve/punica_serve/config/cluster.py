@@ -37,6 +37,7 @@ from punica_serve.config.web_fields import Network, Origin
 from punica_serve.config.yaml_file import read_yaml, validated
 from punica_serve.errors import ConfigError
 from punica_serve.process.logs import LogFormat
+from punica_serve.protocol import PrefixScope
 
 #: Resources reserved on a Ray node, by Ray's names.
 Resources = Annotated[dict[Name, Annotated[float, Field(gt=0)]], Field(min_length=1)]
@@ -80,6 +81,12 @@ class EngineConfig(ConfigModel):
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
+    #: Keep full pages of the KvCache when their request ends, for requests that begin with the same tokens. Off until
+    #: it is measured.
+    prefix_caching: Flag = False
+    #: Who shares such pages. tenant: the requests of one tenant. cluster: those of all, so the time to a first token
+    #: tells what others have asked.
+    prefix_scope: PrefixScope = "tenant"
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there.
     cold_start: ColdStart = "layerwise"

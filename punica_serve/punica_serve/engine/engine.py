@@ -35,6 +35,8 @@ from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.errors import InvalidRequest
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
+from punica_serve.paging.model_digest import prefix_caching_of
+from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from punica_serve.store.packed_folder import PackedCache
 
@@ -90,6 +92,7 @@ class Engine:
             packed_store,
             by_layer=config.cold_start == "layerwise",
         )
+        self.prefix_caching = prefix_caching_of(config, self.model_config)
         planner = StepPlanner(
             self._cache,
             max_batch_size=config.max_batch_size,
@@ -122,6 +125,21 @@ class Engine:
     @property
     def num_free_kv_pages(self) -> int:
         return self._cache.pages.num_free
+
+    @property
+    def num_shared_kv_pages(self) -> int:
+        """Holders of pages beyond each page's first."""
+        return self._cache.pages.num_shared
+
+    @property
+    def num_known_kv_pages(self) -> int:
+        """Pages that a request could find, held by others or free."""
+        return self._cache.pages.num_known
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Tokens of all requests that were admitted to share pages, and those of them that were found."""
+        return self._cache.prefixes.num_queries, self._cache.prefixes.num_hits
 
     @property
     def num_lora_pages(self) -> dict[LoraGroup, int]:
@@ -167,6 +185,9 @@ class Engine:
             request = msgspec.structs.replace(request, sampling=sampling)
         sequence = Sequence.of(request, self.max_context)
         sequence.rotary_start = self.model_config.spec.rotary_start(sequence.max_length - 1)  # the last is not fed
+        if self.prefix_caching is not None:
+            settings, page_size = self.prefix_caching, self._cache.page_size
+            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start)
         self._requests.add(sequence)
         self._requests.admit()
         self._work.set()

@@ -40,6 +40,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
     """Waits for the step, appends its tokens to the sequences, and drops those that ended."""
     plan, sampled_tokens = ended.plan, ended.step.sampled_tokens()
     tokens: list[GeneratedToken] = []
+    found: list[tuple[str, int]] = []
     finished: list[tuple[str, EndReason]] = []
     failures: list[Failure] = []
     for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True):
@@ -49,8 +50,10 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
         sequence.num_in_flight -= 1
         if sampled is None:
             failures.append(_not_finite(sequence))
-            requests.drop(sequence.request_id)
+            requests.drop(sequence.request_id, keep_pages=False)
             continue
+        if sequence.num_found and len(sequence.generated_ids) == len(sequence.request.generated_ids):
+            found.append((sequence.request_id, min(sequence.num_found, sequence.num_prompt)))
         tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *sampled))
         sequence.token_ids.append(sampled.token_id)
         reason = _end_reason(sequence, sampler)
@@ -59,6 +62,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
             requests.drop(sequence.request_id)
     return StepOutput(
         tokens=tuple(tokens),
+        cached=tuple(found),
         finished=tuple(finished),
         failures=tuple(failures),
         has_run=True,

@@ -86,12 +86,12 @@ class RequestTable:
             failures.append(Failure(lost, failure.permanent, failure.error))
         return tuple(failures)
 
-    def drop(self, request_id: str) -> None:
-        """Drops a request and frees its pages at once."""
+    def drop(self, request_id: str, *, keep_pages: bool = True) -> None:
+        """Drops a request and frees its pages at once. ``keep_pages``: other requests may find what is in them."""
         sequence = self._sequences.pop(request_id)
         if sequence.pages:
             self._release_adapter(sequence)
-        self._planner.remove(sequence)
+        self._planner.remove(sequence, keep_pages=keep_pages)
 
     def check_invariants(self) -> None:
         self._planner.check_invariants()

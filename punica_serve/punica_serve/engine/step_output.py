@@ -30,6 +30,8 @@ class StepOutput:
     """The results of a step; where steps overlap, of the one launched by the previous call."""
 
     tokens: tuple[GeneratedToken, ...] = ()
+    #: (request_id, prompt tokens that were found in the KvCache), with the first tokens of those that found any.
+    cached: tuple[tuple[str, int], ...] = ()
     #: (request_id, reason), after the tokens.
     finished: tuple[tuple[str, EndReason], ...] = ()
     failures: tuple[Failure, ...] = ()

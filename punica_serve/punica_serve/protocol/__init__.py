@@ -21,6 +21,7 @@ from punica_serve.protocol.base import (
     FinishReason,
     LoraGroup,
     Message,
+    PrefixScope,
     Struct,
 )
 from punica_serve.protocol.cluster import (
@@ -106,6 +107,7 @@ from punica_serve.protocol.runner import (
     GpuLost,
     Ping,
     Pong,
+    PrefixCaching,
     Reset,
     RunnerDrained,
     StartRequest,
@@ -178,6 +180,8 @@ __all__ = [
     "Ping",
     "PlacedRequest",
     "Pong",
+    "PrefixCaching",
+    "PrefixScope",
     "PromiseCounts",
     "PromisesJudged",
     "RateLimits",

@@ -71,6 +71,8 @@ class Request(Struct, frozen=True):
     tenant: str | None = None
     #: Its latency promises, fixed by the frontend when it arrived. None: there are none.
     slo: Slo | None = None
+    #: Requests share pages of the KvCache only with those of the same salt.
+    cache_salt: str | None = None
 
     @property
     def digest(self) -> str | None:

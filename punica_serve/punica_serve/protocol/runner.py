@@ -2,7 +2,7 @@
 
 from msgspec.structs import force_setattr
 
-from punica_serve.protocol.base import EndReason, LoraGroup, Message, Struct, TokenId
+from punica_serve.protocol.base import EndReason, LoraGroup, Message, PrefixScope, Struct, TokenId
 from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, TokenLogprobs, WireError, check_columns
 
 # ------------------------------------------------------------------ runner -> scheduler
@@ -10,6 +10,15 @@ from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, Tok
 
 #: The device of a worker that only keeps accounts.
 SIMULATED_DEVICE = "simulated"
+
+
+class PrefixCaching(Struct, frozen=True):
+    """How a worker shares pages of its KvCache between requests that begin alike."""
+
+    #: Digest of the base model as it is served; pages of another model or data type are never shared.
+    model: str
+    #: Who shares: the requests of one tenant, or those of all.
+    scope: PrefixScope = "tenant"
 
 
 class GpuInfo(Struct, frozen=True):
@@ -28,6 +37,8 @@ class GpuInfo(Struct, frozen=True):
     name: str = ""
     #: The device as its driver names it, "cpu" or "simulated"; see `PerformanceProfile.device`.
     device_name: str = ""
+    #: None: requests share no pages.
+    prefix_caching: PrefixCaching | None = None
 
     def __post_init__(self) -> None:
         """A device without a runner is called by its UUID."""

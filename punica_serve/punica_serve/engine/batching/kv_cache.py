@@ -10,8 +10,9 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.batching_rules import pages_for
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
-from punica_serve.engine.memory.page_pool import PagePool
 from punica_serve.errors import ConfigError
+from punica_serve.paging.prefix_cache import PrefixCache
+from punica_serve.paging.shared_pages import SharedPagePool, max_pages_named
 
 #: The default on a CPU, where no setting limits memory.
 _NUM_PAGES_ON_CPU = 1024
@@ -20,16 +21,27 @@ logger = logging.getLogger(__name__)
 
 
 class KvCache:
-    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: which of them are free."""
+    """``pool``: [pages, layers, 2 (key, value), page_size, kv_heads, head_dim]; ``pages``: who holds them."""
 
     def __init__(
-        self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        model: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_sharing: bool = False,
     ) -> None:
+        """``is_sharing``: requests may have prefix hashes, and so hold pages together."""
         self.page_size = page_size
         shape = (num_pages, *_page_shape(model, page_size))
         # No kernel reads past a context; zeros are a second line of defence against an earlier owner's NaN.
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
-        self.pages = PagePool(num_pages)
+        self.pages = SharedPagePool(num_pages)
+        self.prefixes = PrefixCache(self.pages, page_size)
+        #: The most pages that the requests of a step hold together, shared ones counted for each.
+        self.max_pages_named = max_pages_named(num_pages, is_sharing=is_sharing)
 
     @property
     def capacity_tokens(self) -> int:
@@ -67,7 +79,14 @@ def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, 
         fix="lower it" if config.num_kv_pages or device.type == "cpu" else "lower `engine.device_memory_share`",
         param="engine.num_kv_pages",
     ):
-        cache = KvCache(model, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
+        cache = KvCache(
+            model,
+            num_pages=num_pages,
+            page_size=config.page_size,
+            dtype=dtype,
+            device=device,
+            is_sharing=config.prefix_caching,
+        )
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the pool is cleared for steps on any stream
     logger.info(

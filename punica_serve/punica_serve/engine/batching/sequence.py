@@ -6,6 +6,7 @@ flight*, counted in lengths and positions, and not yet in ``token_ids``.
 
 from dataclasses import dataclass, field
 
+from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
@@ -26,6 +27,12 @@ class Sequence:
     num_in_flight: int = 0
     #: Pages of the KvCache, in order of tokens; empty while waiting.
     pages: list[int] = field(default_factory=list)
+    #: The keys of its full pages; None if it shares none.
+    prefix_hash: PrefixHash | None = None
+    #: Its first pages that are known, or have a twin that is.
+    num_named: int = 0
+    #: Tokens that were found in the KvCache instead of being computed, in all its stays.
+    num_found: int = 0
 
     @classmethod
     def of(cls, request: Request, max_context: int) -> "Sequence":
@@ -67,6 +74,11 @@ class Sequence:
     def position(self) -> int:
         """Index of the next generated token."""
         return self.num_tokens - self.num_prompt
+
+    @property
+    def known_ids(self) -> list[int]:
+        """The tokens that the host knows, by the name that page accounting uses."""
+        return self.token_ids
 
     @property
     def generated_ids(self) -> list[int]:

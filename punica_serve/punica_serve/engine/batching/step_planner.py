@@ -75,6 +75,8 @@ class StepPlanner:
         self._prefill_budget_tokens = prefill_budget_tokens
         self._waiting: list[Sequence] = []  # by arrival
         self._running: list[Sequence] = []  # by arrival
+        #: The sequences that the newest plan prefills, whose pages become known once that step is launched.
+        self._prefilling: tuple[Sequence, ...] = ()
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -95,10 +97,10 @@ class StepPlanner:
     def add(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_by_arrival)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence and frees its pages."""
+    def remove(self, sequence: Sequence, *, keep_pages: bool = True) -> None:
+        """Removes a sequence and frees its pages. ``keep_pages``: other requests may find what is in them."""
         (self._running if sequence in self._running else self._waiting).remove(sequence)
-        self._release_pages(sequence)
+        self._release_pages(sequence, keep=keep_pages)
 
     def next_admissible(self) -> Sequence | None:
         """The first waiting sequence, if the batch and the KvCache have room for it; if not, it blocks the others.
@@ -107,9 +109,10 @@ class StepPlanner:
         """
         if not self._waiting:
             return None
+        self._name_prefilled()
         first = self._waiting[0]
         has_room = may_admit(
-            self._pages_to_start(first),
+            self._pages_to_take(first),
             num_free_pages=self._cache.pages.num_free,
             num_running=self._num_unfinished,
             max_batch_size=self._max_batch_size,
@@ -117,9 +120,10 @@ class StepPlanner:
         return first if has_room else None
 
     def admit(self, sequence: Sequence) -> None:
-        """Moves an admissible sequence to running, with pages for its tokens and one more."""
+        """Moves an admissible sequence to running, with pages for its tokens and one more: known ones come first."""
         self._waiting.remove(sequence)
-        sequence.pages = self._cache.allocate(self._pages_to_start(sequence))
+        self._cache.prefixes.admit(sequence)
+        sequence.pages += self._cache.allocate(self._pages_to_start(sequence) - len(sequence.pages))
         insort(self._running, sequence, key=_by_arrival)
 
     def plan(self, is_ready: IsReady, may_join: MayJoin = _never) -> tuple[StepPlan | None, list[Sequence]]:
@@ -128,10 +132,12 @@ class StepPlanner:
         ``is_ready`` tells whether a sequence's adapter is on the device. ``may_join`` tells whether a prefill may start
         before that, given the step's decodes, which it must not hold for long.
         """
+        self._name_prefilled()
         preempted = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
         decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
         first = next_prefill(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, len(decodes))))
         prefill = self._chunk(first) if first else None
+        self._prefilling = (first,) if first else ()
         if prefill is None and not decodes:
             return None, preempted
         return StepPlan(prefill, _order_decodes(decodes, prefill)), preempted
@@ -158,6 +164,19 @@ class StepPlanner:
     def _pages_to_start(self, sequence: Sequence) -> int:
         return pages_to_start(sequence.num_tokens, self._cache.page_size)
 
+    def _pages_to_take(self, sequence: Sequence) -> int:
+        """Free pages that a waiting sequence takes when it starts: none for known pages that others hold."""
+        num_pages = self._pages_to_start(sequence)
+        if num_pages <= self._cache.pages.num_free:
+            return num_pages  # so there is no need to look
+        return num_pages - self._cache.prefixes.num_held(sequence)
+
+    def _name_prefilled(self) -> None:
+        """Makes the pages known that the newest step has filled."""
+        for sequence in self._prefilling:
+            self._cache.prefixes.name(sequence)
+        self._prefilling = ()
+
     def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
         """Gives each decoding sequence, oldest first, the page for its next token, preempting the newest ones."""
         due: list[tuple[Sequence, int]] = []
@@ -165,6 +184,7 @@ class StepPlanner:
             num_missing = self._cache.pages_for(sequence.num_tokens) - len(sequence.pages)
             if num_missing > 0:
                 due.append((sequence, num_missing))
+                self._cache.prefixes.name(sequence)
         return give_pages(
             due,
             num_free=lambda: self._cache.pages.num_free,
@@ -182,12 +202,13 @@ class StepPlanner:
         insort(self._waiting, newest, key=_by_arrival)
         return newest
 
-    def _release_pages(self, sequence: Sequence) -> None:
-        self._cache.pages.free(sequence.pages)
-        sequence.pages = []
-        sequence.num_cached = sequence.num_in_flight = 0
+    def _release_pages(self, sequence: Sequence, *, keep: bool = True) -> None:
+        self._cache.prefixes.release(sequence, keep=keep)
+        sequence.num_in_flight = 0
 
     def _chunk(self, sequence: Sequence) -> PrefillChunk:
+        """The next tokens that must be computed. Others may have computed some since the sequence was admitted."""
+        self._cache.prefixes.take(sequence)
         end = sequence.num_cached + chunk_length(sequence.num_uncached, self._prefill_budget_tokens)
         return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
 

@@ -160,7 +160,8 @@ class _Rows:
 def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) -> dict[Section, int]:
     """The words of attention's sections. They must be the last ones, since the pages are copied only in part.
 
-    A step has at most the pages of its requests' longest contexts, and no more than the cache has.
+    A step names at most the pages of its requests' longest contexts, and no more than the cache has, where none is
+    shared. One that several requests share is named for each of them.
     """
     tiles: dict[Section, int] = {}
     for window, sections in zip(model.spec.windows, _TILES, strict=False):
@@ -170,7 +171,7 @@ def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) 
     return {
         "slot_mapping": bucket.num_rows,
         **tiles,
-        "kv_pages": min(cache.pages.num_pages, num_requests * cache.pages_for(model.max_position_embeddings)),
+        "kv_pages": min(cache.max_pages_named, num_requests * cache.pages_for(model.max_position_embeddings)),
     }
 
 

@@ -135,3 +135,24 @@ def test_a_cache_of_many_pages_makes_words_for_the_fullest_step_and_no_more() ->
     make_attentions(cache, model, {bucket: buffer})[bucket].plan(step)
     pages = buffer.array("kv_pages")[: 3 * longest].tolist()
     assert sorted(pages) == list(range(3 * longest))
+
+
+def test_a_step_may_name_more_pages_than_the_cache_has_if_requests_share_them() -> None:
+    """Each request names all its pages, so a table of the pool's size would overflow."""
+    model, bucket, num_pages = attention_model(2, 16), BatchBucket(0, 4), 8
+    cpu = torch.device("cpu")
+    cache = KvCache(model, num_pages=num_pages, page_size=4, dtype=torch.float32, device=cpu, is_sharing=True)
+    pages = cache.allocate(num_pages - 4)
+    for page in pages:
+        cache.pages.name(page, bytes([page]))
+    sequences: list[Sequence] = []
+    while found := cache.pages.find([bytes([page]) for page in pages])[: 4 * (len(sequences) < 4)]:
+        cache.pages.share(found)
+        length = 4 * len(found) + 1
+        sequences.append(Sequence.of(Request("r", 0, (1,) * length, SamplingParams()), 64))
+        sequences[-1].num_cached, sequences[-1].pages = length - 1, [*found, *cache.allocate(1)]
+    buffer = StepInputBuffer(attention_sections(cache, model, bucket), cpu)
+    make_attentions(cache, model, {bucket: buffer})[bucket].plan(StepPlan(None, tuple(sequences)))
+    assert len(sequences) == 4 and num_pages < 4 * 5
+    assert buffer.array("kv_pages")[: 4 * 5].tolist() == [page for sequence in sequences for page in sequence.pages]
+    assert len(buffer.array("kv_pages")) == cache.max_pages_named == num_pages * 5

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
@@ -9,7 +10,8 @@ from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
 from punica_serve.engine.ranks.step_frames import StepDecoder, StepEncoder
-from punica_serve.protocol import Request, SamplingParams
+from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 
 CONTEXT = 64
 
@@ -25,17 +27,27 @@ def _seen(plan: StepPlan) -> object:
 
 
 def _request(random: Random, number: int) -> Request:
-    prompt = tuple(random.randrange(100) for _ in range(random.randint(1, 30)))
+    """Every other prompt begins like the others."""
+    prompt = tuple(random.randrange(100) if number % 2 else place for place in range(random.randint(1, 30)))
     return Request(f"{number}", number, prompt, SamplingParams(max_tokens=random.randint(1, 20), seed=number))
 
 
-def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig) -> None:
+def _sequence(request: Request, *, is_sharing: bool) -> Sequence:
+    sequence = Sequence.of(request, CONTEXT)
+    if is_sharing:
+        sequence.prefix_hash = prefix_hash(request, PrefixCaching("base"), 4)
+    return sequence
+
+
+@pytest.mark.parametrize("is_sharing", [False, True])
+def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: bool) -> None:
+    """Pages that are shared replace those of a sequence that has begun."""
     random = Random(0)
     cache = KvCache(tiny_model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
     planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=8)
     encoder, decoder = StepEncoder(), StepDecoder(CONTEXT)
     num_preempted = num_steps = 0
-    waiting = [Sequence.of(_request(random, number), CONTEXT) for number in range(40)]
+    waiting = [_sequence(_request(random, number), is_sharing=is_sharing) for number in range(40)]
     in_flight: StepPlan | None = None
     while waiting or planner.running or planner.waiting:
         if waiting and random.random() < 0.3:
@@ -67,3 +79,4 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig) -> None:
         in_flight = plan
     assert num_steps > 100
     assert num_preempted > 5
+    assert (cache.prefixes.num_hits > 100) == is_sharing

@@ -1,0 +1,93 @@
+"""Which pages a request finds, takes and leaves behind: one rulebook for the engine and the simulator."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from punica_serve.paging.prefix_hash import PrefixHash
+from punica_serve.paging.shared_pages import SharedPagePool
+
+
+class PageHolder(Protocol):
+    """A request that has pages, or will."""
+
+    #: None: it shares no pages.
+    prefix_hash: PrefixHash | None
+    #: In order of tokens; empty while it waits.
+    pages: list[int]
+    num_cached: int
+    #: Of its pages, the first ones are known, or others with the same contents are.
+    num_named: int
+    #: Tokens that it found in pages of others, or in its own of an earlier stay.
+    num_found: int
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """The tokens that the host knows: all, or all but the newest."""
+        ...
+
+
+class PrefixCache:
+    """Shares full pages of a pool. The last token of a request is always computed, since its logits are needed."""
+
+    def __init__(self, pool: SharedPagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        #: Tokens of requests that were admitted, and those of them that were found.
+        self.num_queries = self.num_hits = 0
+
+    def num_held(self, holder: PageHolder) -> int:
+        """Pages that it would find and that others hold, so that it would take no free pages for them."""
+        return self._pool.num_held(self._find(holder))
+
+    def admit(self, holder: PageHolder) -> None:
+        """Gives it the pages that are known. Its owner allocates the rest, after checking that there is room."""
+        if holder.prefix_hash is not None:
+            self.num_queries += holder.num_tokens
+            self.take(holder)
+
+    def take(self, holder: PageHolder) -> None:
+        """Exchanges pages that are not computed yet for known ones, which skips their computation."""
+        found = self._find(holder)
+        first, end = holder.num_cached // self._page_size, len(found)
+        if end <= first:
+            return
+        self._pool.share(found[first:])
+        self._pool.free(holder.pages[first:end])
+        # A new list, since the ranks of a group send on what is appended to an old one.
+        holder.pages = [*holder.pages[:first], *found[first:], *holder.pages[end:]]
+        num_found = end * self._page_size - holder.num_cached
+        holder.num_found += num_found
+        self.num_hits += num_found
+        holder.num_cached = end * self._page_size
+        holder.num_named = end
+
+    def name(self, holder: PageHolder) -> None:
+        """Makes its full pages known."""
+        if holder.prefix_hash is None:
+            return
+        num_full = min(holder.num_cached, len(holder.known_ids)) // self._page_size
+        if num_full <= holder.num_named:
+            return
+        keys = holder.prefix_hash.keys(holder.known_ids, num_full)
+        for number in range(holder.num_named, num_full):
+            self._pool.name(holder.pages[number], keys[number])
+        holder.num_named = num_full
+
+    def release(self, holder: PageHolder, *, keep: bool = True) -> None:
+        """Gives all its pages back. ``keep``: the full ones stay known."""
+        if keep:
+            self.name(holder)
+        else:
+            self._pool.forget(holder.pages)
+        self._pool.free(holder.pages)
+        holder.pages = []
+        holder.num_cached = holder.num_named = 0
+
+    def _find(self, holder: PageHolder) -> list[int]:
+        if holder.prefix_hash is None:
+            return []
+        num_pages = (holder.num_tokens - 1) // self._page_size
+        return self._pool.find(holder.prefix_hash.keys(holder.known_ids, num_pages))

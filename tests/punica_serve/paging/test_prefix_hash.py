@@ -1,0 +1,55 @@
+"""Keys of pages: equal for equal contents of one owner, and for nothing else."""
+
+from itertools import combinations, product
+
+from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.protocol import AdapterRef, PrefixCaching, Request, SamplingParams
+
+SETTINGS = PrefixCaching("base")
+
+
+def _request(adapter: str | None = None, tenant: str | None = None, salt: str | None = None) -> Request:
+    ref = AdapterRef(adapter, "", 0, {}) if adapter is not None else None
+    return Request("r", 0, (1, 2), SamplingParams(), ref, tenant_id=tenant, cache_salt=salt)
+
+
+def _keys(request: Request, tokens: tuple[int, ...] = (1, 2, 3, 4), settings: PrefixCaching = SETTINGS) -> list[bytes]:
+    return prefix_hash(request, settings, 2).keys(tokens, 2)
+
+
+def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
+    keys = _keys(_request())
+    assert keys == _keys(_request()) and len(set(keys)) == 2
+    assert _keys(_request(), (1, 2, 3, 5))[0] == keys[0] and _keys(_request(), (1, 2, 3, 5))[1] != keys[1]
+    assert _keys(_request(), (0, 2, 3, 4))[1] != keys[1]
+
+
+def test_keys_are_the_same_in_one_go_and_page_by_page() -> None:
+    tokens = tuple(range(1000, 1040))
+    grown = prefix_hash(_request("x"), SETTINGS, 4)
+    by_page = [grown.keys(tokens[: 4 * count], count)[-1] for count in range(1, 11)]
+    assert by_page == prefix_hash(_request("x"), SETTINGS, 4).keys(tokens, 10)
+    assert grown.keys(tokens, 3) == by_page[:3]
+
+
+def test_no_name_is_mistaken_for_another_thing_of_the_same_name() -> None:
+    """Two versions have two digests; a salt may be an adapter's digest, or a tenant's id."""
+    names = (None, "", "a", "a\0", "tenant=a")
+    owners = list(product(names, names, names))
+    keys = {owner: tuple(_keys(_request(*owner))) for owner in owners}
+    assert all(keys[one] != keys[other] for one, other in combinations(owners, 2))
+
+
+def test_models_and_page_sizes_share_nothing() -> None:
+    other_model = prefix_hash(_request(), PrefixCaching("other"), 2).keys((1, 2), 1)
+    other_size = prefix_hash(_request(), SETTINGS, 1).keys((1, 2), 2)
+    other_angles = prefix_hash(_request(), SETTINGS, 2, rotary_start=64).keys((1, 2), 1)
+    assert len({*_keys(_request())[:1], *other_model, *other_size, *other_angles}) == 5
+
+
+def test_a_cluster_wide_scope_leaves_out_the_tenant_alone() -> None:
+    wide = PrefixCaching("base", "cluster")
+    shared = [_keys(_request(tenant=tenant), settings=wide) for tenant in (None, "a", "b")]
+    assert shared[0] == shared[1] == shared[2]
+    assert _keys(_request(tenant="a", salt="s"), settings=wide) != shared[0]
+    assert _keys(_request("x", "a"), settings=wide) == _keys(_request("x", "b"), settings=wide) != shared[0]
