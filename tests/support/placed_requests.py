@@ -22,12 +22,18 @@ class PlacedRequests:
             self.index.add(gpu)
 
     def request(
-        self, *, rank: int = 0, digest: str | None = None, prompt: int = 3, slo: Slo | None = None
+        self,
+        *,
+        rank: int = 0,
+        digest: str | None = None,
+        prompt: int = 3,
+        max_tokens: int = 100,
+        slo: Slo | None = None,
     ) -> RequestRecord:
         """A request whose adapter no other has, unless ``digest`` names one; rank 0 is the base model."""
         number = next(self._numbers)
         adapter = AdapterRef(digest or f"adapter {number}", "", 1, {"q_proj": rank}) if rank else None
-        request = Request(f"r{number}", number, (7,) * prompt, SamplingParams(max_tokens=100), adapter, slo=slo)
+        request = Request(f"r{number}", number, (7,) * prompt, SamplingParams(max_tokens=max_tokens), adapter, slo=slo)
         return RequestRecord.of("frontend", number, request)
 
     def run(self, uuid: str, record: RequestRecord) -> int:
@@ -39,8 +45,16 @@ class PlacedRequests:
 
     def begin(self, uuid: str, counter: int) -> None:
         """The request got its first token."""
-        self.gpus[uuid].load_sums.begun(counter)
+        self.gpus[uuid].load_sums.begun(counter, self.index.now_ns)
         self.index.update(self.gpus[uuid])
+
+    def step(self, uuid: str, seconds: float) -> None:
+        """A step of decodes takes so long."""
+        self.index.now_ns += round(seconds * 1e9)
+        gpu = self.gpus[uuid]
+        gpu.token_ns = self.index.now_ns
+        gpu.load_sums.slack.stepped()
+        self.index.update(gpu)
 
     def end(self, uuid: str, counter: int) -> None:
         self.gpus[uuid].remove(AssignmentId(1, counter), 0)

@@ -18,6 +18,7 @@ class StepTimeColumns:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
+        self.step_s = model.step_s
         #: Whether prefills run in steps of their own.
         self.prefills_apart = model.profile.prefills == "apart"
         self._overhead_s = model.profile.step_overhead_ms / 1e3
@@ -33,19 +34,7 @@ class StepTimeColumns:
 
     def decode_s(self, batches: BatchColumns) -> Column:
         """Seconds of a step of each batch; 0 for an empty one."""
-        decode_s, _ = self._decodes(batches)
-        return decode_s + self._lora_s(batches.lora)
-
-    def mixed_s(self, batches: BatchColumns, num_prefill_tokens: float) -> Column:
-        """Seconds of a step of each batch, which is not empty, and of a prefill, whose LoRA is not counted.
-
-        The prefill runs beside the batch, or in a step before it where prefills run apart.
-        """
-        if self.prefills_apart:
-            return self.decode_s(batches) + (self._model.prefill(num_prefill_tokens) + self._overhead_s)
-        decode_s, without_context_s = self._decodes(batches)
-        prefill_s = self._model.prefill.column(num_prefill_tokens + batches.num_rows) + self._overhead_s
-        return decode_s + np.maximum(prefill_s - without_context_s, 0.0) + self._lora_s(batches.lora)
+        return self._decodes(batches) + self._lora_s(batches.lora)
 
     def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
         """Seconds of a step of one prefill alone; NO_ADAPTER runs the base model."""
@@ -56,15 +45,16 @@ class StepTimeColumns:
         prefill_s: Column = np.where(num_tokens > 0, self._model.prefill.column(num_tokens) + self._overhead_s, 0.0)
         return prefill_s
 
-    def _decodes(self, batches: BatchColumns) -> tuple[Column, Column]:
-        """Seconds of each batch's step without LoRA, and those that it would take without context."""
+    def _decodes(self, batches: BatchColumns) -> Column:
+        """Seconds of each batch's step without LoRA."""
         rows = batches.num_rows.astype(np.intp)
         if rows.max(initial=0) > self._largest:
             self._extend(2 * int(rows.max()))
         mean = batches.num_context_tokens / np.maximum(batches.num_rows, 1.0)
         first = rows * self._num_pieces
         place = first + self._breaks.searchsorted(mean, "right") if len(self._breaks) else first
-        return self._base[place] + self._slope[place] * mean, self._base[first]
+        seconds: Column = self._base[place] + self._slope[place] * mean
+        return seconds
 
     def _extend(self, largest: int) -> None:
         """Makes the tables for batches of up to so many rows."""

@@ -64,7 +64,7 @@ class ClusterState:
     def admit(self, record: RequestRecord, quota: TenantQuota | None, outcome: Outcome) -> None:
         """Adds a new request that passed admission."""
         self.requests[record.request_id] = record
-        record.admit(outcome.now_ns)
+        record.admit(outcome.now_ns, self.fleet.index.typical.num_answer)
         self.quotas.admit(record, quota, outcome.now_ns)
         self.adapters.began(record.digest)
         self._enqueue(record, outcome)

@@ -1,29 +1,30 @@
 """Punica's packing under CaraServe's promises: few GPUs, as long as everyone's latency holds.
 
-Decode steps alone do not tell the time per token, since prefills run between and beside them. A GPU with n requests of
-typical answers of L tokens has n / L prefills in a step once each that ends is replaced, so its mean step is
-(1 - n / L) * decode + n / L * (decode with a prefill); where prefills run apart, the two run one after the other. A
-promise holds if that and a margin stay within it.
+Decode steps alone do not tell the time per token, since prefills run with them. So prefills are predicted apart from
+decodes: when each that waits on a GPU gives its first token (``prefill_effects``), and what it takes from the slack of
+those who decode (``slack``). A request goes to the largest working set on which every promise still holds: of those who
+decode, of those who wait for their prefills, and its own.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from punica_scheduler.core.decode_batch import DecodeBatch, decode_batch
 from punica_scheduler.core.gpu import GpuRecord
-from punica_scheduler.core.gpu_columns import GpuColumns, batch_of
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.placement import Placement
-from punica_scheduler.core.rank_aware import in_order
+from punica_scheduler.core.prefill_effects import PrefillStep, coming_prefills
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
-from punica_scheduler.core.typical_request import TypicalRequest
-from punica_serve.performance.batch_columns import BatchColumns, Column
+from punica_serve.performance.lora_load import NO_ADAPTER
 
-_Flags = npt.NDArray[np.bool_]
+#: GPUs that are asked in full, the largest working sets first, before a request spreads: no event may take long.
+MAX_ASKED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +32,97 @@ class ConsolidateSloPlacement(Placement):
     """The largest working set on which all promises hold; where they hold nowhere, the smallest working set."""
 
     costs: StepCosts
-    #: Share by which a predicted time must stay below the promise.
+    #: Share by which predicted times are taken to be longer.
     margin: float = 0.15
+    num_figures = 3
+
+    def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
+        """Working set, room in tokens, and the least slack at clock 0."""
+        step_s = self.costs.step_s(0, *decode_batch(gpu)) * (1.0 + self.margin)
+        room = -inf if gpu.is_full else gpu.room
+        return len(gpu.working_set), room, gpu.load_sums.slack.least_at_0(step_s)
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        columns = index.columns()
-        has_room = columns.room > record.num_tokens
-        holds = has_room & self._holds(record, columns, index.typical)
-        packed = in_order(np.where(holds, -columns.batches.num_rows, np.inf), columns)
-        spread = in_order(np.where(has_room & ~holds, columns.batches.num_rows, np.inf), columns)
-        return chain(packed, spread)
+        columns = index.columns(self)
+        num_requests, room, slack_at_0 = columns
+        now_s = index.now_ns / 1e9
+        has_room = room > record.num_tokens
+        may_hold = has_room & (slack_at_0 >= now_s + self._least_pause_s(record))
+        packed = set()
+        for gpu in islice(columns.in_order(np.where(may_hold, -num_requests, np.inf)), MAX_ASKED):
+            forecast = self._forecast(gpu, (record,), now_s)
+            if forecast.slack_s < 0.0:
+                columns.refuse(gpu)
+            elif forecast.keeps_promises_of_newcomers:
+                packed.add(gpu)
+                yield gpu
+        for gpu in columns.in_order(np.where(has_room, num_requests, np.inf)):
+            if gpu not in packed:
+                yield gpu
 
     def keeps_promises(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], index: GpuIndex) -> bool:
-        """Times per token alone count: a request that moves has mostly had its first token."""
-        batches, tightest_s = batch_of(gpu), gpu.load_sums.tightest_s
-        for record in newcomers:
-            batches = batches.with_row(record.num_tokens, record.adapter_size)
-            tightest_s = min(tightest_s, record.time_per_token_s or tightest_s)
-        return bool(self._token_s(batches, index.typical)[0] <= tightest_s)
+        """Whether every promise of those on the GPU and of the newcomers would hold, with the margin."""
+        forecast = self._forecast(gpu, newcomers, index.now_ns / 1e9)
+        return forecast.slack_s >= 0.0 and forecast.keeps_promises_of_newcomers
 
-    def _holds(self, record: RequestRecord, columns: GpuColumns, typical: TypicalRequest) -> _Flags:
-        """Whether everyone's promises would hold on each GPU with this request."""
-        batches = columns.batches.with_row(record.num_tokens, record.adapter_size)
-        promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
-        holds: _Flags = self._token_s(batches, typical) <= promised_s
-        slo = record.request.slo
-        if slo is not None and slo.first_token_s is not None and not record.num_generated:
-            holds &= self._wait_s(record, columns, batches, typical) * (1.0 + self.margin) <= slo.first_token_s
-        return holds
+    def _forecast(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], now_s: float) -> "_Forecast":
+        factor = 1.0 + self.margin
+        batch = _batch_with(gpu, newcomers)
+        step_s = self.costs.step_s(0, *batch) * factor
+        slack_s = gpu.load_sums.slack.least_at_0(step_s) - now_s
+        if slack_s < 0.0:
+            return _Forecast(now_s, step_s, slack_s)
+        prefills = [
+            PrefillStep(records, ends_in_s * factor, pause_s * factor)
+            for records, ends_in_s, pause_s in coming_prefills(gpu, newcomers, batch, self.costs, now_s)
+        ]
+        return _Forecast(now_s, step_s, slack_s - sum([prefill.pause_s for prefill in prefills]), prefills)
 
-    def _token_s(self, batches: BatchColumns, typical: TypicalRequest) -> Column:
-        """Seconds from one token of a request to its next, with the margin."""
-        share = np.minimum(batches.num_rows / typical.num_answer, 1.0)
-        mixed_s = self.costs.mixed_s(batches, typical.num_prompt)
-        return ((1.0 - share) * self.costs.decode_s(batches) + share * mixed_s) * (1.0 + self.margin)
+    def _least_pause_s(self, record: RequestRecord) -> float:
+        """A new request holds up those who decode for no less than this."""
+        if not self.costs.prefills_apart:
+            return 0.0
+        return self.costs.prefill_s(record.num_tokens, NO_ADAPTER) * (1.0 + self.margin)
 
-    def _wait_s(
-        self, record: RequestRecord, columns: GpuColumns, batches: BatchColumns, typical: TypicalRequest
-    ) -> Column:
-        """Seconds until the request's first token on each GPU; ``batches`` are with it."""
-        if self.costs.prefills_apart:
-            # The step under way ends, be it the decodes', and one more step prefills the queue and this request.
-            return self.costs.decode_s(columns.batches) + self.costs.queue_s(
-                columns.num_prefill_tokens + record.num_tokens
-            )
-        # One prefill runs in a step: those that came before go first.
-        return (columns.num_prefilling + 1) * self.costs.mixed_s(batches, typical.num_prompt)
+
+def _batch_with(gpu: GpuRecord, newcomers: Sequence[RequestRecord]) -> DecodeBatch:
+    """The GPU's working set and the newcomers as one batch of decodes."""
+    num_rows, num_context_tokens, lora = decode_batch(gpu)
+    for record in newcomers:
+        num_context_tokens += record.num_tokens
+        if record.digest is not None:
+            lora = lora.with_row(record.adapter_size, is_new=record.digest not in gpu.load_sums.lora)
+    return DecodeBatch(num_rows + len(newcomers), num_context_tokens, lora)
+
+
+class _Forecast(NamedTuple):
+    """A GPU with newcomers, the margin counted."""
+
+    now_s: float
+    #: A step of all as decodes.
+    step_s: float
+    #: The least slack that those who decode have left; negative where a promise breaks.
+    slack_s: float
+    prefills: Sequence[PrefillStep] = ()
+
+    @property
+    def keeps_promises_of_newcomers(self) -> bool:
+        """Whether those that have their prefills before them keep theirs."""
+        pauses_s = 0.0
+        for records, ends_in_s, pause_s in reversed(self.prefills):
+            if not all(self._holds(record, self.now_s + ends_in_s, pauses_s) for record in records):
+                return False
+            pauses_s += pause_s
+        return True
+
+    def _holds(self, record: RequestRecord, first_s: float, pauses_s: float) -> bool:
+        """Whether a request that gets its next token at ``first_s`` keeps its promises.
+
+        Its other tokens take a step each, and the pauses for later prefills.
+        """
+        first_due_s = record.first_token_due_s
+        if first_due_s is not None and first_s > first_due_s:
+            return False
+        num_left = record.num_answer - record.num_generated - 1
+        last_due_s = record.last_token_due_s(first_s)
+        return last_due_s is None or num_left <= 0 or first_s + num_left * self.step_s + pauses_s <= last_due_s

@@ -131,6 +131,16 @@ class GpuRecord:
         """
         return self.num_pages_ahead > self.info.num_kv_pages
 
+    def prefill_step_of(self, record: RequestRecord) -> int:
+        """The GPU's first step that could prefill the request, if it were placed now.
+
+        A step that is under way ends first, and an adapter that is not there is copied during the next.
+        """
+        if not self.working_set:
+            return self.num_steps + 1
+        is_here = record.digest is None or record.digest in self.num_users or record.digest in self.resident
+        return self.num_steps + (2 if is_here else 3)
+
     def pages_ahead_of(self, record: RequestRecord) -> int:
         return self.pages_for(record.num_tokens_after(STEPS_AHEAD))
 
@@ -153,6 +163,7 @@ class GpuRecord:
 
     def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
+        self.load_sums.add(assignment.counter, record, self.prefill_step_of(record))
         self.working_set[assignment.counter] = record
         num_users = self.num_users.get(record.digest, 0)
         self.num_users[record.digest] = num_users + 1
@@ -160,7 +171,6 @@ class GpuRecord:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
         self.num_pages_ahead += self.pages_ahead_of(record)
-        self.load_sums.add(assignment.counter, record)
         seq = self.kv_pages.start(assignment, self.pages_for(record.num_tokens + 1))
         self._update_room()
         return seq

@@ -1,19 +1,28 @@
-"""The sums of all GPUs side by side, so that a placement computes a cost for each in one pass over arrays.
+"""Figures of all GPUs side by side, so that a placement computes a cost for each in one pass over arrays.
 
 Only GPUs that changed since the last look are written again. A pass over a thousand costs what five searches in
 ``GpuIndex`` cost; a Python loop would cost fifty.
 """
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from punica_scheduler.core.decode_batch import decode_batch
 from punica_scheduler.core.gpu import GpuRecord
 from punica_serve.errors.invariants import require
-from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
+from punica_serve.performance.batch_columns import Column
+
+
+class ColumnSource(Protocol):
+    """A placement, which says what it asks of each GPU."""
+
+    @property
+    def num_figures(self) -> int:
+        """How many figures there are of each GPU."""
+
+    def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
+        """They depend on the GPU's state alone, and on no clock."""
 
 
 class GpuColumns:
@@ -23,92 +32,67 @@ class GpuColumns:
         self._gpus: list[GpuRecord] = []
         self._place: dict[GpuRecord, int] = {}
         self._changed: set[GpuRecord] = set()
-        self._is_stale = False
-        self._table: npt.NDArray[np.float64] = np.zeros((10, 0))
+        self._source: ColumnSource | None = None
+        self._table: Column = np.zeros((0, 0))
+
+    def __len__(self) -> int:
+        return len(self._gpus)
 
     def __getitem__(self, place: int) -> GpuRecord:
         return self._gpus[place]
 
     def rebuild(self) -> None:
         """GPUs joined or left: everything is written anew at the next ``look``."""
-        self._is_stale = True
+        self._source = None
         self._changed.clear()
 
     def changed(self, gpu: GpuRecord) -> None:
-        """The GPU's sums may have changed."""
+        """The GPU's figures may have changed."""
         self._changed.add(gpu)
 
-    def look(self, open_gpus: Sequence[GpuRecord]) -> "GpuColumns":
+    def look(self, open_gpus: Sequence[GpuRecord], source: ColumnSource) -> "GpuColumns":
         """Brings the columns up to date; ``open_gpus`` are all, by UUID from the lowest up."""
-        if self._is_stale:
+        if source is not self._source:
             self._gpus = list(reversed(open_gpus))
             self._place = {gpu: place for place, gpu in enumerate(self._gpus)}
-            self._table = np.zeros((10, len(self._gpus)))
-            self._changed, self._is_stale = set(self._gpus), False
+            self._table = np.zeros((source.num_figures, len(self._gpus)))
+            self._changed, self._source = set(self._gpus), source
         for gpu in self._changed:
             if (place := self._place.get(gpu)) is not None:
-                self._table[:, place] = _sums(gpu)
+                self._table[:, place] = source.figures_of(gpu)
         self._changed.clear()
         return self
 
+    def __iter__(self) -> Iterator[Column]:
+        """The figures, a column of float64 for each."""
+        return iter(self._table)
+
+    def refuse(self, gpu: GpuRecord) -> None:
+        """Until the GPU changes, its last figure is the least that there is: nobody needs to ask it again."""
+        self._table[-1, self._place[gpu]] = -np.inf
+
+    def in_order(self, cost: Column) -> Iterator[GpuRecord]:
+        """GPUs of finite cost from the least up; of equals, the highest UUID first.
+
+        The first mostly has room, so only a second look sorts them.
+        """
+        if not len(cost):
+            return
+        best = int(cost.argmin())
+        if cost[best] == np.inf:
+            return
+        yield self[best]
+        for place in np.argsort(cost, kind="stable")[1:]:
+            if cost[place] == np.inf:
+                return
+            yield self[int(place)]
+
     def check_invariants(self, open_gpus: Sequence[GpuRecord]) -> None:
         """Each column is as its GPU is now. AssertionError is a bug of ours."""
-        self.look(open_gpus)
+        if self._source is None:
+            return
+        self.look(open_gpus, self._source)
         require(self._gpus == list(reversed(open_gpus)), "the columns are of other GPUs")
         for place, gpu in enumerate(self._gpus):
-            require(tuple(self._table[:, place]) == _sums(gpu), f"the sums of {gpu.uuid} are old")
-
-    # -------------------------------------------------------------- columns, all of float64
-
-    @property
-    def batches(self) -> BatchColumns:
-        """Each GPU's working set as one batch of decodes."""
-        return _batches(self._table)
-
-    @property
-    def num_prefilling(self) -> Column:
-        """Requests placed and not prefilled."""
-        return self._row(6)
-
-    @property
-    def num_prefill_tokens(self) -> Column:
-        """Their tokens."""
-        return self._row(7)
-
-    @property
-    def tightest_s(self) -> Column:
-        """The tightest promise of a time per token; infinite without one."""
-        return self._row(8)
-
-    @property
-    def room(self) -> Column:
-        """Tokens for which a request would find pages; 0 where the batch is full."""
-        return self._row(9)
-
-    def _row(self, index: int) -> Column:
-        row: Column = self._table[index]
-        return row
-
-
-def batch_of(gpu: GpuRecord) -> BatchColumns:
-    """One GPU's working set, as columns of one entry."""
-    return _batches(np.array(_sums(gpu)).reshape(-1, 1))
-
-
-def _batches(table: npt.NDArray[np.float64]) -> BatchColumns:
-    """The first six rows of a table of sums."""
-    return BatchColumns(table[0], table[1], LoraColumns(table[2], table[3], table[4], table[5]))
-
-
-def _sums(gpu: GpuRecord) -> tuple[float, ...]:
-    load, batch = gpu.load_sums, decode_batch(gpu)
-    room = -inf if gpu.is_full else gpu.room
-    return (
-        batch.num_rows,
-        batch.num_context_tokens,
-        *batch.lora,
-        load.num_prefilling,
-        load.num_prefill_tokens,
-        load.tightest_s,
-        room,
-    )
+            figures = zip(self._table[:, place], self._source.figures_of(gpu), strict=True)
+            require(all(found in (figure, -np.inf) for found, figure in figures), f"the figures of {gpu.uuid} are old")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from punica_scheduler.core.gpu import GpuRecord
-from punica_scheduler.core.gpu_columns import GpuColumns
+from punica_scheduler.core.gpu_columns import ColumnSource, GpuColumns
 from punica_scheduler.core.typical_request import TypicalRequest
 from punica_serve.errors.invariants import require
 
@@ -46,8 +46,10 @@ class GpuIndex:
         self._files: list[_File] = []
         #: Size under which a GPU is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
-        #: Sums of all open GPUs, for placements by cost.
+        #: Figures of all open GPUs, for placements by cost.
         self._columns = GpuColumns()
+        #: The time of the newest event.
+        self.now_ns = 0
         self.typical = TypicalRequest()
         #: Those that may have room now for what they had no room for before.
         self.improved: set[GpuRecord] = set()
@@ -122,9 +124,9 @@ class GpuIndex:
         yield from self._open[start:]
         yield from self._open[:start]
 
-    def columns(self) -> GpuColumns:
-        """The sums of all, up to date, from the highest UUID down."""
-        return self._columns.look(self._open)
+    def columns(self, source: ColumnSource) -> GpuColumns:
+        """The figures of all that a placement asks for, up to date, from the highest UUID down."""
+        return self._columns.look(self._open, source)
 
     def _file_of(self, size: int) -> _File:
         while len(self._files) <= size:

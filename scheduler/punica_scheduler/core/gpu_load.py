@@ -1,10 +1,12 @@
-"""The sums of a working set that a placement by cost reads: ranks, prefills that are due, and the tightest promise."""
+"""The sums of a working set that a placement by cost reads: ranks, prefills that are due, promises and their slack."""
 
 from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
+from punica_scheduler.core.prefill_queue import PrefillQueue
 from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.slack import Slack
 from punica_serve.errors.invariants import require
 from punica_serve.performance.lora_load import LoraAccount
 
@@ -12,39 +14,37 @@ from punica_serve.performance.lora_load import LoraAccount
 class GpuLoad:
     """Kept up to date as requests come, get their first token, and leave. Requests are named by their counters."""
 
-    __slots__ = ("_due", "_promises", "lora", "num_prefill_tokens", "tightest_s")
+    __slots__ = ("_promises", "lora", "prefills", "slack", "tightest_s")
 
     def __init__(self) -> None:
         #: The adapters of all requests.
         self.lora = LoraAccount()
-        #: Tokens of each request that has no token of this assignment yet, and their sum.
-        self._due: dict[int, int] = {}
-        self.num_prefill_tokens = 0
+        #: Requests that have no token of this assignment yet.
+        self.prefills = PrefillQueue()
+        #: Of those that have one.
+        self.slack = Slack()
         #: Promised times per token -> requests.
         self._promises: Counter[float] = Counter()
         #: The least of them, in seconds; infinite without a promise.
         self.tightest_s = inf
 
-    @property
-    def num_prefilling(self) -> int:
-        """Requests placed and not prefilled."""
-        return len(self._due)
-
-    def add(self, counter: int, record: RequestRecord) -> None:
+    def add(self, counter: int, record: RequestRecord, step: int) -> None:
+        """``step`` is the GPU's first that may prefill the request."""
         if record.digest is not None:
             self.lora.add(record.digest, record.adapter_size)
-        self._due[counter] = record.num_tokens
-        self.num_prefill_tokens += record.num_tokens
+        self.prefills.add(counter, record, step)
         if (promised_s := record.time_per_token_s) is not None:
             self._promises[promised_s] += 1
             self.tightest_s = min(self.tightest_s, promised_s)
 
-    def begun(self, counter: int) -> None:
-        """The request got the first token of this assignment."""
-        self.num_prefill_tokens -= self._due.pop(counter, 0)
+    def begun(self, counter: int, now_ns: int) -> None:
+        """The request is about to get the first token of this assignment."""
+        if record := self.prefills.remove(counter):
+            self.slack.add(counter, record, now_ns / 1e9)
 
     def remove(self, counter: int, record: RequestRecord) -> None:
-        self.begun(counter)
+        self.prefills.remove(counter)
+        self.slack.remove(counter)
         if record.digest is not None:
             self.lora.remove(record.digest, record.adapter_size)
         if (promised_s := record.time_per_token_s) is not None:
@@ -55,12 +55,12 @@ class GpuLoad:
 
     def check_invariants(self, working_set: Mapping[int, RequestRecord]) -> None:
         """AssertionError is a bug of ours."""
-        fresh = GpuLoad()
+        fresh, due = GpuLoad(), {}
         for counter, record in working_set.items():
-            fresh.add(counter, record)
-            if record.num_generated > record.num_generated_at_start:
-                fresh.begun(counter)
+            fresh.add(counter, record, 0)
+            if record.num_generated == record.num_generated_at_start:
+                due[counter] = record
         require(fresh.lora.load == self.lora.load, "the ranks of a GPU")
-        require(fresh._due.keys() == self._due.keys(), "the prefills of a GPU")
-        require(self.num_prefill_tokens == sum(self._due.values()), "the tokens to prefill of a GPU")
         require(fresh.tightest_s == self.tightest_s, "the tightest promise of a GPU")
+        self.prefills.check_invariants(due)
+        self.slack.check_invariants(working_set.keys() - due.keys())

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
+from punica_scheduler.core.decode_batch import decode_batch
 from punica_scheduler.core.gpu import GpuRecord
-from punica_scheduler.core.gpu_columns import GpuColumns
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
-from punica_serve.performance.batch_columns import Column
+from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
 
 #: Seconds that a broken promise costs each request: far more than any step.
 PENALTY_S = 1.0
@@ -30,41 +31,26 @@ class RankAwarePlacement(Placement):
     """
 
     costs: StepCosts
+    num_figures = 10
+
+    def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
+        load, batch = gpu.load_sums, decode_batch(gpu)
+        room = -inf if gpu.is_full else gpu.room
+        decode_s = self.costs.step_s(0, *batch)
+        return *batch[:2], *batch.lora, load.prefills.num_tokens, load.tightest_s, room, decode_s
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        columns = index.columns()
-        cost = self._cost(record, columns, index.typical.num_answer)
-        return in_order(np.where(columns.room > record.num_tokens, cost, np.inf), columns)
+        columns = index.columns(self)
+        num_rows, context, lora_rows, sum_ranks, max_rank, num_pages, num_queued, tightest_s, room, before_s = columns
+        batches = BatchColumns(num_rows, context, LoraColumns(lora_rows, sum_ranks, max_rank, num_pages))
+        after_s = self.costs.decode_s(batches.with_row(record.num_tokens, record.adapter_size))
+        added_s = after_s - before_s + self._added_prefill_s(record, num_queued) / index.typical.num_answer
+        promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
+        cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
+        return columns.in_order(np.where(room > record.num_tokens, cost, np.inf))
 
-    def _cost(self, record: RequestRecord, columns: GpuColumns, num_answer: float) -> Column:
-        size = record.adapter_size
-        before = columns.batches
-        after_s = self.costs.decode_s(before.with_row(record.num_tokens, size))
-        added_s = after_s - self.costs.decode_s(before) + self._added_prefill_s(record, columns) / num_answer
-        promised_s = np.minimum(columns.tightest_s, record.time_per_token_s or np.inf)
-        cost: Column = before.num_rows * (added_s + PENALTY_S * (after_s > promised_s))
-        return cost
-
-    def _added_prefill_s(self, record: RequestRecord, columns: GpuColumns) -> Column | float:
+    def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:
         """dPre, in seconds."""
         if self.costs.prefills_apart:
-            queued = columns.num_prefill_tokens
-            return self.costs.queue_s(queued + record.num_tokens) - self.costs.queue_s(queued)
+            return self.costs.queue_s(num_queued + record.num_tokens) - self.costs.queue_s(num_queued)
         return self.costs.prefill_s(record.num_tokens, record.adapter_size)
-
-
-def in_order(cost: Column, columns: GpuColumns) -> Iterator[GpuRecord]:
-    """GPUs of finite cost from the least up; of equals, the highest UUID first.
-
-    The first mostly has room, so only a second look sorts them.
-    """
-    if not len(cost):
-        return
-    best = int(cost.argmin())
-    if cost[best] == np.inf:
-        return
-    yield columns[best]
-    for place in np.argsort(cost, kind="stable")[1:]:
-        if cost[place] == np.inf:
-            return
-        yield columns[int(place)]

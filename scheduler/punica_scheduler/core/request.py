@@ -118,8 +118,9 @@ class RequestRecord:
     #: Since when it is here, and since when it waits, by the scheduler's clock.
     admitted_ns: int = 0
     queued_ns: int = 0
-    #: When it was first placed.
+    #: When it was first placed, and when last.
     placed_ns: int = 0
+    assigned_ns: int = 0
     #: The rows of its GPU, while each of the GPU's steps gives it a token.
     repeated_rows: "CountedSteps | None" = None
     assignment: AssignmentId | None = None
@@ -163,6 +164,8 @@ class RequestRecord:
     max_tokens: int = field(init=False)
     #: Both together.
     max_num_tokens: int = field(init=False)
+    #: Tokens of its answer, as far as one can tell.
+    num_answer: int = field(init=False)
     #: The key of first come, first served.
     arrival: tuple[int, str] = field(init=False)
 
@@ -173,6 +176,7 @@ class RequestRecord:
         self.num_prompt = len(self.request.prompt_ids)
         self.max_tokens = self.request.sampling.max_tokens
         self.max_num_tokens = self.num_prompt + self.max_tokens
+        self.num_answer = self.max_tokens
 
     @classmethod
     def of(cls, frontend_id: str, handle: int, request: Request, *, was_admitted: bool = False) -> "RequestRecord":
@@ -189,6 +193,25 @@ class RequestRecord:
     def time_per_token_s(self) -> float | None:
         """The promised mean seconds between two tokens of its answer."""
         return self.request.slo.time_per_token_s if self.request.slo else None
+
+    @property
+    def first_token_due_s(self) -> float | None:
+        """By the scheduler's clock. None without a promise, and for a request that has its first token."""
+        slo = self.request.slo
+        if slo is None or slo.first_token_s is None or self.num_generated:
+            return None
+        return self.admitted_ns / 1e9 + slo.first_token_s
+
+    def last_token_due_s(self, now_s: float) -> float | None:
+        """By the scheduler's clock, for an answer of ``num_answer`` tokens of which the next comes now. None without a
+        promise.
+        """
+        promised_s = self.time_per_token_s
+        if promised_s is None:
+            return None
+        if self.prefill_s is None:
+            return now_s + promised_s * (self.num_answer - self.num_generated - 1)
+        return self.placed_ns / 1e9 + self.prefill_s + promised_s * (self.num_answer - 1)
 
     @property
     def num_tokens(self) -> int:
@@ -217,12 +240,16 @@ class RequestRecord:
 
     # -------------------------------------------------------------- changes, which no other class makes
 
-    def admit(self, now_ns: int) -> None:
+    def admit(self, now_ns: int, num_typical: float) -> None:
+        """``num_typical`` is the length of a typical answer: nobody knows when this one will end by itself."""
         self.admitted_ns = now_ns
+        if not self.request.sampling.ignore_eos:
+            self.num_answer = min(self.max_tokens, self.num_generated + round(num_typical))
 
     def begin_assignment(self, assignment: AssignmentId, gpu_uuid: str, now_ns: int) -> None:
         if self.last_gpu_uuid is None:
             self.placed_ns = now_ns
+        self.assigned_ns = now_ns
         self.assignment = assignment
         self.gpu_uuid = self.last_gpu_uuid = gpu_uuid
         self.num_generated_at_start = self.num_generated

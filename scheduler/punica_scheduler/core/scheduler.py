@@ -77,6 +77,7 @@ class Scheduler:
     def handle(self, event: events.Event, now_ns: int) -> list[Action]:
         """Actions for an event, in order. ``now_ns`` in nanoseconds. AssertionError: an audit found a bug of ours."""
         outcome = Outcome(now_ns)
+        self._fleet.index.now_ns = now_ns
         self.event_log.append(LoggedEvent(now_ns, event, outcome.actions))
         self._apply(event, outcome)
         if self._is_settled:
@@ -119,7 +120,7 @@ class Scheduler:
     def decodes(self, gpu_uuid: str) -> DecodeBatch | None:
         """The GPU's working set as a batch. None for an unknown GPU, and while a request there has no token yet."""
         gpu = self._fleet.gpus.get(gpu_uuid)
-        return None if gpu is None or gpu.load_sums.num_prefilling else decode_batch(gpu)
+        return None if gpu is None or len(gpu.load_sums.prefills) else decode_batch(gpu)
 
     def gpu_details(self, gpu: str, now_ns: int) -> GpuDetails:
         """A GPU, by UUID or name, with its requests, without telemetry. Raises GpuNotFound."""

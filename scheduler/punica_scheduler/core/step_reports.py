@@ -29,12 +29,13 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
         if rows is None:
             return _take_row_by_row(full, gpu, outcome)
         num_begun = len(rows.newcomers)
+    num_rows = len(report.token_ids)
+    _note_gap(num_rows, num_rows - num_begun, gpu, outcome)
+    if num_begun:
         for record in rows.newcomers:
             _note_begin(record, gpu, outcome)
     offset = rows.num_steps
     gpu.num_pages_ahead += rows.take(report)
-    num_rows = len(report.token_ids)
-    _note_gap(num_rows, num_rows - num_begun, gpu, outcome)
     _deliver(report, rows.shares, offset, outcome)
     return {}
 
@@ -71,7 +72,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
 def _note_begin(record: RequestRecord, gpu: GpuRecord, outcome: Outcome) -> None:
     """A request is about to get its first token of this assignment."""
     if record.assignment is not None:
-        gpu.load_sums.begun(record.assignment.counter)
+        gpu.load_sums.begun(record.assignment.counter, outcome.now_ns)
     if not record.num_generated_at_start:
         record.end_prefill(outcome.now_ns)
         outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)
@@ -80,6 +81,7 @@ def _note_begin(record: RequestRecord, gpu: GpuRecord, outcome: Outcome) -> None
 def _note_gap(num_taken: int, num_continued: int, gpu: GpuRecord, outcome: Outcome) -> None:
     """The gap before a token that continues an assignment is the time between two of its GPU's reports."""
     if num_continued:
+        gpu.load_sums.slack.stepped()
         outcome.inter_token_ns, outcome.num_continued = outcome.now_ns - gpu.token_ns, num_continued
     gpu.count_tokens(num_taken, outcome.now_ns)
 

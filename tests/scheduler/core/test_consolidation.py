@@ -45,11 +45,11 @@ def test_a_lightly_loaded_gpu_is_emptied_onto_a_busier_one(spread: NewCluster) -
     assert cluster.steps("B", "a1 b1") == ["a1: 1 token at 1", "b1: 1 token at 0"]
 
 
-@pytest.mark.parametrize(("promised_s", "moves"), [(0.010, ["A: stop a1", "B: start a1 after 1"]), (0.0038, [])])
+@pytest.mark.parametrize(("promised_s", "moves"), [(0.0220, ["A: stop a1", "B: start a1 after 1"]), (0.0205, [])])
 def test_a_gpu_is_not_emptied_where_a_promise_would_break(
     promised_s: float, moves: list[str], spread: NewCluster
 ) -> None:
-    """A step of an H200 takes 3.74 ms for one request, and 3.92 for five."""
+    """After a second, 59 tokens and five prefills on B take another 0.25: 59 times 21.2 ms in all."""
     packing = ConsolidateSloPlacement(StepTimeColumns(StepTimeModel(load_profile("h200-7b"))), margin=0.0)
     cluster = spread(placement=packing, slo=Slo(time_per_token_s=promised_s))
     assert cluster.time_passes(1) == moves
