@@ -31,8 +31,8 @@ PAGE_RANKS = 8
 BLOCK_PAGES = 2
 #: Rank rows of a rank block.
 BLOCK_RANKS = BLOCK_PAGES * PAGE_RANKS
-#: Most pages of an adapter in one group: rank 128.
-MAX_RANK_PAGES = 16
+#: Most pages of an adapter in one group: rank 256.
+MAX_RANK_PAGES = 32
 #: Most tiles of a small table.
 SMALL_TABLE_TILES = 32
 #: Most entries that share the columns of a tile of several rows: an expand program has no more blocks of columns.

@@ -115,6 +115,19 @@ def test_rows_of_every_number_of_rank_blocks(make_case: MakeCase, relative_error
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
+def test_the_highest_ranks_beside_low_ones(make_case: MakeCase, relative_error: RelativeError) -> None:
+    case = make_case([1, 3, 1], [256, 8, 136], slice_widths=(24, 8))
+    assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
+
+
+def test_room_for_the_highest_ranks_changes_no_launch() -> None:
+    """But for the row's stride in v, which holds as many ranks as the table."""
+    for rows, segments in ((1, 1), (32, 32), (543, 34)):
+        usual, wide = (LoraTableShape(rows, segments, pages) for pages in (16, 32))
+        assert shrink_config(usual, 4096, 3) == shrink_config(wide, 4096, 3)
+        assert expand_config(usual, 3, 4096) == expand_config(wide, 3, 4096)
+
+
 @pytest.mark.parametrize(
     ("h_in", "slice_widths", "ranks"),
     [(1, (1,), [40, 24]), (3, (5, 7), [12, 8]), (300, (1, 130, 3), [12, 8]), (64, (64, 64), [16, 8])],
@@ -197,6 +210,17 @@ def test_arguments_that_do_not_fit_are_named(make_case: MakeCase, argument: str,
     setattr(case, argument, value)
     with pytest.raises(ValueError, match=f"^{argument} must"):
         add_lora(case.y, case.x, case.a_pages, case.b_pages, case.out_offsets, case.table, case.v)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize("segment_rows", [[1] * 4, [1] * 32, [512, 1, 1]])
+def test_model_widths_with_the_highest_ranks(
+    make_case: MakeCase, relative_error: RelativeError, segment_rows: list[int], dtype: torch.dtype
+) -> None:
+    ranks = [(256, 16, 0, 200)[segment % 4] for segment in range(len(segment_rows))]
+    case = make_case(segment_rows, ranks, dtype=dtype, h_in=4096, slice_widths=(4096, 1024, 1024))
+    assert relative_error(case.delta(), case.expected_delta()) < GPU_TOLERANCES[dtype]
 
 
 def mixed_ranks(num_adapters: int) -> list[int]:

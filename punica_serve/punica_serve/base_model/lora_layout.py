@@ -5,14 +5,41 @@ each group it touches, where r is its highest rank there.
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 from punica_serve.protocol import LoraGroup
 
 #: Rank rows in a page.
 LORA_PAGE_RANKS = 8
 
-#: The highest rank that is served: 16 pages of a group. It bounds the state that kernels keep for one row.
-MAX_LORA_RANK = 128
+#: The highest rank that is served: 32 pages of a group.
+MAX_LORA_RANK = 256
+#: The highest rank of most steps. Those with a higher one have tables and kernels of their own, so that others pay
+#: nothing for it.
+USUAL_LORA_RANK = 128
+
+
+class LoraKind(IntEnum):
+    """How much LoRA a step, or a request, needs. A step's is the highest of its requests'."""
+
+    NONE = 0
+    #: Ranks to USUAL_LORA_RANK.
+    USUAL = 1
+    #: All that is served.
+    WIDE = 2
+
+    @classmethod
+    def of(cls, ranks: Mapping[str, int] | None) -> "LoraKind":
+        """The kind of a request whose adapter has these ranks by module; None is no adapter."""
+        if ranks is None:
+            return cls.NONE
+        return cls.WIDE if max(ranks.values(), default=0) > USUAL_LORA_RANK else cls.USUAL
+
+    @property
+    def max_rank(self) -> int:
+        """The highest rank for which a step of this kind has room."""
+        return {LoraKind.NONE: 0, LoraKind.USUAL: USUAL_LORA_RANK, LoraKind.WIDE: MAX_LORA_RANK}[self]
+
 
 #: The projections that read the same input, in the order in which they are stacked.
 LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {

@@ -218,17 +218,17 @@ def test_a_layers_pattern_without_an_index_selects_nothing(model: ModelConfig) -
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"r": 129}, "r"),
-        ({"r": 129, "rank_pattern": {"k_proj": 8}}, "r"),
+        ({"r": 257}, "r"),
+        ({"r": 257, "rank_pattern": {"k_proj": 8}}, "r"),
         ({"r": 8, "rank_pattern": {r"layers\.1\..*q_proj": 1 << 30}}, "rank_pattern"),
     ],
 )
 def test_ranks_beyond_the_limit_are_refused(fields: dict[str, Any], param: str, model: ModelConfig) -> None:
-    with pytest.raises(AdapterRejected, match=r"rank \d+; at most 128 is served") as caught:
+    with pytest.raises(AdapterRejected, match=r"rank \d+; at most 256 is served") as caught:
         targets_of(msgspec.convert(fields, PeftConfig), model)
     assert caught.value.param == param
-    fits = {**fields, "r": min(fields["r"], 128), "rank_pattern": {"q_proj": 128}}
-    assert max(target.rank for target in targets_of(msgspec.convert(fits, PeftConfig), model)) == 128
+    fits = {**fields, "r": min(fields["r"], 256), "rank_pattern": {"q_proj": 256}}
+    assert max(target.rank for target in targets_of(msgspec.convert(fits, PeftConfig), model)) == 256
 
 
 def test_a_base_with_fused_projections_is_matched_by_its_own_modules() -> None:

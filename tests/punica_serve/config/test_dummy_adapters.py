@@ -23,7 +23,7 @@ def test_a_rank_is_one_number_or_a_list(tmp_path: Path) -> None:
     ("rank", "message"),
     [
         (0, "rank.0`: must be 1 or more, got 0"),
-        ([8, 129], "rank.1`: must be 128 or less, got 129"),
+        ([8, 257], "rank.1`: must be 256 or less, got 257"),
         ([8, "16"], "rank.1`: must be a whole number, got '16'"),
         ([], "rank`: must be a non-empty list"),
     ],

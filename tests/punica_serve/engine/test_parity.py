@@ -50,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"down_proj": 12},
         "alpha_pattern": {"down_proj": 30, "k_proj": 1},
     },
+    "high": {"r": 150, "lora_alpha": 20, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 256}},
     "layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
     "regex": {"r": 6, "lora_alpha": 12, "target_modules": r".*\.(1|2)\.self_attn\.(q|o)_proj"},
 }

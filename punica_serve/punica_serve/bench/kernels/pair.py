@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from punica_serve.base_model.lora_layout import MAX_LORA_RANK
+from punica_serve.base_model.lora_layout import USUAL_LORA_RANK
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
 from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
@@ -119,7 +119,7 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
             f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {goal_ratio}: {met})",
             "unchained: a pair starts when the one before it has ended. None of the peers overlapped its launches;"
             " `x faster` compares them with this kernel's overlapping ones",
-            f"engine's table: unchained, with room for rank {MAX_LORA_RANK} in the table, as in its graphs; the"
+            f"engine's table: unchained, with room for rank {USUAL_LORA_RANK} in the table, as in its graphs; the"
             " others' tables have room for the batch's own ranks",
             "floor: bytes of adapters, x and y over the measured copy rate, at least two empty kernels",
             peers().pair.source,
@@ -132,7 +132,7 @@ def _measure(bench: KernelBench, weights: PagedWeights, target: Target) -> Pair:
     rows = Rows(case.num_rows, weights.h_in, weights.h_out, bench.dtype, bench.device)
     sgmv = Sgmv(weights, case, rows)
     error = checked(sgmv.pair, weights, case, rows, "sgmv")
-    in_engine = Sgmv(weights, case, rows, max_rank=MAX_LORA_RANK)
+    in_engine = Sgmv(weights, case, rows, max_rank=USUAL_LORA_RANK)
     checked(in_engine.unchained, weights, case, rows, "sgmv over the engine's table")
     num_bytes = case.pair_bytes(weights.h_in, weights.h_out, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, num_launches=2)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK, pages_needed
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, USUAL_LORA_RANK, LoraKind, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -100,17 +100,17 @@ class Layers:
 
         num_rows = len(plan.decodes)
         bucket = BatchBucket(0, num_rows)
-        table = LoraTableShape(num_rows, num_rows, MAX_LORA_RANK // LORA_PAGE_RANKS)
+        kind = plan.lora_kind
+        table = LoraTableShape(num_rows, num_rows, USUAL_LORA_RANK // LORA_PAGE_RANKS)
         # Not needed by attention: steps of one size differ only in their adapters.
-        buffer = StepInputBuffer(StepInputs.sections(bucket, table), self.device)
-        inputs = StepInputs(bucket, table, buffer)
+        buffer = StepInputBuffer(StepInputs.sections(bucket, {LoraKind.USUAL: table}), self.device)
+        inputs = StepInputs(bucket, {LoraKind.USUAL: table}, buffer)
         inputs.write(plan, {})
-        inputs.write_lora(plan, self._pages_of)
+        inputs.write_lora(plan, self._pages_of, kind)
         buffer.copy_to_device()
         numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
         workspace = torch.empty(numel, device=self.device)
-        tables = inputs.tables if plan.num_adapters else {}
-        lora = CudaLora(self._pool, tables, workspace, gpu.side)
+        lora = CudaLora(self._pool, inputs.tables(kind), workspace, gpu.side)
         return ForwardBatch(inputs.token_ids, inputs.positions, gpu.attend(plan, bucket), lora)
 
     def _pages_of(self, digest: str) -> AdapterPages:

@@ -6,6 +6,7 @@ flight*, counted in lengths and positions, and not yet in ``token_ids``.
 
 from dataclasses import dataclass, field
 
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -21,6 +22,7 @@ class Sequence:
     max_length: int
     #: The position of its first token in the model's rotary tables.
     rotary_start: int = 0
+    lora_kind: LoraKind = LoraKind.NONE
     #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
     num_cached: int = 0
     #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.
@@ -37,7 +39,9 @@ class Sequence:
     @classmethod
     def of(cls, request: Request, max_context: int) -> "Sequence":
         token_ids = [*request.prompt_ids, *request.generated_ids]
-        return cls(request, token_ids, min(len(request.prompt_ids) + request.sampling.max_tokens, max_context))
+        max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, max_context)
+        ranks = request.adapter.ranks if request.adapter else None
+        return cls(request, token_ids, max_length, lora_kind=LoraKind.of(ranks))
 
     @property
     def request_id(self) -> str:

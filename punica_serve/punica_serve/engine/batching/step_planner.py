@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
@@ -60,6 +61,11 @@ class StepPlan:
     def num_adapters(self) -> int:
         """Different adapters in the step."""
         return len({sequence.digest for sequence in self.sequences if sequence.digest})
+
+    @property
+    def lora_kind(self) -> LoraKind:
+        """The LoRA that the step needs."""
+        return max((sequence.lora_kind for sequence in self.sequences), default=LoraKind.NONE)
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:

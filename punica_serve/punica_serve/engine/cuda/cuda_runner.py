@@ -13,7 +13,7 @@ from torch import Tensor
 
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, MAX_LORA_RANK
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, LoraKind
 from punica_serve.engine.adapters.layer_arrival import CudaArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -50,7 +50,7 @@ class CudaStep:
 
 
 class CudaRunner:
-    """All buckets of one engine, with and without LoRA. The constructor captures their graphs, which takes seconds."""
+    """All buckets of one engine, for each kind of LoRA. The constructor captures their graphs, which takes seconds."""
 
     overlap_scheduling = True
 
@@ -95,7 +95,7 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             # The step before the newest has ended, so the newest one's copies end within microseconds.
             self._staged.synchronize()
-            runner = self._runners[bucket, plan.num_adapters > 0]
+            runner = self._runners[bucket, plan.lora_kind]
             runner.stage(plan, self._logit_rows, self._pages_of)
             self._staged.record()
             self._close_gates(plan)
@@ -142,38 +142,42 @@ def _make_runners(
     buckets: BatchBuckets,
     gates: LayerGates | None,
     flashinfer_from: int | None,
-) -> dict[tuple[BatchBucket, bool], GraphRunner]:
+) -> dict[tuple[BatchBucket, LoraKind], GraphRunner]:
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
-    tables = {bucket: _table_shape(bucket) for bucket in buckets.all}
-    check_launches(cache, model.config, tables)
-    workspace = torch.empty(max(_workspace_numel(lora_pool, table) for table in tables.values()), device=device)
+    tables = {bucket: table_shapes(bucket) for bucket in buckets.all}
+    check_launches(cache, model.config, {bucket: shapes[LoraKind.USUAL] for bucket, shapes in tables.items()})
+    numels = (_workspace_numel(lora_pool, shape) for shapes in tables.values() for shape in shapes.values())
+    workspace = torch.empty(max(numels), device=device)
     buffers = {
         bucket: StepInputBuffer(
-            StepInputs.sections(bucket, table) | attention_sections(cache, model.config, bucket), device
+            StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket), device
         )
-        for bucket, table in tables.items()
+        for bucket, shapes in tables.items()
     }
-    runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
+    runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
     for bucket, attention in make_attentions(cache, model.config, buffers, flashinfer_from).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
-        for with_lora in (True, False):
+        for kind in reversed(LoraKind):
             lora = CudaLora(
                 lora_pool,
-                inputs.tables if with_lora else {},
+                inputs.tables(kind),
                 workspace,
                 side,
                 gates if bucket.num_prefill_rows else None,
             )
             parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
-            runners[bucket, with_lora] = GraphRunner(*parts, with_lora=with_lora)
+            runners[bucket, kind] = GraphRunner(*parts, kind=kind)
     return runners
 
 
-def _table_shape(bucket: BatchBucket) -> LoraTableShape:
-    """Most segments: the prefill, its padding, and one for each decode."""
+def table_shapes(bucket: BatchBucket) -> dict[LoraKind, LoraTableShape]:
+    """The tables of each kind of step. Most segments: the prefill, its padding, and one for each decode."""
     num_segments = bucket.num_decode_rows + 2 * (bucket.num_prefill_rows > 0)
-    return LoraTableShape(bucket.num_rows, num_segments, MAX_LORA_RANK // LORA_PAGE_RANKS)
+    return {
+        kind: LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
+        for kind in (LoraKind.USUAL, LoraKind.WIDE)
+    }
 
 
 def _workspace_numel(pool: LoraPool, table: LoraTableShape) -> int:

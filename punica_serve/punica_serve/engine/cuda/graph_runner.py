@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from punica_kernels.sampled_tokens import fill_sampled
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
-from punica_serve.engine.cuda.step_input_buffer import FIRST_AFTER_LORA, StepInputBuffer
+from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.torch_lora import PagesOf
 from punica_serve.models.linear import LoraBatch
@@ -36,15 +37,15 @@ class GraphRunner:
         lora: LoraBatch,
         sampled_ids: Tensor,
         *,
-        with_lora: bool,
+        kind: LoraKind,
     ) -> None:
-        """``inputs`` and ``attention`` write to ``buffer``. ``with_lora``: ``lora`` reads the tables of ``inputs``."""
+        """``inputs`` and ``attention`` write to ``buffer``. ``lora`` reads the ``inputs``' tables of this kind."""
         self._model = model
         self._buffer = buffer
         self._inputs = inputs
         self._attention = attention
         self._batch = ForwardBatch(inputs.token_ids, inputs.positions, attention, lora)
-        self._with_lora = with_lora
+        self._kind = kind
         #: int64 [most sampled rows of any bucket]: the tokens that the newest step has sampled.
         self._sampled_ids = sampled_ids
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -53,10 +54,10 @@ class GraphRunner:
     def stage(self, plan: StepPlan, logit_rows: Mapping[Sequence, int], pages_of: PagesOf) -> None:
         """Writes a step and queues the copy; ``logit_rows``: see ``StepInputs.write``."""
         self._inputs.write(plan, logit_rows)
-        if self._with_lora:
-            self._inputs.write_lora(plan, pages_of)
+        if self._kind is not LoraKind.NONE:
+            self._inputs.write_lora(plan, pages_of, self._kind)
         self._attention.plan(plan)
-        self._buffer.copy_to_device(None if self._with_lora else FIRST_AFTER_LORA)
+        self._buffer.copy_to_device(FIRST_SECTIONS[self._kind])
 
     def capture(self, pool: Any) -> None:
         """Captures ``run`` as a CUDA graph in a memory pool (``graph_pool_handle``). A step must be staged.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.protocol import LoraGroup
 
 Int32s = npt.NDArray[np.int32]
@@ -24,14 +25,25 @@ _ALIGNMENT_WORDS = 32
 #: group, the rows (``StepInputs``), and the tables of attention (``CudaAttention``).
 Section = (
     LoraGroup
+    | Literal["wide_qkv", "wide_o", "wide_gate_up", "wide_down"]
     | Literal["token_ids", "sources", "positions"]
     | Literal[
         "slot_mapping", "decode_tiles", "prefill_tiles", "second_decode_tiles", "second_prefill_tiles", "kv_pages"
     ]
 )
 
-#: The LoRA tables come first, so that a step without LoRA can copy from here on.
-FIRST_AFTER_LORA: Section = "token_ids"
+#: The section of each group's table, by the step's kind of LoRA. The largest tables come first, then the others, so
+#: that a step copies from the first that it needs on.
+TABLE_SECTIONS: Mapping[LoraKind, Mapping[LoraGroup, Section]] = {
+    LoraKind.WIDE: {"qkv": "wide_qkv", "o": "wide_o", "gate_up": "wide_gate_up", "down": "wide_down"},
+    LoraKind.USUAL: {"qkv": "qkv", "o": "o", "gate_up": "gate_up", "down": "down"},
+}
+#: The first section that a step copies.
+FIRST_SECTIONS: Mapping[LoraKind, Section] = {
+    LoraKind.WIDE: "wide_qkv",
+    LoraKind.USUAL: "qkv",
+    LoraKind.NONE: "token_ids",
+}
 
 
 class StepInputBuffer:
@@ -64,7 +76,7 @@ class StepInputBuffer:
             self._end = self._places[name].start + len(words)
 
     def copy_to_device(self, first: Section | None = None) -> None:
-        """Queues the copy on the current stream, from the section ``first`` on."""
+        """Queues the copy on the current stream, from the section ``first`` on; all of it by default."""
         start = self._places[first].start if first is not None else 0
         self._device[start : self._end].copy_(self._host[start : self._end], non_blocking=True)
 

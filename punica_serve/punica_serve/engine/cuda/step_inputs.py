@@ -9,35 +9,45 @@ from collections.abc import Mapping
 import numpy as np
 
 from punica_kernels.lora_table import LoraTable, LoraTableShape
-from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.batching.step_rows import build_segments
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
-from punica_serve.engine.cuda.step_input_buffer import FIRST_AFTER_LORA, Section, StepInputBuffer
+from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, TABLE_SECTIONS, Section, StepInputBuffer
 from punica_serve.engine.torch_lora import PagesOf
 from punica_serve.protocol import LoraGroup
+
+#: The shape of the LoRA tables of each kind of step.
+TableShapes = Mapping[LoraKind, LoraTableShape]
 
 
 class StepInputs:
     """The inputs of one bucket, in sections of its buffer."""
 
-    def __init__(self, bucket: BatchBucket, table_shape: LoraTableShape, buffer: StepInputBuffer) -> None:
+    def __init__(self, bucket: BatchBucket, shapes: TableShapes, buffer: StepInputBuffer) -> None:
         self.bucket = bucket
-        self._table_shape = table_shape
+        self._shapes = shapes
         self._buffer = buffer
         self.token_ids, self.positions = buffer.device("token_ids"), buffer.device("positions")
         #: Row of the step before whose sampled token is the input; -1: it is in ``token_ids``.
         self.sources = buffer.device("sources")
-        self.tables: dict[LoraGroup, LoraTable] = {
-            group: LoraTable(buffer.device(group), table_shape) for group in LORA_GROUPS
-        }
+
+    def tables(self, kind: LoraKind) -> dict[LoraGroup, LoraTable]:
+        """The tables that steps of this kind read; none without LoRA."""
+        sections = TABLE_SECTIONS.get(kind, {})
+        return {group: LoraTable(self._buffer.device(name), self._shapes[kind]) for group, name in sections.items()}
 
     @staticmethod
-    def sections(bucket: BatchBucket, table_shape: LoraTableShape) -> dict[Section, int]:
+    def sections(bucket: BatchBucket, shapes: TableShapes) -> dict[Section, int]:
         """The words of its sections, those of LoRA first."""
-        tables: dict[Section, int] = dict.fromkeys(LORA_GROUPS, table_shape.num_words)
-        rows: tuple[Section, ...] = (FIRST_AFTER_LORA, "sources", "positions")
+        tables = {
+            name: shapes[kind].num_words
+            for kind, sections in TABLE_SECTIONS.items()
+            if kind in shapes
+            for name in sections.values()
+        }
+        rows: tuple[Section, ...] = (FIRST_SECTIONS[LoraKind.NONE], "sources", "positions")
         return tables | dict.fromkeys(rows, bucket.num_rows)
 
     def write(self, plan: StepPlan, logit_rows: Mapping[Sequence, int]) -> None:
@@ -56,10 +66,10 @@ class StepInputs:
         sources[decodes] = [logit_rows[sequence] if sequence.num_in_flight else -1 for sequence in plan.decodes]
         positions[decodes] = [sequence.rotary_start + sequence.num_cached for sequence in plan.decodes]
 
-    def write_lora(self, plan: StepPlan, pages_of: PagesOf) -> None:
-        """Writes which rows use which pages. Not needed by a runner without LoRA."""
+    def write_lora(self, plan: StepPlan, pages_of: PagesOf, kind: LoraKind) -> None:
+        """Writes which rows use which pages, into the tables of this kind."""
         segments = build_segments(plan, self.bucket.num_prefill_rows)
         owned = [pages_of(digest) if digest else {} for digest in segments.digests]
-        for group in LORA_GROUPS:
+        for group, name in TABLE_SECTIONS.get(kind, {}).items():
             pages = [own.get(group, []) for own in owned]
-            self._table_shape.fill(self._buffer.array(group), segments.indptr, pages)
+            self._shapes[kind].fill(self._buffer.array(name), segments.indptr, pages)

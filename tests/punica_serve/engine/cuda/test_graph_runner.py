@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_kernels.lora_table import LoraTable, LoraTableShape
+from punica_kernels.lora_table import LoraTable
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine import device_runner
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -19,7 +20,7 @@ from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
 from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
-from punica_serve.engine.cuda.cuda_runner import logit_rows
+from punica_serve.engine.cuda.cuda_runner import logit_rows, table_shapes
 from punica_serve.engine.cuda.graph_runner import GraphRunner
 from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
@@ -68,7 +69,7 @@ class _PaddedRunner:
 
     overlap_scheduling = True
     newest_end: torch.cuda.Event | None = None
-    buckets_run: set[tuple[BatchBucket, bool]]
+    buckets_run: set[tuple[BatchBucket, LoraKind]]
 
     def __init__(
         self,
@@ -82,31 +83,29 @@ class _PaddedRunner:
         self._sampler = sampler
         self._pages_of = pages_of
         self._arrival_of = arrival_of
-        self._loras: dict[BatchBucket, _TableLora] = {}
+        self._loras: dict[tuple[BatchBucket, LoraKind], _TableLora] = {}
         self._logit_rows: dict[Sequence, int] = {}
-        self._runners: dict[tuple[BatchBucket, bool], GraphRunner] = {}
+        self._runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
         for bucket in BUCKETS.all:
-            table = LoraTableShape(bucket.num_rows, bucket.num_decode_rows + 2, 16)
-            sections = StepInputs.sections(bucket, table) | attention_sections(cache, model.config, bucket)
+            shapes = table_shapes(bucket)
+            sections = StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket)
             buffer = StepInputBuffer(sections, torch.device("cpu"))
             attention = make_attentions(cache, model.config, {bucket: buffer})[bucket]
-            inputs = StepInputs(bucket, table, buffer)
-            for with_lora in (True, False):
-                lora = _TableLora(lora_pool, inputs.tables if with_lora else {})
-                if with_lora:
-                    self._loras[bucket] = lora
-                self._runners[bucket, with_lora] = GraphRunner(
-                    model, buffer, inputs, attention, lora, sampler.sampled_ids, with_lora=with_lora
+            inputs = StepInputs(bucket, shapes, buffer)
+            for kind in LoraKind:
+                lora = self._loras[bucket, kind] = _TableLora(lora_pool, inputs.tables(kind))
+                self._runners[bucket, kind] = GraphRunner(
+                    model, buffer, inputs, attention, lora, sampler.sampled_ids, kind=kind
                 )
         type(self).buckets_run = set()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "_Launched":
-        bucket, with_lora = BUCKETS.fit(plan), plan.num_adapters > 0
-        self.buckets_run.add((bucket, with_lora))
-        runner = self._runners[bucket, with_lora]
+        bucket, kind = BUCKETS.fit(plan), plan.lora_kind
+        self.buckets_run.add((bucket, kind))
+        runner = self._runners[bucket, kind]
         arrival = arrival_for(plan, self._arrival_of)
-        self._loras[bucket].arrival = arrival if isinstance(arrival, CpuArrival) else None
+        self._loras[bucket, kind].arrival = arrival if isinstance(arrival, CpuArrival) else None
         runner.stage(plan, self._logit_rows, self._pages_of)
         rows = logit_rows(plan, bucket)
         pending = self._sampler.launch(runner.run(), plan.sampled, [rows[sequence] for sequence in plan.sampled])
@@ -144,7 +143,7 @@ def _answers(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("adapters", ["none", "some", "one"])
+@pytest.mark.parametrize("adapters", ["none", "some", "one", "high"])
 def test_padded_steps_say_what_plain_ones_say(
     adapters: str,
     make_engine: Callable[..., Engine],
@@ -152,14 +151,17 @@ def test_padded_steps_say_what_plain_ones_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)
+    high = make_adapter(rank=200, seed=3, scale=0.2)
     mixes: dict[str, list[AdapterRef | None]] = {
         "none": [None] * 6,
         "some": [one, None, other, one, other, None],
         "one": [one] * 6,
+        "high": [one, high, None, high, one, other],
     }
     refs = mixes[adapters]
     expected = _answers(make_engine(**SETTINGS), _requests(refs))
     monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
     assert _answers(make_engine(**SETTINGS), _requests(refs)) == expected
-    kinds = {(bucket.num_prefill_rows > 0, with_lora) for bucket, with_lora in _PaddedRunner.buckets_run}
-    assert kinds >= {(True, adapters != "none"), (False, adapters != "none")}
+    kinds = {(bucket.num_prefill_rows > 0, kind) for bucket, kind in _PaddedRunner.buckets_run}
+    kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
+    assert kinds >= {(True, kind), (False, kind)}

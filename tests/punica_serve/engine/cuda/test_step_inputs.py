@@ -1,14 +1,17 @@
 """A step's inputs as kernels read them on the device."""
 
+import pytest
 import torch
 
 from punica_kernels.lora_table import LoraTableShape
+from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
-from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.engine.cuda.cuda_runner import table_shapes
+from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
-from punica_serve.protocol import Request, SamplingParams
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
 def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
@@ -17,13 +20,14 @@ def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
     return sequence
 
 
-def _inputs(bucket: BatchBucket, table: LoraTableShape) -> tuple[StepInputs, StepInputBuffer]:
-    buffer = StepInputBuffer(StepInputs.sections(bucket, table), torch.device("cpu"))
-    return StepInputs(bucket, table, buffer), buffer
+def _inputs(bucket: BatchBucket) -> tuple[StepInputs, StepInputBuffer]:
+    shapes = table_shapes(bucket)
+    buffer = StepInputBuffer(StepInputs.sections(bucket, shapes), torch.device("cpu"))
+    return StepInputs(bucket, shapes, buffer), buffer
 
 
 def test_rows_are_the_prefills_then_the_decodes_and_those_in_flight_name_their_source() -> None:
-    inputs, buffer = _inputs(BatchBucket(4, 3), LoraTableShape(7, 5, 2))
+    inputs, buffer = _inputs(BatchBucket(4, 3))
     known, unknown = _sequence(11, 12, num_cached=1), _sequence(13, num_cached=1)
     unknown.num_in_flight = 1
     chunk = PrefillChunk(_sequence(5, 6, 7, 8, 9), 1, 4, is_last=False)
@@ -36,3 +40,38 @@ def test_rows_are_the_prefills_then_the_decodes_and_those_in_flight_name_their_s
     inputs.write(StepPlan(None, ()), {})
     buffer.copy_to_device()
     assert not inputs.token_ids.any() and not inputs.positions.any() and (inputs.sources == -1).all()
+
+
+def _ref(rank: int) -> AdapterRef:
+    return AdapterRef(f"{rank}", "", 1, {"q_proj": rank})
+
+
+def test_steps_without_high_ranks_have_the_tables_that_they_had() -> None:
+    """Tables of rank 128 fix the launches and their configurations, whatever the pool may hold."""
+    bucket = BatchBucket(16, 3)
+    usual, wide = table_shapes(bucket)[LoraKind.USUAL], table_shapes(bucket)[LoraKind.WIDE]
+    assert usual == LoraTableShape(19, 5, 16) and wide == LoraTableShape(19, 5, 32)
+    sections = list(StepInputs.sections(bucket, table_shapes(bucket)))
+    assert sections.index(FIRST_SECTIONS[LoraKind.USUAL]) == 4, "the larger tables are not copied with them"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [([], LoraKind.NONE), ([128, 8], LoraKind.USUAL), ([8, 129], LoraKind.WIDE), ([256], LoraKind.WIDE)],
+)
+def test_a_steps_kind_is_the_highest_of_its_requests(ranks: list[int], kind: LoraKind) -> None:
+    refs = [None, *map(_ref, ranks)]
+    decodes = [Sequence.of(Request("r", 0, (1,), SamplingParams(), ref), 64) for ref in refs]
+    assert StepPlan(None, tuple(decodes)).lora_kind is kind
+
+
+def test_each_kind_writes_its_own_tables() -> None:
+    inputs, buffer = _inputs(BatchBucket(0, 2))
+    decodes = tuple(Sequence.of(Request("r", 0, (1, 2), SamplingParams(), _ref(rank)), 64) for rank in (8, 256))
+    inputs.write_lora(StepPlan(None, decodes), lambda digest: {"qkv": list(range(int(digest) // 8))}, LoraKind.WIDE)
+    buffer.copy_to_device(FIRST_SECTIONS[LoraKind.WIDE])
+    table = inputs.tables(LoraKind.WIDE)["qkv"]
+    first = table.words[: table.shape.tile_words].tolist()
+    assert first[5:] == list(range(32)), "the highest rank comes first"
+    assert not inputs.tables(LoraKind.USUAL)["qkv"].words.any()
+    assert inputs.tables(LoraKind.NONE) == {}
