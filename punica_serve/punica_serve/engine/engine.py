@@ -183,8 +183,7 @@ class Engine:
         if request.sampling.seed is None:
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(64))
             request = msgspec.structs.replace(request, sampling=sampling)
-        sequence = Sequence.of(request, self.max_context)
-        sequence.rotary_start = self.model_config.spec.rotary_start(sequence.max_length - 1)  # the last is not fed
+        sequence = Sequence.of(request, self.max_context, self.model_config.spec)
         if self.prefix_caching is not None:
             settings, page_size = self.prefix_caching, self._cache.page_size
             sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start)

@@ -7,6 +7,7 @@ flight*, counted in lengths and positions, and not yet in ``token_ids``.
 from dataclasses import dataclass, field
 
 from punica_serve.base_model.lora_layout import LoraKind
+from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -37,11 +38,13 @@ class Sequence:
     num_found: int = 0
 
     @classmethod
-    def of(cls, request: Request, max_context: int) -> "Sequence":
+    def of(cls, request: Request, max_context: int, model: ModelSpec | None = None) -> "Sequence":
+        """``model``: whose rotary tables may depend on the request."""
         token_ids = [*request.prompt_ids, *request.generated_ids]
         max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, max_context)
         ranks = request.adapter.ranks if request.adapter else None
-        return cls(request, token_ids, max_length, lora_kind=LoraKind.of(ranks))
+        rotary_start = model.rotary_start(max_length - 1) if model else 0  # its last token is never fed
+        return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks))
 
     @property
     def request_id(self) -> str:

@@ -11,6 +11,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.errors.invariants import require
@@ -83,14 +84,15 @@ class StepEncoder:
 class StepDecoder:
     """A rank's side: its copies of the sequences."""
 
-    def __init__(self, max_context: int) -> None:
+    def __init__(self, max_context: int, model: ModelSpec | None = None) -> None:
         self._max_context = max_context
+        self._model = model
         self._sequences: dict[int, Sequence] = {}
 
     def introduce(self, number: int, request: Request) -> None:
         """A sequence that the next step runs for the first time."""
         require(number not in self._sequences, f"sequence {number} was introduced twice")
-        self._sequences[number] = Sequence.of(request, self._max_context)
+        self._sequences[number] = Sequence.of(request, self._max_context, self._model)
 
     def decode(self, words: Int32s) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
