@@ -68,8 +68,8 @@ def fill_host_cache(
 
     Raises ConfigError if the cache is too small for them.
     """
-    ranks = dict.fromkeys(modules or engine.model_config.linear_shapes, rank)
-    num_bytes = packed_num_bytes(ranks, engine.model_config, dtype)
+    ranks = dict.fromkeys(modules or engine.share.linear_shapes, rank)
+    num_bytes = packed_num_bytes(ranks, engine.share, dtype)
 
     def make(seed: int) -> AdapterRef:
         ref = AdapterRef(digest=f"random-r{rank}-{seed}", uri="", num_bytes=num_bytes, ranks=ranks)
@@ -80,7 +80,7 @@ def fill_host_cache(
                 memory,
                 noise(num_bytes // dtype.itemsize, dtype, engine.device, seed),
                 ranks,
-                engine.model_config,
+                engine.share,
                 dtype,
             ),
         )

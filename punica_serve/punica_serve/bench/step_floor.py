@@ -21,11 +21,12 @@ class StepBytes:
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype, rank: int) -> "StepBytes":
+        """Those of a model, or of one rank of a group, with adapters of LoRA rank ``rank``."""
         shapes = list(model.linear_shapes.values())
         linear = model.num_hidden_layers * sum(out * into for out, into in shapes)
         lora = model.num_hidden_layers * rank * sum(out + into for out, into in shapes)
         kv = model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim
-        output_layer = model.vocab_size * model.hidden_size
+        output_layer = len(model.vocabulary) * model.hidden_size
         return cls((linear + output_layer) * dtype.itemsize, lora * dtype.itemsize, kv * dtype.itemsize)
 
     def floor_s(self, step: StepTime, copy_bytes_per_s: float) -> float:

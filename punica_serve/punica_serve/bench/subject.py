@@ -7,6 +7,7 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.memory.device_memory import open_device
@@ -19,17 +20,24 @@ class Subject:
 
     config: EngineConfig
     device: torch.device
+    #: The model, or one rank's share of it.
     model: ModelConfig
 
     @classmethod
-    def of(cls, config: EngineConfig, device: str) -> "Subject":
+    def of(cls, config: EngineConfig, device: str, rank: Rank = SINGLE) -> "Subject":
         """Raises ConfigError if the device can't be used, and ModelRejected if the config's model can't be served."""
-        return cls(config, open_device(device), read_model_config(config.model))
+        return cls(config, open_device(device), read_model_config(config.model).shard(rank))
 
     @classmethod
-    def of_shape(cls, name: str, device: str) -> "Subject":
+    def of_shape(cls, name: str, device: str, rank: Rank = SINGLE) -> "Subject":
         """Random weights of a known shape. Raises ConfigError."""
-        return cls.of(EngineConfig(model=shape_folder(name), load_format="dummy"), device)
+        return cls.of(EngineConfig(model=shape_folder(name), load_format="dummy"), device, rank)
+
+    @property
+    def title(self) -> str:
+        """The model's name, and the rank if it is one of several."""
+        rank = self.model.rank
+        return self.model.name if rank.size == 1 else f"{self.model.name}, rank {rank.index} of {rank.size}"
 
     @property
     def dtype(self) -> torch.dtype:

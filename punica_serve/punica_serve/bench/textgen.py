@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
+from punica_serve.bench.lone_rank import stand_in
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
@@ -102,7 +103,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     )
     with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
-            engine = Engine(config, str(subject.device))
+            engine = Engine(config, str(subject.device), collectives=stand_in(subject.model.rank))
         try:
             with told(progress, f"{sum(counts.values())} adapters"):
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
@@ -146,7 +147,7 @@ def _make_adapters(
     stock = {
         # Files first, so that the page cache gives way to the host cache, not the other way round.
         "files": write_folders(
-            folder, subject.model, counts["files"], rank, subject.device, lambda: progress.advance(task)
+            folder, subject.model.whole, counts["files"], rank, subject.device, lambda: progress.advance(task)
         ),
         "host": fill_host_cache(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
     }

@@ -60,8 +60,8 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
 
 def make_report(subject: Subject, settings: Settings, measured: Measured, peft: PeftTimes | None) -> Report:
     """The tables, goals and picture of one run."""
-    at_goal_shape = subject.on_gpu and subject.model.name == GOAL_SHAPE and settings.is_of_the_goals
-    speeds = _speed_table(f"textgen: {subject.model.name}, rank {settings.rank}", measured, peft)
+    at_goal_shape = subject.on_gpu and subject.title == GOAL_SHAPE and settings.is_of_the_goals
+    speeds = _speed_table(f"textgen: {subject.title}, LoRA rank {settings.rank}", measured, peft)
     steps = _step_table(StepBytes.of(subject.model, subject.dtype, settings.rank), measured, peft)
     tables = [_with_vllm(speeds) if at_goal_shape else speeds, steps]
     if at_goal_shape:
@@ -69,7 +69,7 @@ def make_report(subject: Subject, settings: Settings, measured: Measured, peft: 
     return Report(
         name="textgen",
         machine=machine(str(subject.device)),
-        settings={**asdict(settings), "folder": None, "model": subject.model.name},
+        settings={**asdict(settings), "folder": None, "model": subject.title},
         tables=tables,
         figures={"": lambda figure: _draw(figure, tables[0])},
         facts=_facts(measured, _by_row(speeds, "tokens_per_s")),

@@ -95,17 +95,20 @@ GPU_ROWS = (
 CPU_ROWS = (*(p.value for p in Population), *(f"{p.value}_alone" for p in Population))
 
 
-def parse_rows(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
+def parse_rows(names: str | None, *, on_gpu: bool, with_peft: bool = True) -> tuple[str, ...]:
     """Parses names separated by commas; the default suits the device. Each comes with its counterpart.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name, and for PEFT's row without ``with_peft``: it has no ranks.
     """
     if names is None:
-        return _with_counterparts((*GPU_ROWS, *_peft_rows()) if on_gpu else CPU_ROWS)
+        peft_rows = _peft_rows() if with_peft else ()
+        return _with_counterparts((*GPU_ROWS, *peft_rows) if on_gpu else CPU_ROWS)
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in chosen:
         if name not in ROWS and name != PEFT_ROW:
             raise ConfigError(f"row {name!r} does not exist; there are {', '.join((*ROWS, PEFT_ROW))}", param="rows")
+    if PEFT_ROW in chosen and not with_peft:
+        raise ConfigError(f"row {PEFT_ROW!r} runs the whole model; leave it out, or leave out `--shard`", param="rows")
     return _with_counterparts(chosen)
 
 

@@ -63,12 +63,12 @@ class Engine:
             torch.set_num_threads(config.cpu_threads)
         self.device = open_device(device)
         self.model_config = read_model_config(config.model)
-        #: This rank's share of the model.
-        share = self.model_config.shard(collectives.rank)
+        #: This rank's share of the model; all of it in a group of one.
+        self.share = self.model_config.shard(collectives.rank)
         dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
         self.max_context = config.context_of(self.model_config)
-        self._model = load_model(config, share, dtype, self.device, collectives)
-        self._lora_pool = make_lora_pool(config, share, dtype, self.device)
+        self._model = load_model(config, self.share, dtype, self.device, collectives)
+        self._lora_pool = make_lora_pool(config, self.share, dtype, self.device)
         self._sampler = Sampler(
             self.model_config.vocab_size,
             self.model_config.generation.eos_token_ids,
@@ -76,15 +76,15 @@ class Engine:
             device=self.device,
             collectives=collectives,
         )
-        self._cache = make_kv_cache(config, share, dtype, self.device)
+        self._cache = make_kv_cache(config, self.share, dtype, self.device)
         self._work = Event()
         #: Adapters in host memory.
         self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
-        packed_store = PackedStore(packed_cache, share, dtype) if packed_cache else None
+        packed_store = PackedStore(packed_cache, self.share, dtype) if packed_cache else None
         self._loader = AdapterLoader(
             self._lora_pool,
             self.host_cache,
-            share,
+            self.share,
             dtype,
             self._work.set,
             self._newest_end,

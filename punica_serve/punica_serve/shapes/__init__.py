@@ -1,7 +1,7 @@
 """Shapes of models, without weights: folders that hold a config.json and nothing else.
 
 `shape:NAME` is such a folder in a config file. They serve `load_format: dummy`, simulated GPUs and benchmarks:
-the paper's 7B and 13B (Llama 2), models that are commonly fine-tuned, and a small one for checks that must be quick.
+the paper's 7B, 13B and 70B (Llama 2), models that are commonly fine-tuned, and a small one for quick checks.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from punica_serve.errors import ConfigError
 _FOLDER = Path(__file__).parent
 
 SHAPE_NAMES = (
-    *("llama-2-7b", "llama-2-13b", "llama-3.1-8b"),
+    *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b"),
     *("mistral-7b", "qwen-2.5-7b", "qwen-2.5-32b", "qwen-3-8b", "gemma-3-12b"),
     "1b",
 )

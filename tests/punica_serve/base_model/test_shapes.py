@@ -11,7 +11,9 @@ from punica_serve.shapes import SHAPE_NAMES, shape_folder, shape_of
     [
         ("llama-2-7b", 6_738_415_616),
         ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
         ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
         ("mistral-7b", 7_248_023_552),
         ("qwen-2.5-7b", 7_615_616_512),
         ("qwen-2.5-32b", 32_763_876_352),

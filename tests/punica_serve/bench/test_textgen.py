@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from punica_serve.base_model.rank import Rank
 from punica_serve.bench import textgen, textgen_report
 from punica_serve.bench.goals import GOAL_SHAPE
 from punica_serve.bench.random_adapters import write_folders
@@ -167,3 +168,20 @@ def test_steps_on_a_gpu_stand_beside_their_floor(tmp_path: Path) -> None:
     for row in rows:
         assert float(steps[row]["over_floor"] or 0) > 0.9, "no step is faster than the bytes that it reads"
     assert float(steps["distinct"]["floor_ms"] or 0) > float(steps["backbone"]["floor_ms"] or 0)
+
+
+def test_one_rank_of_a_group_runs_by_itself(subject: Subject) -> None:
+    rank = Subject.of(subject.config, "cpu", Rank(1, 2))
+    report = measure_all(rank, replace(SETTINGS, rows=("distinct", "files"), num_rounds=1), Progress(disable=True))
+    assert not report.failures
+    assert [record["num_requests"] for record in report.tables[0].records] == [8, 8]
+    assert report.settings["model"] == f"{subject.model.name}, rank 1 of 2"
+    floors, whole = (StepBytes.of(each.model, torch.float32, 4) for each in (rank, subject))
+    assert whole.weights / 2 <= floors.weights < whole.weights
+    assert whole.adapter / 2 < floors.adapter < whole.adapter
+
+
+def test_the_baseline_has_no_ranks() -> None:
+    with pytest.raises(ConfigError, match="runs the whole model; leave it out, or leave out `--shard`"):
+        parse_rows(PEFT_ROW, on_gpu=True, with_peft=False)
+    assert PEFT_ROW not in parse_rows(None, on_gpu=True, with_peft=False)

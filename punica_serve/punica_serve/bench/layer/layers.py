@@ -13,6 +13,7 @@ from torch import Tensor
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, USUAL_LORA_RANK, LoraKind, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.bench.lone_rank import stand_in
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence as EngineSequence
@@ -47,10 +48,11 @@ class Layers:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.config = replace(model, num_hidden_layers=num_layers, vocab_size=_VOCAB_SIZE)
+        whole = replace(model.whole, num_hidden_layers=num_layers, vocab_size=_VOCAB_SIZE)
+        self.config = whole.shard(model.rank)
         self.weights = dummy_weights(self.config, dtype, device)
         self.device, self.context_length = device, context_length
-        self.model = Llama(self.config, self.weights)
+        self.model = Llama(self.config, self.weights, stand_in(model.rank))
         max_batch = max(batch_sizes)
         pages_each = -(-context_length // PAGE_SIZE)
         num_pages = pages_each * max_batch

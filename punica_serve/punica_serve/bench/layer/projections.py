@@ -80,7 +80,7 @@ def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: floa
     backbone = layers.decode(adapters_of(None, batch_size))
     gemms_us = bench.layer_us(_products(layers, backbone.lora, batch_size))
     layer_us = bench.layer_us(layers.forward(_without_attention(backbone)))
-    is_goal = layers.config.hidden_size == shape_of("llama-2-7b").hidden_size and bench.settings.rank == 16
+    is_goal = layers.config.linear_shapes == shape_of("llama-2-7b").linear_shapes and bench.settings.rank == 16
     rows: list[tuple[Value, ...]] = []
     for population in Population:
         adapters = adapters_of(population, batch_size)

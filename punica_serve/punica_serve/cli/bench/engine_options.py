@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.cli.options import DEFAULT_CONFIG
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.shapes import SHAPE_NAMES
@@ -35,9 +36,24 @@ EngineDeviceOption = Annotated[
     str | None, typer.Option("--device", help="Device to measure. Default: the config's first, or cuda:0 for a shape.")
 ]
 RankOption = Annotated[int, typer.Option("--rank", min=1, max=128, help="Rank of the random adapters.")]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="RANK/SIZE",
+        help="Measure one rank of a group by itself, such as 0/8: exchanges become copies of as many bytes.",
+    ),
+]
 
 
-def subject_of(config: Path | None, shape: str | None, device: str | None) -> "Subject":
+def shard_of(shard: str | None) -> Rank:
+    """The rank that `--shard` names. Raises ConfigError."""
+    from punica_serve.bench.lone_rank import parse_shard
+
+    return SINGLE if shard is None else parse_shard(shard)
+
+
+def subject_of(config: Path | None, shape: str | None, device: str | None, rank: Rank = SINGLE) -> "Subject":
     """The engine to measure. Raises ConfigError."""
     from punica_serve.bench.subject import Subject
     from punica_serve.config.cluster import load_config
@@ -45,7 +61,7 @@ def subject_of(config: Path | None, shape: str | None, device: str | None) -> "S
 
     if shape is None:
         cluster = load_config(find_config(config or DEFAULT_CONFIG))
-        return Subject.of(cluster.engine, device or cluster.runner.devices[0])
+        return Subject.of(cluster.engine, device or cluster.runner.devices[0], rank)
     if config is not None:
         raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
-    return Subject.of_shape(shape, device or "cuda:0")
+    return Subject.of_shape(shape, device or "cuda:0", rank)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
+from punica_serve.cli.bench.engine_options import ShardOption, shard_of
 
 
 def command(
@@ -15,6 +16,7 @@ def command(
     context: Annotated[list[int] | None, typer.Option(min=1, help="Context lengths; default 512 and 2048.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes of figure 10; default 1 to 32.")] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
+    shard: ShardOption = None,
     layers: Annotated[int, typer.Option(min=1, help="Layers with separate weights in one CUDA graph.")] = 8,
     replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
 ) -> None:
@@ -23,8 +25,9 @@ def command(
     from punica_serve.bench.layer.setting import LayerSettings
     from punica_serve.shapes import shape_of
 
+    rank_of_group = shard_of(shard)
     settings = LayerSettings(
-        models=tuple(map(shape_of, shape or ("llama-2-7b", "llama-2-13b"))),
+        models=tuple(shape_of(name).shard(rank_of_group) for name in shape or ("llama-2-7b", "llama-2-13b")),
         context_lengths=tuple(context or (512, 2048)),
         batch_sizes=tuple(sorted(batch or (1, 2, 4, 8, 16, 32))),
         rank=rank,

@@ -13,6 +13,8 @@ from punica_serve.cli.bench.engine_options import (
     EngineDeviceOption,
     RankOption,
     ShapeOption,
+    ShardOption,
+    shard_of,
     subject_of,
 )
 from punica_serve.errors import ConfigError
@@ -37,6 +39,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
+    shard: ShardOption = None,
     rows: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
     ] = None,
@@ -69,13 +72,13 @@ def command(
 
     if folder is not None:
         check_folder(folder, "--folder")
-    subject = subject_of(config, shape, device)
+    subject = subject_of(config, shape, device, shard_of(shard))
     if not subject.on_gpu:
         requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
     if length:
         check_length(length, subject.config.context_of(subject.model))
     settings = Settings(
-        rows=parse_rows(rows, on_gpu=subject.on_gpu),
+        rows=parse_rows(rows, on_gpu=subject.on_gpu, with_peft=shard is None),
         num_requests=requests or 1000,
         rank=rank,
         batch_size=batch_size,

@@ -1,0 +1,70 @@
+"""What ranks pack of an adapter: A whole and B divided where outputs are divided, the reverse where inputs are."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from punica_serve.adapters.folder import load_adapter, read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.rank import Rank
+from punica_serve.bench.step_floor import StepBytes
+from punica_serve.engine.adapters.packed_file import PackedLayout
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, pack_share, packed_num_bytes
+from punica_serve.engine.adapters.random_pages import pack_dummy
+from punica_serve.protocol import AdapterRef
+from punica_serve.shapes import shape_of
+
+
+def memory_for(ref: AdapterRef, model: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((packed_num_bytes(ref.ranks, model, dtype),), 255, dtype=torch.uint8)
+
+
+def assert_equal(packed: PackedAdapter, expected: PackedAdapter) -> None:
+    assert packed.groups.keys() == expected.groups.keys()
+    for name, pages in packed.groups.items():
+        assert torch.equal(pages.a, expected.groups[name].a), name
+        assert torch.equal(pages.b, expected.groups[name].b), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_a_rank_packs_its_share_of_the_files(
+    make_model: Callable[..., Path], tmp_path: Path, model_type: str, dtype: torch.dtype
+) -> None:
+    model = read_model_config(make_model(model_type))
+    write_random_adapter(tmp_path / "a", model, rank=12, seed=3)
+    ref = read_adapter(tmp_path / "a", model)
+    adapter = load_adapter(ref, model)
+    whole = pack_adapter(adapter, model, dtype, memory_for(ref, model, dtype))
+    for share in (model.shard(Rank(index, 2)) for index in range(2)):
+        packed = pack_adapter(adapter, share, dtype, memory_for(ref, share, dtype))
+        assert_equal(packed, pack_share(memory_for(ref, share, dtype), whole, ref.ranks, share, dtype))
+        for name, pages in packed.groups.items():
+            group = share.spec.group(name)
+            assert pages.a.shape[-1] == group.in_features
+            assert pages.b.shape[-1] == group.out_features
+            undivided = (pages.b, whole.groups[name].b) if group.row_parallel else (pages.a, whole.groups[name].a)
+            assert torch.equal(*undivided)
+
+
+def test_a_dummy_adapter_is_the_same_in_groups_of_all_sizes(tiny_model: ModelConfig) -> None:
+    ref = AdapterRef("dummy", "", 0, dict.fromkeys(tiny_model.linear_shapes, 4))
+    dtype = torch.float32
+    whole = pack_dummy(memory_for(ref, tiny_model, dtype), 7, ref.ranks, tiny_model, dtype)
+    share = tiny_model.shard(Rank(1, 2))
+    packed = pack_dummy(memory_for(ref, share, dtype), 7, ref.ranks, share, dtype)
+    assert_equal(packed, pack_share(memory_for(ref, share, dtype), whole, ref.ranks, share, dtype))
+
+
+def test_packed_files_of_ranks_and_of_group_sizes_are_not_mixed_up(tiny_model: ModelConfig) -> None:
+    models = [tiny_model, *(tiny_model.shard(rank) for rank in (Rank(0, 2), Rank(1, 2), Rank(0, 4), Rank(1, 4)))]
+    assert len({PackedLayout.of(model, torch.bfloat16).name for model in models}) == 5
+
+
+def test_a_rank_reads_more_than_an_even_share_of_an_adapter() -> None:
+    model = shape_of("llama-2-70b")
+    sizes = [StepBytes.of(model.shard(Rank(0, size)), torch.bfloat16, 16).adapter for size in (1, 2, 4, 8)]
+    assert [round(size / 1e6) for size in sizes] == [414, 280, 214, 180]
