@@ -13,6 +13,7 @@ from punica_serve.cli.bench import (
     kernels,
     layer,
     overhead,
+    prompts,
     serving,
     textgen,
 )
@@ -32,6 +33,7 @@ app.command("just-in-time")(just_in_time.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)
 app.command("overhead")(overhead.command)
+app.command("prompts")(prompts.command)
 app.command("serving")(serving.command)
 app.command("textgen")(textgen.command)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,25 +58,20 @@ class FlashInferRows:
             backend="fa3",
         )
         self._wrapper.reset_workspace_buffer(memory.floats, memory.plan)
+        self._host = _HostTables(shape.max_requests)
 
     def plan(self, runs: PageRuns, query_starts: Indices, first_page: int, page_size: int) -> None:
         """``first_page``: the index of these requests' first page among the step's. Rows before the first are padding.
 
         The copy of the plan before must have ended, since its memory is written.
         """
-        shape, missing = self._shape, self._shape.max_requests - len(runs.lengths)
-        lengths = np.pad(runs.lengths, (0, missing))
-        # Requests that the step lacks have no rows: their starts repeat the last one.
-        starts = np.pad(np.asarray(query_starts), (0, missing), constant_values=shape.num_rows)
-        pages = np.pad(runs.starts + first_page, (0, missing), mode="edge")
-        last_page_tokens = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
-        host = [torch.from_numpy(table.astype(np.int32)) for table in (starts, pages, last_page_tokens, lengths)]
-        module = self._module
+        shape, tables, module = self._shape, self._host, self._module
+        tables.write(runs, query_starts, first_page, shape.num_rows, page_size)
         self._wrapper.plan(
-            host[0],
-            host[1],
+            tables.query_starts,
+            tables.page_starts,
             torch.empty(0, dtype=torch.int32),  # the pages come with the step's inputs
-            host[2],
+            tables.last_page_tokens,
             shape.heads,
             shape.kv_heads,
             module.head_dim,
@@ -86,12 +82,37 @@ class FlashInferRows:
             logits_soft_cap=module.soft_cap,
             q_data_type=module.dtype,
             kv_data_type=module.dtype,
-            seq_lens=host[3],
+            seq_lens=tables.lengths,
         )
 
     def run(self, out: Tensor, q: Tensor, keys: Tensor, values: Tensor, *, pdl: bool) -> None:
         """Queues the launch. These kernels can't start before the one before them ends, so ``pdl`` changes nothing."""
         self._wrapper.run(q, (keys, values), out=out)
+
+
+class _HostTables:
+    """A step's requests in pinned memory: a copy from any other memory would make the host wait for the stream."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.query_starts, self.page_starts = _pinned(max_requests + 1), _pinned(max_requests + 1)
+        self.lengths, self.last_page_tokens = _pinned(max_requests), _pinned(max_requests)
+
+    def write(self, runs: PageRuns, query_starts: Indices, first_page: int, num_rows: int, page_size: int) -> None:
+        """Requests that the step lacks have no rows and no pages: their starts repeat the end."""
+        _fill(self.query_starts, query_starts, rest=num_rows)
+        _fill(self.page_starts, runs.starts + first_page, rest=int(runs.starts[-1]) + first_page)
+        _fill(self.lengths, runs.lengths, rest=0)
+        _fill(self.last_page_tokens, (runs.lengths - 1) % page_size + 1, rest=0)
+
+
+def _pinned(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, pin_memory=True)
+
+
+def _fill(table: Tensor, values: npt.NDArray[np.signedinteger[Any]], *, rest: int) -> None:
+    words = table.numpy()
+    words[: len(values)] = values
+    words[len(values) :] = rest
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

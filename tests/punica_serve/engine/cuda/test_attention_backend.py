@@ -46,6 +46,11 @@ def test_the_shipped_table_is_whole() -> None:
     )
 
 
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_on_hopper_it_serves_long_prompts(group: int) -> None:
+    assert flashinfer_from(measured_times(), group) in (256, 512)
+
+
 @pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
 def test_a_cpu_has_one_backend(backend: str) -> None:
     assert flashinfer_rows(backend, tiny_config(), torch.float32, torch.device("cpu")) is None  # type: ignore[arg-type]

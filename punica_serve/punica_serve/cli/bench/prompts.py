@@ -1,0 +1,51 @@
+"""`punica-serve bench prompts`."""
+
+from enum import StrEnum
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import (
+    REFRESH_PER_S,
+    EngineConfigOption,
+    EngineDeviceOption,
+    ShapeOption,
+    subject_of,
+)
+
+_LENGTHS = (512, 2048, 4000)
+
+
+class Attention(StrEnum):
+    """The values of `engine.attention`."""
+
+    AUTO = "auto"
+    TRITON = "triton"
+    FLASHINFER = "flashinfer"
+
+
+def command(
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    out: OutOption = DEFAULT_OUT,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="Lengths of prompts, repeatable; default 512, 2048 and 4000.")
+    ] = None,
+    attention: Annotated[
+        list[Attention] | None,
+        typer.Option(help="Backends to compare, repeatable; default triton and flashinfer."),
+    ] = None,
+    prefill_budget: Annotated[int, typer.Option(min=1, help="Prompt tokens in one step.")] = 512,
+    others: Annotated[int, typer.Option(min=0, help="Requests that decode meanwhile.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length; results are the least.")] = 4,
+) -> None:
+    """Measure the time from a prompt to its first token by attention backend, the engines in turn."""
+    from punica_serve.bench.prompts import PromptSettings, run
+
+    lengths = tuple(sorted(set(tokens or _LENGTHS)))
+    backends = tuple(dict.fromkeys(name.value for name in attention or (Attention.TRITON, Attention.FLASHINFER)))
+    settings = PromptSettings(lengths, backends, prefill_budget, others, repeats)
+    measure(partial(run, subject_of(config, shape, device), settings), out, REFRESH_PER_S)
