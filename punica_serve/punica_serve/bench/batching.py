@@ -91,7 +91,7 @@ def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) 
     with told(progress, "engine for prefills"):
         engine = Engine(config, str(subject.device))
     try:
-        bench = _Bench(engine, config.page_size)
+        bench = EngineBench(engine, config.page_size)
         for num_tokens in settings.prompts:
             times += bench.prefill(num_tokens, settings.prefill_batches)
             progress.advance(task)
@@ -109,13 +109,13 @@ def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -
     try:
         task = progress.add_task("random adapters", total=largest)
         refs = fill_host_cache(engine, largest, settings.rank, subject.dtype, lambda: progress.advance(task))
-        return _decode_cells(_Bench(engine, config.page_size), settings, refs, progress)
+        return _decode_cells(EngineBench(engine, config.page_size), settings, refs, progress)
     finally:
         engine.close()
 
 
 def _decode_cells(
-    bench: "_Bench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress
+    bench: "EngineBench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress
 ) -> tuple[DecodeTime, ...]:
     """The base model alone at every context, then the populations at the first."""
     cells: list[tuple[str, int, Sequence[AdapterRef]]] = [("none", context, ()) for context in settings.contexts]
@@ -132,7 +132,7 @@ def _decode_cells(
     return tuple(times)
 
 
-class _Bench:
+class EngineBench:
     """One engine, with unique names for its requests."""
 
     def __init__(self, engine: Engine, page_size: int) -> None:
@@ -156,8 +156,8 @@ class _Bench:
         out.
         """
         bring(self._engine, adapters)
-        sizes = [size for size in sorted(batches, reverse=True) if self._has_room_for(size, context)]
-        return [(size, *self._measure_batch(size, context, adapters)) for size in sizes]
+        sizes = [size for size in sorted(batches, reverse=True) if self.has_room_for(size, context)]
+        return [(size, *self.measure_batch(size, context, adapters)) for size in sizes]
 
     def _first_tokens_s(self, num_tokens: int, count: int) -> list[float]:
         """Times to first token of ``count`` prompts that are all added at the start."""
@@ -171,13 +171,17 @@ class _Bench:
             ends_s += [time.perf_counter() - started_s] * num_ended
         return ends_s
 
-    def _has_room_for(self, size: int, context: int) -> bool:
+    def has_room_for(self, size: int, context: int) -> bool:
+        """Whether a batch of so many requests fits the KvCache."""
         longest = _longest(size, context)
         pages_each = -(-longest // self._page_size)
         return longest <= self._engine.max_context and size * pages_each <= self._engine.num_kv_pages
 
-    def _measure_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> tuple[float, float]:
-        """Median seconds of a step, and the mean context, of a separate batch that is removed afterwards."""
+    def measure_batch(self, size: int, context: int, adapters: Sequence[AdapterRef]) -> tuple[float, float]:
+        """Median seconds of a step, and the mean context, of a separate batch that is removed afterwards.
+
+        ``adapters`` are dealt to its rows in turn; they must be on the device. None are for the base model.
+        """
         prompts = self._start_batch(size, context, adapters)
         try:
             return self._time_steps(prompts)

@@ -1,29 +1,30 @@
 """Measures a performance profile for simulated GPUs: see ``punica_serve.performance.profile``.
 
-Prefills and decodes are measured by `bench batching`, with fewer sizes. An adapter's load time is the extra time to
-first token when the adapter is in host memory instead of on the device.
+Prefills and decodes are measured by `bench batching`, with fewer sizes, and what LoRA adds over mixes of ranks by
+``lora_samples``. An adapter's load time is the extra time to first token when the adapter is in host memory instead of
+on the device.
 """
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from rich.progress import Progress
 
-from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.bench import batching
 from punica_serve.bench.driver import step
+from punica_serve.bench.lora_samples import measure_lora
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
-from punica_serve.performance.lora_times import DistinctLora
+from punica_serve.performance.lora_fit import LoraFit, LoraSample, fit_lora
 from punica_serve.performance.profile import AdapterLoad, DecodeTimes, ModelShape, PerformanceProfile, PrefillTimes
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
-from punica_serve.workload import Population
 
 #: Measured lengths: on a CPU like a demo's requests, to finish within minutes.
 _CPU_TOKENS, _GPU_TOKENS = (64, 256, 512), (128, 512, 2048)
@@ -35,8 +36,17 @@ _NUM_LOADS = 6
 _FASTEST_GB_PER_S = 1000.0
 
 
-def measure_profile(subject: Subject, rank: int, progress: Progress) -> PerformanceProfile:
-    """Raises ConfigError if the engine's context is too short."""
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A profile, and what its `lora` was fitted to."""
+
+    profile: PerformanceProfile
+    samples: Sequence[LoraSample]
+    fit: LoraFit
+
+
+def measure_profile(subject: Subject, rank: int, progress: Progress) -> MeasuredProfile:
+    """``rank`` is of the adapters whose load is timed. Raises ConfigError if the engine's context is too short."""
     largest = subject.config.max_batch_size
     context = _longest_request(subject)
     tokens = tuple(count for count in (_GPU_TOKENS if subject.on_gpu else _CPU_TOKENS) if count <= context // 2)
@@ -45,21 +55,24 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Performa
             f"a context of {context} tokens is too short to be measured; raise `engine.max_context`",
             param="engine.max_context",
         )
+    sizes = (*(size for size in _BATCHES if size < largest), largest)
     settings = batching.Settings(
         prompts=tokens,
         prefill_batches=(_NUM_PROMPTS,),
         contexts=tokens,
-        decode_batches=(*(size for size in _BATCHES if size < largest), largest),
-        populations=(Population.IDENTICAL, Population.DISTINCT),
+        decode_batches=sizes,
+        populations=(),
         rank=rank,
     )
     measured = batching.run(subject, settings, progress)
-    decode = _decode_times(measured, tokens)
-    adapter_pages = sum(pages_needed(dict.fromkeys(subject.model.linear_shapes, rank)).values())
+    decode = decode_times(measured, tokens)
+    subject.free_memory()
+    samples = measure_lora(subject, sizes, tokens[0], progress)
+    fit = fit_lora(samples)
     subject.free_memory()
     device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else "cpu"
     dtype = subject.config.dtype_of(subject.model)
-    return PerformanceProfile(
+    profile = PerformanceProfile(
         version=2,
         name=f"{device}, {subject.model.name} in {dtype}",
         source=f"punica-serve profile, {time.strftime('%Y-%m-%d', time.gmtime())}",
@@ -70,9 +83,10 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Performa
         max_prefills=1,
         prefill=_prefill_times(measured, decode),
         decode=decode,
-        lora=_lora_times(measured, tokens[0], adapter_pages),
+        lora=fit.lora,
         adapter_load=AdapterLoad(gb_per_s=_load_gb_per_s(subject, rank, progress)),
     )
+    return MeasuredProfile(profile, samples, fit)
 
 
 def _longest_request(subject: Subject) -> int:
@@ -89,30 +103,29 @@ def _prefill_times(measured: batching.Measured, decode: DecodeTimes) -> PrefillT
     return PrefillTimes(tokens=tuple(tokens for tokens, _ in points), ms=_rising(ms for _, ms in points))
 
 
-def _decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
-    """Batch sizes that fit at every context; size one always does."""
-    found = {(row.batch_size, row.num_context_tokens): row.step_s for row in measured.decodes if row.adapters == "none"}
-    sizes = sorted({size for size, _ in found})
-    batch = tuple(size for size in sizes if all((size, context) in found for context in contexts))
-    columns = [_rising(_ms(found[size, context]) for size in batch) for context in contexts]
-    return DecodeTimes(batch=batch, context=contexts, ms=tuple(_rising(line) for line in zip(*columns, strict=True)))
+def decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
+    """Batch sizes that fit at two contexts, or at the only one; size one always does.
+
+    Where the KvCache does not hold a context, the line through the two before it goes on.
+    """
+    found = {(row.batch_size, row.num_context_tokens): _ms(row.step_s) for row in measured.decodes}
+    least = contexts[: 2 if len(contexts) > 1 else 1]
+    sizes = sorted({size for size, _ in found if all((size, context) in found for context in least)})
+    lines = [_extended([found.get((size, context)) for context in contexts], contexts) for size in sizes]
+    columns = [_rising(column) for column in zip(*lines, strict=True)]
+    ms = tuple(_rising(line) for line in zip(*columns, strict=True))
+    return DecodeTimes(batch=tuple(sizes), context=contexts, ms=ms)
 
 
-def _lora_times(measured: batching.Measured, context: int, adapter_pages: int) -> DistinctLora:
-    """The extra time of a batch over one without LoRA, where all requests share an adapter and where all differ."""
-    steps_s = {
-        (row.adapters, row.batch_size): row.step_s for row in measured.decodes if row.num_context_tokens == context
-    }
-    one, all_differ = Population.IDENTICAL.value, Population.DISTINCT.value
-    sizes = sorted(
-        size for name, size in steps_s if name == all_differ and {("none", size), (one, size)} <= set(steps_s)
-    )
-    shared_ms = [_ms(steps_s[one, size] - steps_s["none", size]) for size in sizes]
-    span = sizes[-1] - sizes[0]
-    row_ms = max(0.0, round((shared_ms[-1] - shared_ms[0]) / span, 6)) if span else 0.0
-    added_ms = [round(_ms(steps_s[all_differ, size] - steps_s["none", size]) - row_ms * size, 3) for size in sizes]
-    pages = tuple(adapter_pages * size for size in sizes)
-    return DistinctLora(kind="distinct", pages=pages, ms=_rising(max(0.0, ms) for ms in added_ms), row_ms=row_ms)
+def _extended(line: Sequence[float | None], contexts: Sequence[int]) -> list[float]:
+    """Only the longest contexts may be missing."""
+    ms: list[float] = []
+    for number, measured_ms in enumerate(line):
+        if measured_ms is None:
+            slope = (ms[-1] - ms[-2]) / (contexts[number - 1] - contexts[number - 2])
+            measured_ms = round(ms[-1] + slope * (contexts[number] - contexts[number - 1]), 3)
+        ms.append(measured_ms)
+    return ms
 
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:

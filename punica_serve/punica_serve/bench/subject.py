@@ -48,6 +48,11 @@ class Subject:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def device_bytes(self) -> int:
+        """All memory of the GPU."""
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
     def free_memory(self) -> None:
         """Frees the device memory of a closed engine: the next one sizes its KvCache by the free memory."""
         gc.collect()

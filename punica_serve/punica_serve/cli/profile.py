@@ -1,7 +1,7 @@
-"""`punica-serve profile`: measures this device's speed, for simulated GPUs."""
+"""`punica-serve profile`: measures this device's speed, for simulated GPUs and placements by cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,28 +14,74 @@ from punica_serve.cli.bench.engine_options import (
     subject_of,
 )
 
+if TYPE_CHECKING:
+    from punica_serve.bench.subject import Subject
+    from punica_serve.performance.lora_fit import LoraFit
+
 
 def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
     rank: RankOption = 16,
+    largest: Annotated[
+        int | None, typer.Option("--largest", min=1, help="Largest batch; the config's `max_batch_size` by default.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile, in YAML.")] = Path("profile.yaml"),
 ) -> None:
-    """Measure prefill and decode steps, LoRA's share and adapter loads; `simulation.profile` reads the file."""
+    """Measure prefill and decode steps, what mixes of ranks add, and adapter loads of one rank.
+
+    `simulation.profile` and `scheduler.profile` read the file. The samples to which the model of LoRA was fitted are
+    written beside it, and with the `bench` extra a picture of the fit.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
+    from punica_serve.performance.lora_fit import samples_file, write_samples
     from punica_serve.performance.profile import write_profile
     from punica_serve.process.outputs import check_file, writing
 
     check_file(out)
     console = Console()
-    subject = subject_of(config, shape, device)
+    subject = _with_batch(subject_of(config, shape, device), largest)
     with Progress(console=console, transient=True, refresh_per_second=REFRESH_PER_S) as progress:
-        profile = measure_profile(subject, rank, progress)
+        measured = measure_profile(subject, rank, progress)
+    profile, samples = measured.profile, samples_file(out)
     with writing(out):
         write_profile(profile, out)
+    with writing(samples):
+        write_samples(measured.samples, samples)
     console.print(f"{profile.name}: a decode step takes {profile.decode.ms[0][0]:g} ms", highlight=False)
-    console.print(f"wrote {out}", soft_wrap=True, highlight=False)
+    for line in _fit_lines(measured.fit):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"wrote {out} and {samples}", soft_wrap=True, highlight=False)
+    try:
+        from punica_serve.bench.fit_picture import draw_fit
+
+        picture = out.with_suffix(".png")
+        with writing(picture):
+            draw_fit(measured.samples, measured.fit, picture, title=profile.name)
+        console.print(f"wrote {picture}", soft_wrap=True, highlight=False)
+    except ModuleNotFoundError:
+        console.print("no picture: install the `bench` extra for one", highlight=False)
+
+
+def _with_batch(subject: "Subject", largest: int | None) -> "Subject":
+    """The subject with another largest batch."""
+    from dataclasses import replace
+
+    if largest is None:
+        return subject
+    return replace(subject, config=subject.config.model_copy(update={"max_batch_size": largest}))
+
+
+def _fit_lines(fit: "LoraFit") -> list[str]:
+    lines = [
+        f"LoRA by bytes of different adapters and rows: R² {fit.r_squared:.4f}",
+        f"LoRA by rows x highest rank (padded): R² {fit.padded.r_squared:.4f}",
+        f"LoRA by sum of ranks (all adapters differ): R² {fit.unpadded.r_squared:.4f}",
+    ]
+    if fit.held_out_p95_error is not None:
+        lines.insert(1, f"  steps of mixes that were not fitted: p95 of the error {fit.held_out_p95_error:.1%}")
+    return lines

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from punica_serve.bench.profile import measure_profile
+from punica_serve.bench.batching import DecodeTime, Measured
+from punica_serve.bench.profile import decode_times, measure_profile
 from punica_serve.bench.subject import Subject
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError
+from punica_serve.performance.lora_fit import fit_lora
 from punica_serve.performance.lora_load import LoraLoad
 from punica_serve.performance.profile import load_profile, write_profile
 from punica_serve.performance.step_time import StepTimeModel
@@ -20,12 +22,15 @@ def _subject(tiny_llama: Path, **settings: int) -> Subject:
 
 
 def test_a_measured_profile_can_be_read_again(tiny_llama: Path, tmp_path: Path) -> None:
-    profile = measure_profile(_subject(tiny_llama, num_kv_pages=64), 4, Progress(disable=True))
+    measured = measure_profile(_subject(tiny_llama, num_kv_pages=64), 4, Progress(disable=True))
+    profile = measured.profile
     write_profile(profile, tmp_path / "folder" / "mine.yaml")
     assert load_profile("mine.yaml", tmp_path / "folder") == profile
     assert (profile.decode.batch, profile.decode.context) == ((1, 2), (64,))
     assert (profile.prefill.tokens, profile.lora.kind) == ((1, 64), "distinct")
     assert profile.adapter_load.gb_per_s > 0
+    assert {sample.num_rows for sample in measured.samples} == {1, 2}
+    assert fit_lora(measured.samples) == measured.fit
     assert StepTimeModel(profile).step_s(64, 2, 128, LoraLoad(2, 8, 4, 8)) > 0
 
 
@@ -33,3 +38,10 @@ def test_a_measured_profile_can_be_read_again(tiny_llama: Path, tmp_path: Path) 
 def test_an_engine_of_short_context_can_not_be_measured(settings: dict[str, int], tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match="tokens is too short to be measured"):
         measure_profile(_subject(tiny_llama, **settings), 4, Progress(disable=True))
+
+
+def test_contexts_that_the_kv_cache_does_not_hold_are_extrapolated() -> None:
+    rows = [(1, 128, 4.0), (1, 512, 4.4), (1, 2048, 6.0), (8, 128, 5.0), (8, 512, 6.0), (64, 128, 9.0)]
+    decodes = tuple(DecodeTime("none", context, size, ms / 1e3, context) for size, context, ms in rows)
+    times = decode_times(Measured((), decodes), (128, 512, 2048))
+    assert (times.batch, times.ms) == ((1, 8), ((4.0, 4.4, 6.0), (5.0, 6.0, 10.0))), "64 rows have one context only"

@@ -6,21 +6,32 @@ from pathlib import Path
 import pytest
 
 from punica_serve.bench import profile as measuring
+from punica_serve.bench.profile import MeasuredProfile
+from punica_serve.performance.lora_fit import LoraSample, fit_lora, read_samples
 from punica_serve.performance.profile import load_profile
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
+_SAMPLES = [
+    LoraSample("equal", num_rows, num_rows, 16 * num_rows, 16, 8 * num_rows, 4.0, 4.2 + 0.01 * num_rows)
+    for num_rows in (1, 2, 4)
+]
+
+
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = load_profile("h200-7b")
-    monkeypatch.setattr(measuring, "measure_profile", lambda *_: profile)
+    found = MeasuredProfile(load_profile("h200-7b"), _SAMPLES, fit_lora(_SAMPLES))
+    monkeypatch.setattr(measuring, "measure_profile", lambda *_: found)
 
 
-def test_the_profile_is_one_that_can_be_read(cli: Cli, tmp_path: Path) -> None:
-    exit_code, _, stderr = cli("profile", "--out", str(tmp_path / "folder" / "mine.yaml"))
+def test_the_profile_can_be_read_and_its_samples_and_picture_lie_beside_it(cli: Cli, tmp_path: Path) -> None:
+    exit_code, stdout, stderr = cli("profile", "--out", str(tmp_path / "folder" / "mine.yaml"))
     assert (exit_code, stderr) == (0, "")
     assert load_profile("mine.yaml", tmp_path / "folder") == load_profile("h200-7b")
+    assert read_samples(tmp_path / "folder" / "mine.samples.csv") == _SAMPLES
+    assert (tmp_path / "folder" / "mine.png").read_bytes().startswith(b"\x89PNG")
+    assert "R² 1.0000" in stdout
 
 
 def test_a_full_disk_is_told_in_a_line(cli: Cli) -> None:
