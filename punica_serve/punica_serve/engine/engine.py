@@ -6,34 +6,40 @@ recovered requests look the same: the engine prefills prompt and generated token
 """
 
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 
 import msgspec
 import torch
 
-from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.adapter_peers import NO_PEERS
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.loader import AdapterLoader
-from punica_serve.engine.adapters.lora_pool import make_lora_pool
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.batching.kv_cache import make_kv_cache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
 from punica_serve.engine.device_runner import make_runner
+from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
+from punica_serve.engine.group_runner import GroupRunner
+from punica_serve.engine.group_start import devices_of, start_group
 from punica_serve.engine.in_flight import InFlight, commit, launch
-from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.memory.pinned_memory import open_host_memory
-from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.ranks.group_adapters import GroupAdapters
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rendezvous import leave
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.request_table import RequestTable
-from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_output import Failure, StepOutput
-from punica_serve.errors import InvalidRequest
+from punica_serve.engine.step_runner import StepRunner
+from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.paging.model_digest import prefix_caching_of
 from punica_serve.paging.prefix_hash import prefix_hash
@@ -42,7 +48,7 @@ from punica_serve.store.packed_folder import PackedCache
 
 
 class Engine:
-    """One base model on one device. Not thread-safe, but for ``wake``.
+    """One base model on one device, or on a group of them whose ranks it leads. Not thread-safe, but for ``wake``.
 
     Raises ModelRejected if the model can't be served and ConfigError if the device or the settings can't work.
     """
@@ -54,42 +60,51 @@ class Engine:
         fetch: Fetch = no_fetch,
         packed_cache: PackedCache | None = None,
         collectives: Collectives = SINGLE_RANK,
+        settings: GroupSettings | None = None,
+        on_loss: Callable[[PunicaError], None] | None = None,
     ) -> None:
         """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time.
 
-        ``collectives``: of the group in which this engine has a share of the model.
+        ``collectives``: of the group in which this engine has a share of the model, if it does not lead that group.
+        ``device``: several, with commas between, are a group: this process is its leader and starts the others, within
+        the deadlines of ``settings``. ``on_loss`` is called, on another thread, when one of them is lost.
         """
-        if config.cpu_threads is not None:
-            torch.set_num_threads(config.cpu_threads)
-        self.device = open_device(device)
-        self.model_config = read_model_config(config.model)
+        devices = devices_of(device)
+        self.device = open_engine_device(config, devices[0])
+        self._group: RankGroup | None = None
+        self._group_runner: GroupRunner | None = None
+        if len(devices) > 1:
+            # A step can't wait for an adapter's layers on all ranks at once.
+            config = config.model_copy(update={"cold_start": "wait"})
+            settings = settings or GroupSettings()
+            self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
+        with self._ending_group():
+            self._make(config, fetch, packed_cache, collectives)
+
+    def _make(
+        self, config: EngineConfig, fetch: Fetch, packed_cache: PackedCache | None, collectives: Collectives
+    ) -> None:
+        group = self._group
+        parts = EngineParts.make(config, self.device, collectives, group.smallest if group else alone)
         #: This rank's share of the model; all of it in a group of one.
-        self.share = self.model_config.shard(collectives.rank)
-        dtype: torch.dtype = getattr(torch, config.dtype_of(self.model_config))
+        self.share = parts.share
+        self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool
         self.max_context = config.context_of(self.model_config)
-        self._model = load_model(config, self.share, dtype, self.device, collectives)
-        self._lora_pool = make_lora_pool(config, self.share, dtype, self.device)
-        self._sampler = Sampler(
-            self.model_config.vocab_size,
-            self.model_config.generation.eos_token_ids,
-            max_batch_size=config.max_batch_size,
-            device=self.device,
-            collectives=collectives,
-        )
-        self._cache = make_kv_cache(config, self.share, dtype, self.device)
+        self._sampler = parts.sampler
         self._work = Event()
         #: Adapters in host memory.
         self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
-        packed_store = PackedStore(packed_cache, self.share, dtype) if packed_cache else None
+        packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         self._loader = AdapterLoader(
             self._lora_pool,
             self.host_cache,
-            self.share,
-            dtype,
+            parts.share,
+            parts.dtype,
             self._work.set,
             self._newest_end,
             fetch,
             packed_store,
+            GroupAdapters(group, self._work.set) if group else NO_PEERS,
             by_layer=config.cold_start == "layerwise",
         )
         self.prefix_caching = prefix_caching_of(config, self.model_config)
@@ -99,15 +114,7 @@ class Engine:
             prefill_budget_tokens=config.prefill_budget_tokens,
         )
         try:
-            self._runner = make_runner(
-                config,
-                self._model,
-                self._cache,
-                self._lora_pool,
-                self._sampler,
-                self._loader.pages,
-                self._loader.arrival,
-            )
+            self._runner = self._make_runner(config, parts)
         except BaseException:
             self._close_loader()
             raise
@@ -117,6 +124,11 @@ class Engine:
             self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
         )
         self._requests = RequestTable(planner, self._loader)
+
+    @property
+    def ranks(self) -> tuple[RankProcess, ...]:
+        """The processes of the group's other ranks."""
+        return tuple(self._group.ranks) if self._group is not None else ()
 
     @property
     def num_kv_pages(self) -> int:
@@ -245,11 +257,35 @@ class Engine:
         self._work.set()
 
     def close(self) -> None:
-        """Ends the steps and copies in flight and frees pinned memory. The engine can't be used afterwards."""
-        if self._in_flight is not None:
+        """Ends the steps and copies in flight, frees pinned memory, and ends the group; it can't be used afterwards.
+
+        May be called again.
+        """
+        if self._in_flight is not None and (self._group is None or not self._group.is_lost):
             self._in_flight.step.sampled_tokens()
-            self._in_flight = None
+        self._in_flight = None
         self._close_loader()
+        self._end_group()
+
+    def _end_group(self) -> None:
+        """The graphs go first, then the exchanges between ranks, which all ranks end together."""
+        if self._group is None:
+            return
+        if self._group_runner is not None:
+            self._group_runner.close()
+        self._group.close()
+        if not (self._group.is_lost and self.device.type == "cuda"):  # a lost rank would be waited for
+            leave()
+        self._group.wait()
+
+    @contextmanager
+    def _ending_group(self) -> Iterator[None]:
+        """Around the start: ends the other ranks if this one fails."""
+        try:
+            yield
+        except BaseException:
+            self._end_group()
+            raise
 
     def _close_loader(self) -> None:
         """Closes the loader first: its threads write to the host cache's pinned memory."""
@@ -257,8 +293,26 @@ class Engine:
         self.host_cache.close()
 
     def check_invariants(self) -> None:
-        """Audits all page and adapter accounting. Raises AssertionError on the first error."""
+        """Audits all page and adapter accounting, of all ranks. Raises AssertionError on the first error."""
         self._requests.check_invariants()
+        if self._group is not None:
+            self._group.audit(self._loader.pages_by_digest)
+
+    def _make_runner(self, config: EngineConfig, parts: EngineParts) -> StepRunner:
+        runner = make_runner(
+            config,
+            parts.model,
+            parts.cache,
+            parts.lora_pool,
+            parts.sampler,
+            self._loader.pages,
+            self._loader.arrival,
+        )
+        if self._group is None:
+            return runner
+        self._group.await_ready()
+        self._group_runner = GroupRunner(runner, self._group)
+        return self._group_runner
 
     def _launch(self, plan: StepPlan) -> InFlight | None:
         """None if the step was given up, since the copy that it waited for has failed. It is planned anew."""

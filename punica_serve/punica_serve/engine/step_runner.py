@@ -29,8 +29,11 @@ class StepRunner(Protocol):
 
     #: Whether a step may be launched before the tokens of the step before are known.
     overlap_scheduling: bool
-    #: The end of the newest launched step on a GPU's stream; None if ``launch`` returns when the step has ended.
-    newest_end: torch.cuda.Event | None
+
+    @property
+    def newest_end(self) -> torch.cuda.Event | None:
+        """The end of the newest launched step on a GPU's stream; None if ``launch`` returns when the step has ended."""
+        ...
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts a step. The caller must keep the pages and adapters that it reads until it has ended.

@@ -20,15 +20,16 @@ from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.offline.llm_arguments import (
     Prompt,
-    check_device,
     check_messages,
     cluster_of,
+    device_of,
     list_of_lora_ids,
     list_of_params,
     list_of_prompts,
     list_of_stops,
     naming,
 )
+from punica_serve.offline.lost_rank import end_if_hung
 from punica_serve.protocol import AdapterRef, FinishReason, Request, SamplingParams, TokenLogprobs
 from punica_serve.registry.names import DEFAULT_TENANT, MAX_SHOWN_CHARS
 from punica_serve.registry.shared import shared_adapters
@@ -56,7 +57,7 @@ class Answer:
 
 
 class LLM:
-    """One engine on one device, with its tokenizer and its adapters by name.
+    """One engine on one device, or on ``tensor_parallel`` of them from ``device`` on, with tokenizer and adapters.
 
     Folders are as in a config file: paths, or ``demo:NAME``. Keywords beside those named are the settings of
     ``punica_serve.config.cluster.EngineConfig``. Raises ModelRejected, ConfigError or AdapterRejected when something
@@ -69,10 +70,11 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         *,
         device: str = "cpu",
+        tensor_parallel: int = 1,
         strict_base: bool = False,
         **settings: Any,
     ) -> None:
-        check_device(device)
+        devices = device_of(device, tensor_parallel)
         cluster = cluster_of(model, adapters, strict_base, settings)
         config = cluster.engine
         shape = read_model_config(config.model)
@@ -81,7 +83,7 @@ class LLM:
         for name, refusal in shared.rejected.items():
             raise AdapterRejected(f"adapter {name!r}: {refusal}", param=refusal.param)
         self._adapters = RegistrySnapshot(shared=shared)
-        self.engine = Engine(config, device)
+        self.engine = Engine(config, devices, on_loss=end_if_hung if "cuda" in devices else None)
         self._is_open = True
         self._num_requests = 0
 

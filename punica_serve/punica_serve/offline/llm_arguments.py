@@ -36,10 +36,26 @@ def cluster_of(model: object, adapters: object, strict_base: object, settings: M
     return parse_config(document, source="LLM", folder=Path.cwd())
 
 
-def check_device(device: object) -> None:
-    """Raises ConfigError for what is no name. Whether there is such a device, the engine finds out."""
+def device_of(device: object, tensor_parallel: object) -> str:
+    """The engine's device: a group of them if there is more than one, from ``device`` on.
+
+    Raises ConfigError for what is no name or number. Whether there are such devices, the engine finds out.
+    """
     if not isinstance(device, str):
         raise ConfigError(f"`device` must be 'cpu' or 'cuda:N', got {reprlib.repr(device)}", param="device")
+    if not isinstance(tensor_parallel, int) or tensor_parallel < 1:
+        words = f"`tensor_parallel` must be a number of devices, got {reprlib.repr(tensor_parallel)}"
+        raise ConfigError(words, param="tensor_parallel")
+    if tensor_parallel == 1:
+        return device
+    if "," in device:
+        words = "give `tensor_parallel`, or several names in `device`, not both"
+        raise ConfigError(words, param="tensor_parallel")
+    kind, _, first = device.partition(":")
+    if not first.isdecimal():
+        first = "0"
+    numbers = range(int(first), int(first) + tensor_parallel)
+    return ",".join("cpu" if kind == "cpu" else f"{kind}:{number}" for number in numbers)
 
 
 def list_of_prompts(prompts: object) -> list[Prompt]:

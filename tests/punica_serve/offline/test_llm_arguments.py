@@ -9,9 +9,9 @@ import pytest
 from punica_serve import SamplingParams
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.offline.llm_arguments import (
-    check_device,
     check_messages,
     cluster_of,
+    device_of,
     list_of_lora_ids,
     list_of_params,
     list_of_prompts,
@@ -35,8 +35,8 @@ def params(**values: Any) -> SamplingParams:
         (lambda: cluster_of("m", {"roman": None}, False, {}), "`adapters.roman` must be a path, or `demo:NAME`, got "),
         (lambda: cluster_of("m", None, "yes", {}), "LLM: `strict_base`: must be true or false, got 'yes'"),
         (lambda: cluster_of("m", None, False, {"dtype": "fp16"}), "LLM: `engine.dtype`: must be 'float32', "),
-        (lambda: check_device(None), "`device` must be 'cpu' or 'cuda:N', got None"),
-        (lambda: check_device(0), "`device` must be 'cpu' or 'cuda:N', got 0"),
+        (lambda: device_of(None, 1), "`device` must be 'cpu' or 'cuda:N', got None"),
+        (lambda: device_of(0, 1), "`device` must be 'cpu' or 'cuda:N', got 0"),
     ],
 )
 def test_what_makes_no_engine(check: Callable[[], object], message: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
@@ -43,16 +44,20 @@ class AdapterLoader:
         fence: Fence,
         fetch: Fetch = no_fetch,
         packed_store: PackedStore | None = None,
+        peers: AdapterPeers = NO_PEERS,
         *,
         by_layer: bool = False,
     ) -> None:
-        """``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other."""
+        """``peers`` load the same adapters; not with ``by_layer``, since they would have to arrive together.
+
+        ``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other."""
         self._pool = pool
         self._host_cache = host_cache
         self._model = model
         self._dtype = dtype
         self._fence = fence
-        reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store)
+        self._peers = peers
+        reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store, peers)
         self._host = HostLoader(host_cache, reader, fetch, on_progress)
         self._writer = LoraWriter(pool, on_progress, by_layer=by_layer)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first
@@ -68,6 +73,11 @@ class AdapterLoader:
     def pages(self, digest: str) -> AdapterPages:
         """Pages of an adapter that is ready."""
         return self._entries[digest].pages
+
+    @property
+    def pages_by_digest(self) -> dict[str, AdapterPages]:
+        """Of all adapters that have pages."""
+        return {digest: entry.pages for digest, entry in self._entries.items() if entry.pages}
 
     @property
     def is_copying(self) -> bool:
@@ -231,6 +241,7 @@ class AdapterLoader:
         if entry is self._prefetching:
             self._prefetching = None
         if (error := entry.work.exception()) is not None:
+            self._host_cache.evict(entry.ref.digest)  # another rank may lack the files, which the next load brings
             return [self._fail(entry, error)]
         self._release_copy(entry.end_copy())
         self._evict_if_unwanted(entry)
@@ -256,6 +267,8 @@ class AdapterLoader:
         """Frees what the adapter holds on host and device, and drops its record."""
         self._release_copy(entry.end(state))
         self._writer.free(entry.pages, entry.fence)
+        if entry.pages:
+            self._peers.free(entry.ref.digest)
         del self._entries[entry.ref.digest]
 
     def _evict_if_unwanted(self, entry: AdapterEntry) -> None:
@@ -276,7 +289,8 @@ class AdapterLoader:
     def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
         """Copies a staged adapter to free pages."""
         assert entry.copy is not None
-        entry.begin_copy(*self._writer.fill(needed, entry.copy.packed))
+        pages, work, arrival = self._writer.fill(needed, entry.copy.packed)
+        entry.begin_copy(pages, self._peers.copy(entry.ref, pages, work), arrival)
 
     def _load_prefetched(self) -> None:
         """One at a time: a request's copy waits for no more than one of them."""

@@ -13,6 +13,7 @@ from punica_serve.adapters.dummy import dummy_number
 from punica_serve.adapters.file_reading import ReadBuffer
 from punica_serve.adapters.folder import begin_load
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
@@ -38,8 +39,10 @@ class AdapterReader:
         dtype: torch.dtype,
         device: torch.device,
         packed_store: PackedStore | None = None,
+        peers: AdapterPeers = NO_PEERS,
     ) -> None:
-        """Without a ``packed_store`` every load hashes and packs the adapter again."""
+        """Without a ``packed_store`` every load hashes and packs the adapter again. ``peers`` read along."""
+        self._peers = peers
         self._host_cache = host_cache
         self._packed_store = packed_store
         self._model = model
@@ -52,6 +55,7 @@ class AdapterReader:
         """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter."""
         if self._packed_store is not None:
             self._packed_store.want(ref.digest)
+        self._peers.read(ref)
         return self._threads.submit(self._read, ref)
 
     def close(self) -> None:
@@ -62,6 +66,7 @@ class AdapterReader:
 
     def evict(self, digest: str) -> None:
         """Removes the adapter's packed form from the disk, soon."""
+        self._peers.forget(digest)
         if self._packed_store is not None:
             self._packed_store.remove(digest)
 

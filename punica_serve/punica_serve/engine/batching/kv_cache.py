@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -49,13 +50,18 @@ class KvCache:
         return self.pages.num_pages * self.page_size
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Allocates pages. On a CPU they are zeroed, since torch's attention can't mask an earlier owner's NaN in
-        entries not yet written. A GPU's kernels read no such entries, so nothing is done on the device.
-        """
+        """Allocates pages, which are empty."""
         pages = self.pages.allocate(num_pages)
+        self.clear(pages)
+        return pages
+
+    def clear(self, pages: list[int]) -> None:
+        """Zeroes pages on a CPU, since torch's attention can't mask an earlier owner's NaN in entries not yet written.
+
+        A GPU's kernels read no such entries, so nothing is done on the device.
+        """
         if self.pool.device.type == "cpu":
             self.pool.index_fill_(0, torch.tensor(pages, dtype=torch.int64), 0)
-        return pages
 
     def pages_for(self, num_tokens: int) -> int:
         return pages_for(num_tokens, self.page_size)
@@ -65,13 +71,20 @@ class KvCache:
         return self.pool[:, number, 0], self.pool[:, number, 1]
 
 
-def make_kv_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> KvCache:
+def make_kv_cache(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    agree: Callable[[int], int] = lambda num_pages: num_pages,
+) -> KvCache:
     """The KvCache of the config, to be made last: it may take all memory that is left.
 
+    ``agree``: the number of pages that all ranks of a group will have, from the number that this one could have.
     Raises ConfigError if it does not fit, or if what fits would not hold one request of the longest context.
     """
     page_bytes = math.prod(_page_shape(model, config.page_size)) * dtype.itemsize
-    num_pages = config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device)
+    num_pages = agree(config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device))
     with reserving(
         f"`engine.num_kv_pages` of {num_pages}",
         num_pages * page_bytes,

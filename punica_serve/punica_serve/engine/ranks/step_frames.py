@@ -84,10 +84,13 @@ class StepEncoder:
 class StepDecoder:
     """A rank's side: its copies of the sequences."""
 
-    def __init__(self, max_context: int, model: ModelSpec | None = None) -> None:
+    def __init__(self, max_context: int, page_size: int, model: ModelSpec | None = None) -> None:
         self._max_context = max_context
+        self._page_size = page_size
         self._model = model
         self._sequences: dict[int, Sequence] = {}
+        #: Pages that the newest plan's sequences got, and that no step has filled for them.
+        self.empty_pages: list[int] = []
 
     def introduce(self, number: int, request: Request) -> None:
         """A sequence that the next step runs for the first time."""
@@ -103,6 +106,7 @@ class StepDecoder:
         changes = first_row + num_rows * _NUM_ROW_WORDS
         rows = words[first_row:changes].reshape(num_rows, _NUM_ROW_WORDS).tolist()
         sequences = []
+        self.empty_pages = []
         for row in rows:
             sequences.append(self._update(row, words[changes:]))
             changes += sum(row[3:])
@@ -121,5 +125,7 @@ class StepDecoder:
         sequence = self._sequences[number]
         sequence.num_cached, sequence.num_in_flight = num_cached, num_in_flight
         sequence.token_ids += changes[:num_tokens].tolist()
+        first_new = len(sequence.pages)
         sequence.pages += changes[num_tokens : num_tokens + num_pages].tolist()
+        self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
         return sequence

@@ -45,7 +45,7 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
     random = Random(0)
     cache = KvCache(tiny_model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
     planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=8)
-    encoder, decoder = StepEncoder(), StepDecoder(CONTEXT)
+    encoder, decoder = StepEncoder(), StepDecoder(CONTEXT, 4)
     num_preempted = num_steps = 0
     waiting = [_sequence(_request(random, number), is_sharing=is_sharing) for number in range(40)]
     in_flight: StepPlan | None = None

@@ -1,0 +1,64 @@
+"""What one rank of an engine holds on its device: a model or its share of one, and the memory of its steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
+from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
+from punica_serve.engine.memory.device_memory import open_device
+from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.sampler import Sampler
+from punica_serve.models.collectives import Collectives
+from punica_serve.models.model import Model
+
+#: From a value of this rank, by its name, to the one that all ranks of a group take.
+Agree = Callable[[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Made in one order on all ranks of a group, since they wait for each other."""
+
+    device: torch.device
+    #: This rank's share of the model.
+    share: ModelConfig
+    dtype: torch.dtype
+    model: Model
+    lora_pool: LoraPool
+    sampler: Sampler
+    cache: KvCache
+
+    @classmethod
+    def make(cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree) -> "EngineParts":
+        """Raises ModelRejected if the model can't be served, ConfigError if the settings can't work on the device."""
+        model = read_model_config(config.model)
+        dtype: torch.dtype = getattr(torch, config.dtype_of(model))
+        config.context_of(model)
+        share = model.shard(collectives.rank)
+        loaded = load_model(config, share, dtype, device, collectives)
+        lora_pool = make_lora_pool(config, share, dtype, device)
+        sampler = Sampler(
+            model.vocab_size,
+            model.generation.eos_token_ids,
+            max_batch_size=config.max_batch_size,
+            device=device,
+            collectives=collectives,
+        )
+        cache = make_kv_cache(config, share, dtype, device, lambda num_pages: agree("KvCache", num_pages))
+        return cls(device, share, dtype, loaded, lora_pool, sampler, cache)
+
+
+def alone(name: str, value: int) -> int:
+    """The agreement of a device without a group."""
+    return value
+
+
+def open_engine_device(config: EngineConfig, name: str) -> torch.device:
+    """Opens a device, in a process that serves one engine. Raises ConfigError."""
+    if config.cpu_threads is not None:
+        torch.set_num_threads(config.cpu_threads)
+    return open_device(name)

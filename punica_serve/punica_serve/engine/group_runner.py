@@ -1,0 +1,32 @@
+"""Runs steps on all ranks of a group: the others are told before the leader launches its own part."""
+
+import torch
+
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.step_runner import LaunchedStep, StepRunner
+
+
+class GroupRunner:
+    """The leader's runner, and the ranks that follow it."""
+
+    def __init__(self, own: StepRunner, group: RankGroup) -> None:
+        self._own = own
+        self._group = group
+        self.overlap_scheduling = own.overlap_scheduling
+
+    @property
+    def newest_end(self) -> torch.cuda.Event | None:
+        return self._own.newest_end
+
+    def close(self) -> None:
+        """Ends the leader's graphs; nothing can be launched afterwards."""
+        del self._own
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See ``StepRunner.launch``. Raises RankLost if a rank is gone."""
+        self._group.send_step(plan)
+        try:
+            return self._own.launch(plan)
+        except RuntimeError as error:  # so end exchanges on CPUs whose peer is gone
+            raise self._group.loss_after(error) from error

@@ -1,0 +1,63 @@
+"""Starts the ranks of a group, which meet before any of them loads anything."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.rank import Rank
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
+from punica_serve.engine.ranks.rendezvous import join, open_port
+from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.models.collectives import Collectives
+from punica_serve.store.packed_folder import PackedCache
+
+
+def devices_of(device: str) -> tuple[str, ...]:
+    """The devices of a group, "cuda:0,cuda:1", or of a single worker. Raises ConfigError for a GPU named twice."""
+    devices = tuple(name.strip() for name in device.split(","))
+    twice = [name for name in devices if re.search(r"\d$", name) and devices.count(name) > 1]
+    if twice:
+        message = f"the group {device!r} names {twice[0]} twice; every rank needs a GPU of its own"
+        raise ConfigError(message, param="runner.devices")
+    if len({name.split(":")[0] for name in devices}) > 1:
+        raise ConfigError(f"the group {device!r} mixes CPUs and GPUs; group equal devices", param="runner.devices")
+    return devices
+
+
+def start_group(
+    config: EngineConfig,
+    devices: Sequence[str],
+    own: torch.device,
+    settings: GroupSettings,
+    packed_cache: PackedCache | None = None,
+    on_loss: Callable[[PunicaError], None] | None = None,
+) -> tuple[RankGroup, Collectives]:
+    """Starts the ranks of all devices but the first, which is this process's ``own``; returns when all fit together.
+
+    Raises ConfigError if they don't, RankLost for one that is late or has died.
+    """
+    options = {
+        "engine-config": config.model_dump_json(),
+        "log-level": settings.log_level,
+        "log-format": settings.log_format,
+        "ready-timeout-s": f"{settings.ready_timeout_s}",
+        "exchange-timeout-s": f"{settings.exchange_timeout_s}",
+    }
+    if packed_cache is not None:
+        options |= {"cache-folder": f"{packed_cache.folder}", "cache-bytes": f"{packed_cache.budget_bytes}"}
+    read_model_config(config.model).shard(Rank(0, len(devices)))  # a size that can't work is refused at once
+    store = open_port(settings.ready_timeout_s)
+    group = RankGroup(devices, settings, options, on_loss)
+    try:
+        check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own), **group.hellos()})
+        group.welcome(store.port)
+        return group, join(store, own, Rank(0, len(devices)), settings.exchange_timeout_s)
+    except BaseException:
+        group.close()
+        group.wait()
+        raise

@@ -1,0 +1,103 @@
+"""A rank that follows its leader: it runs the steps that it is told of, and loads adapters where it is told.
+
+It plans nothing and reports no tokens. Its steps exchange what the leader's do, so both get the same tokens.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.device_runner import make_runner
+from punica_serve.engine.engine_parts import EngineParts
+from punica_serve.engine.memory.pinned_memory import open_host_memory
+from punica_serve.engine.ranks.rank_adapters import RankAdapters
+from punica_serve.engine.ranks.rank_messages import (
+    AuditRank,
+    CopyAdapter,
+    Done,
+    ForgetAdapter,
+    FreeAdapter,
+    Introduce,
+    RankBooks,
+    RankCommand,
+    ReadAdapter,
+    StopRank,
+)
+from punica_serve.engine.ranks.step_frames import Int32s, StepDecoder
+from punica_serve.errors import PunicaError, RequestFailed
+from punica_serve.protocol import WireError
+from punica_serve.store.packed_folder import PackedCache
+
+
+class RankEngine:
+    """One rank's share of an engine. All methods run on one thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        parts: EngineParts,
+        reply: Callable[[Done], None],
+        packed_cache: PackedCache | None = None,
+    ) -> None:
+        """``reply`` may be called on any thread. Raises ConfigError."""
+        self._reply = reply
+        self._cache = parts.cache
+        self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
+        host_cache = HostCache(open_host_memory(config.host_cache_bytes, parts.device))
+        packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
+        reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
+        self._adapters = RankAdapters(parts.lora_pool, host_cache, reader, lambda: self._runner.newest_end)
+        self._runner = make_runner(
+            config, parts.model, parts.cache, parts.lora_pool, parts.sampler, self._adapters.pages, _no_arrival
+        )
+
+    def run_step(self, words: Int32s) -> None:
+        """Launches a step. Its tokens stay here."""
+        plan = self._steps.decode(words)
+        self._cache.clear(self._steps.empty_pages)
+        self._runner.launch(plan)
+
+    def apply(self, command: RankCommand) -> bool:
+        """Whether to go on."""
+        match command:
+            case Introduce():
+                self._steps.introduce(command.number, command.request)
+            case ReadAdapter():
+                self._adapters.read(command.adapter)
+            case CopyAdapter():
+                copied = self._adapters.copy(command.adapter, command.pages)
+                copied.add_done_callback(lambda future: self._reply(_done(command.number, future)))
+            case FreeAdapter():
+                self._adapters.free(command.digest)
+            case ForgetAdapter():
+                self._adapters.forget(command.digest)
+            case AuditRank():
+                books = RankBooks(self._steps.known, self._adapters.pages_by_digest)
+                self._reply(Done(command.number, books=books))
+            case StopRank():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Ends steps and copies in flight, and its graphs."""
+        self._adapters.close()
+        if self._runner.newest_end is not None:
+            self._runner.newest_end.synchronize()
+        del self._runner
+
+
+def _no_arrival(digest: str) -> Arrival | None:
+    """A step's adapters are on all ranks before it is planned."""
+    return None
+
+
+def _done(number: int, future: "Future[None]") -> Done:
+    error = future.exception()
+    if error is None:
+        return Done(number)
+    kind = error if isinstance(error, PunicaError) else RequestFailed(f"{type(error).__name__}: {error}")
+    return Done(number, WireError.of(kind))

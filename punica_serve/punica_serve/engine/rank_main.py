@@ -1,0 +1,168 @@
+"""The process of a rank that follows its leader.
+
+    python -m punica_serve.engine.rank_main, started by ``RankGroup`` and not by hand
+
+The main thread runs steps and commands in the ring's order. Another one answers the leader's pings, and ends the
+process when the leader has ended.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from punica_serve.base_model.rank import Rank
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.ranks.doorbell import Doorbell
+from punica_serve.engine.ranks.message_ring import RingReader
+from punica_serve.engine.ranks.rank_inbox import RankInbox
+from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
+from punica_serve.engine.ranks.rank_messages import (
+    Agreed,
+    LeaderToRank,
+    Proposal,
+    RankFailed,
+    RankPing,
+    RankPong,
+    RankReady,
+    RankWelcome,
+)
+from punica_serve.engine.ranks.ring_frames import read_frame
+from punica_serve.errors import ConfigError, ModelRejected, PunicaError
+from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.process.memory_tuning import freeze_gc
+from punica_serve.protocol import WireError
+
+#: How long a rank on a GPU polls for the next step before it sleeps.
+_POLL_S = 0.001
+#: How long a process may run on after its leader has ended.
+_ORPHAN_GRACE_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    options = _parse()
+    configure_logging(options.name, options.log_level, options.log_format)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the leader acts on it
+    if options.ends_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    link = RankLink(Connection(options.link_fd), LeaderToRank)
+    try:
+        _serve(options, link, _Leader(link, options.ready_timeout_s))
+    except LinkEnded:
+        os._exit(0)
+    except Exception as error:
+        if not isinstance(error, PunicaError):
+            traceback.print_exc()
+        _fail(link, error)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="punica_serve.engine.rank_main", description="Started by its leader.")
+    parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
+    parser.add_argument("--device", required=True, help="cpu or cuda:0")
+    parser.add_argument("--rank", required=True, type=int)
+    parser.add_argument("--size", required=True, type=int)
+    parser.add_argument("--name", required=True, help="of this process, in its logs")
+    parser.add_argument("--log-level", required=True, type=LogLevel)
+    parser.add_argument("--log-format", required=True, type=LogFormat)
+    parser.add_argument("--ready-timeout-s", required=True, type=float)
+    parser.add_argument("--exchange-timeout-s", required=True, type=float)
+    parser.add_argument("--cache-folder", type=Path, help="the host's adapters on disk")
+    parser.add_argument("--cache-bytes", type=int, help="all that this folder may take")
+    parser.add_argument("--ring-fd", required=True, type=int)
+    parser.add_argument("--bell-fd", required=True, type=int)
+    parser.add_argument("--link-fd", required=True, type=int)
+    parser.add_argument("--ends-with-parent", action="store_true")
+    return parser.parse_args()
+
+
+class _Leader:
+    """The leader, on a thread of its own: this process ends with it."""
+
+    def __init__(self, link: RankLink, timeout_s: float) -> None:
+        self._link = link
+        self._timeout_s = timeout_s
+        self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="leader-reader", daemon=True).start()
+
+    def port(self) -> int:
+        """Where the ranks meet."""
+        welcome = self._answers.get(timeout=self._timeout_s)
+        assert isinstance(welcome, RankWelcome)
+        return welcome.port
+
+    def agree(self, name: str, value: int) -> int:
+        """The value that all ranks take."""
+        self._link.send(Proposal(name, value))
+        agreed = self._answers.get(timeout=self._timeout_s)
+        assert isinstance(agreed, Agreed)
+        assert agreed.name == name
+        return agreed.value
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._link.receive()
+                if isinstance(message, RankPing):
+                    self._link.send(RankPong(message.number))
+                else:
+                    self._answers.put(message)
+        except LinkEnded:
+            threading.Event().wait(_ORPHAN_GRACE_S)  # if it was told to stop, it may be about to
+        os._exit(0)
+
+
+def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader) -> NoReturn:
+    # Imported here, because it takes seconds, in which the leader may end.
+    from punica_serve.engine.engine_parts import EngineParts, open_engine_device
+    from punica_serve.engine.rank_engine import RankEngine
+    from punica_serve.engine.ranks.rank_hello import hello_of
+    from punica_serve.engine.ranks.rendezvous import join, leave, reach_port
+    from punica_serve.store.packed_folder import PackedCache
+
+    config: EngineConfig = options.engine_config
+    device = open_engine_device(config, options.device)
+    link.send(hello_of(config, device))
+    store = reach_port(leader.port(), options.ready_timeout_s)
+    collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
+    parts = EngineParts.make(config, device, collectives, leader.agree)
+    packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
+    engine = RankEngine(config, parts, link.send, packed_cache)
+    reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
+    inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=_POLL_S if device.type == "cuda" else 0.0)
+    freeze_gc()
+    link.send(RankReady())
+    while True:
+        command = read_frame(inbox.take())
+        if isinstance(command, np.ndarray):
+            engine.run_step(command)
+        elif not engine.apply(command):
+            break
+    engine.close()
+    leave()
+    os._exit(0)
+
+
+def _fail(link: RankLink, error: Exception) -> NoReturn:
+    """Tells the leader why this rank ends."""
+    is_permanent = isinstance(error, ConfigError | ModelRejected)
+    reason = error if isinstance(error, PunicaError) else PunicaError(f"{type(error).__name__}: {error}")
+    with contextlib.suppress(LinkEnded):
+        link.send(RankFailed(WireError.of(reason), is_permanent))
+    sys.stderr.flush()
+    os._exit(2 if is_permanent else 1)
+
+
+if __name__ == "__main__":
+    main()

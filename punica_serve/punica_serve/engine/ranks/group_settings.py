@@ -1,0 +1,21 @@
+"""The deadlines of a group of ranks."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Seconds; a runner has its own in ``RunnerConfig``."""
+
+    #: Until all ranks have loaded the model and captured their graphs.
+    ready_timeout_s: float = 300.0
+    #: A rank that answers no ping for this long is lost.
+    silence_timeout_s: float = 10.0
+    #: An exchange between ranks that takes longer fails, where it can: not within a CUDA graph.
+    exchange_timeout_s: float = 60.0
+    #: Until the ranks have ended; after that they are killed.
+    stop_timeout_s: float = 5.0
+    #: Of the ranks' processes in their logs.
+    name: str = "rank"
+    log_level: str = "info"
+    log_format: str = "text"

@@ -1,0 +1,214 @@
+"""A group of ranks from its leader's side: the processes that it starts, commands, watches and ends as one.
+
+Steps and commands go through one ring, in order, before the leader launches anything itself. What the ranks say arrives
+on a thread. Once a rank is lost, all that waits for it fails, and the group is over.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.message_ring import RingStuck, RingWriter, make_ring
+from punica_serve.engine.ranks.pending_commands import PendingCommands
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rank_messages import (
+    Agreed,
+    AuditRank,
+    Done,
+    Introduce,
+    Pages,
+    Proposal,
+    RankBooks,
+    RankHello,
+    RankReady,
+    RankWelcome,
+    StopRank,
+)
+from punica_serve.engine.ranks.rank_process import RankProcess, rank_command
+from punica_serve.engine.ranks.rank_watch import RankWatch
+from punica_serve.engine.ranks.ring_frames import RING_BYTES, command_frame, step_frame
+from punica_serve.engine.ranks.step_frames import StepEncoder
+from punica_serve.errors import PunicaError
+from punica_serve.errors.invariants import require
+from punica_serve.protocol import Message
+
+log = logging.getLogger(__name__)
+
+#: The module that other ranks run.
+_RANK_MODULE = "punica_serve.engine.rank_main"
+
+
+class RankGroup:
+    """The other ranks. Commands and steps are sent from one thread."""
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        settings: GroupSettings,
+        options: dict[str, str],
+        on_loss: Callable[[PunicaError], None] | None = None,
+    ) -> None:
+        """Starts the processes of all ``devices`` but the first, which is the leader's own.
+
+        ``options``: more options of their command line. ``on_loss`` is called on another thread when a rank is lost.
+        """
+        self._settings = settings
+        self._on_loss = on_loss
+        self._changed = threading.Condition()
+        self._loss: PunicaError | None = None
+        #: What has arrived: by kind or name, then by rank.
+        self._arrived: dict[str, dict[int, Any]] = {}
+        self._pending = PendingCommands()
+        self._encoder = StepEncoder()
+        num_ranks = len(devices) - 1
+        ring_fd = make_ring(RING_BYTES, num_ranks)
+        self._ring = RingWriter(ring_fd, num_ranks)
+        self.ranks: list[RankProcess] = []
+        try:
+            for index, device in enumerate(devices[1:], 1):
+                own = {**options, "device": device, "rank": f"{index}", "size": f"{len(devices)}"}
+                own["name"] = f"{settings.name} {index}"
+                self.ranks.append(RankProcess(index, device, rank_command(_RANK_MODULE, own), ring_fd))
+        except BaseException:
+            self._end(0.0)
+            raise
+        self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._pending.check, self._lose)
+
+    # -------------------------------------------------------------- the start
+
+    def hellos(self) -> dict[str, RankHello]:
+        """What all ranks have said first, by name. Raises RankLost, naming those that are late."""
+        hellos = self._await("hello", "started")
+        return {rank.name: hellos[rank.index] for rank in self.ranks}
+
+    def welcome(self, port: int) -> None:
+        for rank in self.ranks:
+            rank.tell(RankWelcome(port))
+
+    def smallest(self, name: str, value: int) -> int:
+        """The smallest value of all ranks. Every rank must ask for it, at the same place of its start."""
+        agreed: int = min(value, *self._await(name, f"said its {name}").values())
+        for rank in self.ranks:
+            rank.tell(Agreed(name, agreed))
+        return agreed
+
+    def await_ready(self) -> None:
+        """Returns when all ranks can run steps. Raises RankLost, naming those that are late."""
+        self._await("ready", "become ready")
+
+    # -------------------------------------------------------------- while it runs
+
+    @property
+    def is_lost(self) -> bool:
+        return self._loss is not None
+
+    def check(self) -> None:
+        """Raises the loss of a rank, if there was one."""
+        if self._loss is not None:
+            raise self._loss
+
+    def loss_after(self, error: Exception) -> Exception:
+        """Why an exchange has failed with this error: the loss of a rank, if it shows soon, or the error itself."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loss is not None, self._settings.silence_timeout_s)
+        return self._loss or error
+
+    def send_step(self, plan: StepPlan) -> None:
+        """Tells all ranks to run a step, which the caller launches next. Raises RankLost."""
+        introduced, words = self._encoder.encode(plan)
+        for number, request in introduced:
+            self.send(Introduce(number, request))
+        self._write(step_frame(words))
+
+    def send(self, command: Message) -> None:
+        """Raises RankLost."""
+        self._write(command_frame(command))
+
+    def call(self, command: Callable[[int], Message]) -> "Future[list[RankBooks]]":
+        """Sends the command that is made with a new number. The future ends when all ranks have done it.
+
+        It has their books, if they were asked for, or the first error.
+        """
+        number, future = self._pending.add(rank.name for rank in self.ranks)
+        self.send(command(number))
+        return future
+
+    def audit(self, adapters: dict[str, Pages]) -> None:
+        """Compares the accounts of all ranks with the leader's. Raises AssertionError, RankLost if a rank is gone."""
+        sequences = self._encoder.known
+        for books in self.call(AuditRank).result(self._settings.silence_timeout_s):
+            require(books.sequences == sequences, "a rank knows other sequences, or other pages of them")
+            require(books.adapters == adapters, "a rank has other adapters, or other pages of them")
+
+    def close(self) -> None:
+        """Has all ranks end after the steps that were sent, and leaves no process behind."""
+        self._watch.close()
+        if self._loss is None:
+            try:
+                self.send(StopRank())
+            except RankLost as loss:
+                log.warning("the group ends by force: %s", loss)
+
+    def wait(self) -> None:
+        """After ``close``: returns when no rank is left."""
+        self._end(self._settings.stop_timeout_s if self._loss is None else 0.0)
+
+    # -------------------------------------------------------------- inside
+
+    def _write(self, frame: bytes) -> None:
+        self.check()
+        try:
+            self._ring.write(frame, self._settings.silence_timeout_s)
+        except RingStuck:
+            late = self.ranks[self._ring.slowest()]
+            raise RankLost(f"{late.name} reads no commands for {self._settings.silence_timeout_s:g} s") from None
+        for rank in self.ranks:
+            rank.bell.ring()
+
+    def _await(self, what: str, done: str) -> dict[int, Any]:
+        """What all ranks have said of this, by rank."""
+        timeout_s = self._settings.ready_timeout_s
+        with self._changed:
+            said = self._arrived.setdefault(what, {})
+            self._changed.wait_for(lambda: self._loss is not None or len(said) == len(self.ranks), timeout_s)
+            self.check()
+            late = [rank.name for rank in self.ranks if rank.index not in said]
+        if late:
+            raise RankLost(f"{' and '.join(late)} has not {done} within {timeout_s:g} s")
+        return said
+
+    def _take(self, rank: RankProcess, message: Any) -> None:
+        """On the watch's thread."""
+        match message:
+            case RankHello():
+                self._arrive("hello", rank, message)
+            case RankReady():
+                self._arrive("ready", rank, message)
+            case Proposal():
+                self._arrive(message.name, rank, message.value)
+            case Done():
+                self._pending.end(rank.name, message)
+
+    def _arrive(self, what: str, rank: RankProcess, value: Any) -> None:
+        with self._changed:
+            self._arrived.setdefault(what, {})[rank.index] = value
+            self._changed.notify_all()
+
+    def _lose(self, loss: PunicaError) -> None:
+        with self._changed:
+            self._loss = loss
+            self._changed.notify_all()
+        self._pending.fail(loss)
+        if self._on_loss is not None:
+            self._on_loss(loss)
+
+    def _end(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        killed = [rank.name for rank in self.ranks if not rank.stop(deadline_s - time.monotonic())]
+        if killed and timeout_s:
+            log.warning("%s did not end within %g s and was killed", " and ".join(killed), timeout_s)

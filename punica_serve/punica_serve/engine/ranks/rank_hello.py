@@ -1,0 +1,60 @@
+"""What the ranks of a group must have in common. If it does not fit, the start is refused by name."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from punica_serve.base_model.weight_files import weight_files
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.ranks.rank_messages import RankHello
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import PROTOCOL_VERSION
+from punica_serve.version import __version__
+
+_GIB = 1 << 30
+
+
+def hello_of(config: EngineConfig, device: torch.device) -> RankHello:
+    """This process's hello."""
+    version = ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
+    if device.type == "cpu":
+        return RankHello(version, model_digest(config), "", "cpu", 0)
+    gpu = torch.cuda.get_device_properties(device)
+    return RankHello(version, model_digest(config), f"GPU-{gpu.uuid}", gpu.name, gpu.total_memory)
+
+
+def model_digest(config: EngineConfig) -> str:
+    """Identifies the model's files, without reading all of them: config.json, and each weight file's name and size."""
+    digest = hashlib.sha256((config.model / "config.json").read_bytes())
+    files: Sequence[Path] = () if config.load_format == "dummy" else weight_files(config.model)
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def check_hellos(hellos: Mapping[str, RankHello]) -> None:
+    """Raises ConfigError with the first thing that does not fit. ``hellos``: by rank's name, the leader first."""
+    (leader, first), *others = hellos.items()
+    by_gpu: dict[str, str] = {}
+    for name, hello in hellos.items():
+        if hello.gpu_uuid and (other := by_gpu.setdefault(hello.gpu_uuid, name)) != name:
+            raise _refusal(f"{other} and {name} are the same GPU ({hello.gpu_uuid}); name each GPU once")
+    for name, hello in others:
+        if hello.version != first.version:
+            raise _refusal(f"{name} runs version {hello.version}, {leader} {first.version}; restart both on one")
+        if hello.model != first.model:
+            raise _refusal(f"{name} reads other model files than {leader}; give all ranks the same `engine.model`")
+        if _gpu(hello) != _gpu(first):
+            raise _refusal(f"{leader} is {_gpu(first)} and {name} is {_gpu(hello)}; group equal devices")
+
+
+def _gpu(hello: RankHello) -> str:
+    """The kind of device, in words that differ where the difference matters."""
+    memory = f" with {hello.device_bytes / _GIB:.0f} GiB" if hello.device_bytes else ""
+    return f"a {hello.device_name}{memory}"
+
+
+def _refusal(words: str) -> ConfigError:
+    return ConfigError(f"the ranks do not fit together: {words}", param="runner.devices")

@@ -1,0 +1,140 @@
+"""What a leader and the other ranks of its group tell each other.
+
+Commands go through the ring, in one order with the steps. Everything else goes over a socket of two processes: what is
+said at the start, pings, and what has become of commands.
+"""
+
+from punica_serve.protocol import AdapterRef, LoraGroup, Request, WireError
+from punica_serve.protocol.base import Message, Struct
+
+#: Pages of an adapter in each group that it touches.
+Pages = dict[LoraGroup, list[int]]
+
+# ------------------------------------------------------------------ through the ring
+
+
+class Introduce(Message, frozen=True):
+    """A sequence, which the next step runs for the first time."""
+
+    number: int
+    request: Request
+
+
+class ReadAdapter(Message, frozen=True):
+    """The leader reads this adapter to host memory, so that it will soon be needed: a hint. Its files are here."""
+
+    adapter: AdapterRef
+
+
+class CopyAdapter(Message, frozen=True):
+    """Fill these pages with the adapter's share of this rank. Answered by Done."""
+
+    number: int
+    adapter: AdapterRef
+    pages: Pages
+
+
+class FreeAdapter(Message, frozen=True):
+    """Steps no longer use the adapter's pages."""
+
+    digest: str
+
+
+class ForgetAdapter(Message, frozen=True):
+    """The adapter was deleted: free its host memory."""
+
+    digest: str
+
+
+class AuditRank(Message, frozen=True):
+    """Answered by Done, with the rank's books."""
+
+    number: int
+
+
+class StopRank(Message, frozen=True):
+    """End, after the steps that were sent before."""
+
+
+RankCommand = Introduce | ReadAdapter | CopyAdapter | FreeAdapter | ForgetAdapter | AuditRank | StopRank
+
+# ------------------------------------------------------------------ rank -> leader
+
+
+class RankHello(Message, frozen=True):
+    """The first message: what must be the same on all ranks, and what must differ."""
+
+    version: str
+    #: See ``ModelFiles``.
+    model: str
+    #: The GPU's UUID; "" for a CPU.
+    gpu_uuid: str
+    #: The device as its driver names it, and its bytes of memory; 0 for a CPU.
+    device_name: str
+    device_bytes: int
+
+
+class RankReady(Message, frozen=True):
+    """The rank can run steps."""
+
+
+class RankFailed(Message, frozen=True):
+    """The rank ends. ``permanent``: starting it again can't help."""
+
+    error: WireError
+    permanent: bool
+
+
+class Proposal(Message, frozen=True):
+    """This rank's value of something on which all must agree."""
+
+    name: str
+    value: int
+
+
+class RankBooks(Struct, frozen=True):
+    """A rank's accounts, which must equal the leader's."""
+
+    #: Pages of each sequence that it knows, by number.
+    sequences: dict[int, list[int]]
+    #: Pages of each adapter on its device, by digest.
+    adapters: dict[str, Pages]
+
+
+class Done(Message, frozen=True):
+    """A command with this number has ended."""
+
+    number: int
+    error: WireError | None = None
+    books: RankBooks | None = None
+
+
+class RankPong(Message, frozen=True):
+    """The answer to a ping."""
+
+    number: int
+
+
+RankToLeader = RankHello | RankReady | RankFailed | Proposal | Done | RankPong
+
+# ------------------------------------------------------------------ leader -> rank
+
+
+class RankWelcome(Message, frozen=True):
+    """All ranks have said hello and fit together: meet at this port of this host."""
+
+    port: int
+
+
+class Agreed(Message, frozen=True):
+    """All ranks have proposed a value, and this one counts."""
+
+    name: str
+    value: int
+
+
+class RankPing(Message, frozen=True):
+    number: int
+
+
+LeaderToRank = RankWelcome | Agreed | RankPing

@@ -1,0 +1,68 @@
+"""Where the ranks of a group on one host meet: a port that the leader's system chose, so that no old group holds it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.errors import ConfigError
+
+_HOST = "127.0.0.1"
+_INTERFACE_ENV, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+
+
+def open_port(timeout_s: float) -> TCPStore:
+    """The leader's store, at a free port; it serves the others for as long as it lives."""
+    if dist.is_initialized():
+        message = "this process has a group of ranks already; close that one first, or use another process"
+        raise ConfigError(message, param="runner.devices")
+    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def reach_port(port: int, timeout_s: float) -> TCPStore:
+    """The same store for another rank."""
+    return TCPStore(_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def join(store: Store, device: torch.device, rank: Rank, timeout_s: float) -> TorchCollectives:
+    """Makes the process group; all ranks must. ``timeout_s`` bounds every exchange, but not within CUDA graphs.
+
+    A process can be in one group at a time. Raises RuntimeError if a rank does not come.
+    """
+    is_gpu = device.type == "cuda"
+    with _on_loopback():
+        dist.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            store=store,
+            rank=rank.index,
+            world_size=rank.size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=device if is_gpu else None,
+        )
+    assert dist.group.WORLD is not None
+    return TorchCollectives(dist.group.WORLD)
+
+
+def leave() -> None:
+    """Ends this process's part of the group. On GPUs graphs with exchanges must be gone, and all ranks must leave."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Has gloo use this host's own interface, whatever its name resolves to, unless the user has chosen another."""
+    if _INTERFACE_ENV in os.environ:
+        yield
+        return
+    os.environ[_INTERFACE_ENV] = _LOOPBACK
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE_ENV]

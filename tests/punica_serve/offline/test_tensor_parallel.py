@@ -1,0 +1,86 @@
+"""A group of two ranks on a CPU: the tokens of one device, equal books, and an end without leftovers."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from punica_serve import LLM, SamplingParams
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.errors import ConfigError
+from punica_serve.offline.llm import Answer
+from punica_serve.protocol import AdapterRef
+
+_DEADLINE_S = 30.0
+
+
+def _params(number: int) -> SamplingParams:
+    """Greedy and sampled rows, with filters, penalties and log-probabilities among them."""
+    return SamplingParams(
+        max_tokens=4 + number % 5,
+        temperature=0.5 * (number % 3),
+        seed=number,
+        top_k=5 * (number % 2),
+        repetition_penalty=1.3 if number % 4 == 0 else 1.0,
+        logprobs=2 if number % 5 == 0 else None,
+        ignore_eos=number % 2 == 0,
+    )
+
+
+def _answers(llm: LLM, names: list[str]) -> list[Answer]:
+    """Base rows and rows of adapters; the pools hold only some of them at a time. Twice, so that adapters come back."""
+    prompts = [f"{number}" * (1 + number % 7) for number in range(14)]
+    lora_ids = [([*names, None])[number % (len(names) + 1)] for number in range(14)]
+    params = [_params(number) for number in range(14)]
+    answers = llm.generate(prompts, lora_ids, params, progress=False)
+    return answers + llm.generate(prompts, lora_ids[::-1], params, progress=False)
+
+
+def test_two_ranks_say_what_one_device_says_and_end_together(
+    tiny_llama: Path, make_adapter: Callable[..., AdapterRef]
+) -> None:
+    adapters = {f"a{rank}": make_adapter(rank=rank, seed=rank).uri for rank in (4, 8, 12, 24)}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "page_size": 4,
+        "num_kv_pages": 24,
+        "num_lora_pages": 4,
+        "cpu_threads": 1,
+    }
+    with LLM(tiny_llama, adapters, **settings) as llm:
+        expected = _answers(llm, list(adapters))
+    with LLM(tiny_llama, adapters, tensor_parallel=2, prefill_budget_tokens=8, **settings) as llm:
+        answers = _answers(llm, list(adapters))
+        llm.engine.check_invariants()
+        (rank,) = llm.engine.ranks
+        os.kill(rank.pid, signal.SIGKILL)
+        started_s = time.monotonic()
+        with pytest.raises(RankLost, match=r"rank 1 \(cpu\) died: killed by SIGKILL"):
+            while time.monotonic() < started_s + _DEADLINE_S:
+                llm.generate("1", params=SamplingParams(max_tokens=1), progress=False)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert not any(answer.error for answer in answers)
+    for answer, other in zip(answers, expected, strict=True):
+        ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
+        assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "tensor_parallel", "message"),
+    [
+        ("cuda:0,cuda:0", 1, "names cuda:0 twice"),
+        ("cpu,cuda:0", 1, "mixes CPUs and GPUs"),
+        ("cpu", 3, "can't divide this model"),
+        ("cpu,cpu", 2, "not both"),
+        ("cpu", 0, "a number of devices"),
+    ],
+)
+def test_groups_that_cannot_work_are_refused_by_name(
+    tiny_llama: Path, device: str, tensor_parallel: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(tiny_llama, device=device, tensor_parallel=tensor_parallel)
