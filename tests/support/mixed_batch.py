@@ -50,11 +50,18 @@ def mixed_requests(refs: Sequence[AdapterRef], vocab_size: int) -> list[Request]
     return requests
 
 
-def serve(model: Path, refs: Sequence[AdapterRef], collectives: Collectives = SINGLE_RANK, **settings: Any) -> Answers:
+def serve(
+    model: Path,
+    refs: Sequence[AdapterRef],
+    collectives: Collectives = SINGLE_RANK,
+    *,
+    device: str = "cpu",
+    **settings: Any,
+) -> Answers:
     """What a rank's engine answers to all requests together, once the adapters are there."""
     defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 64, "num_lora_pages": 16}
     config = EngineConfig(model=model, prefill_budget_tokens=8, **{**defaults, **settings})
-    engine = Engine(config, collectives=collectives)
+    engine = Engine(config, device, collectives=collectives)
     try:
         _load(engine, refs)
         requests = mixed_requests(refs, read_model_config(model).vocab_size)

@@ -29,11 +29,17 @@ class ThreadCollectives:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._slots[self.rank.index] = tensor
-        self._barrier.wait()
+        self._meet(tensor)
         assert len({(each.shape, each.dtype) for each in self._slots}) == 1
         gathered = torch.stack(self._slots)
-        self._barrier.wait()
+        self._meet(tensor)
         return gathered
+
+    def _meet(self, tensor: Tensor) -> None:
+        """Waits for the other threads, and on a GPU for what they have launched."""
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        self._barrier.wait()
 
 
 def run_ranks(size: int, run: Callable[[Collectives], Result]) -> list[Result]:

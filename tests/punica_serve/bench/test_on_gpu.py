@@ -9,6 +9,10 @@ import torch
 from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
+from punica_serve.bench.collectives.exchange_rank import ExchangeSettings
+from punica_serve.bench.collectives.exchange_run import run_exchanges
+from punica_serve.bench.collectives.exchange_ways import ON_GPUS
 from punica_serve.bench.kernels import run as kernels
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelSettings
@@ -59,3 +63,17 @@ def test_a_trace_of_the_engine_shows_the_kernels_by_name(tmp_path: Path) -> None
     assert not report.failures
     names = {str(record["kernel"]) for record in report.tables[1].records}
     assert {"sgmv_shrink", "sgmv_expand"} <= names
+
+
+def test_one_rank_of_a_layer() -> None:
+    settings = LayerSettings(
+        (MODEL.shard(Rank(1, 2)),), context_lengths=(64,), batch_sizes=(4,), projection_batch_sizes=(4,), num_layers=2
+    )
+    report = layer.run(settings, "cuda:0", Progress(disable=True))
+    assert not report.failures and len(report.tables) == 2
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+def test_collectives() -> None:
+    settings = ExchangeSettings("cuda", 2, ON_GPUS, (8192, 1 << 20), num_replays=2)
+    assert not run_exchanges(settings, Progress(disable=True)).failures

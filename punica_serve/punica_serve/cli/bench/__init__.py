@@ -6,6 +6,7 @@ from punica_serve.cli.bench import (
     batching,
     coldstart,
     coldstart_series,
+    collectives,
     control_plane,
     frontend,
     hot_reload,
@@ -20,12 +21,16 @@ from punica_serve.cli.bench import (
 
 app = typer.Typer(
     name="bench",
-    help="Measure this machine. kernels and layer run on cuda:0 unless `--device` is cpu; the others need no GPU.",
+    help=(
+        "Measure this machine. kernels and layer run on cuda:0 and collectives on all GPUs, unless `--device` is cpu;"
+        " the others need no GPU."
+    ),
     no_args_is_help=True,
 )
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
 app.command("coldstart-series")(coldstart_series.command)
+app.command("collectives")(collectives.command)
 app.command("control-plane")(control_plane.command)
 app.command("frontend")(frontend.command)
 app.command("hot-reload")(hot_reload.command)

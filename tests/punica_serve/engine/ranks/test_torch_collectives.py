@@ -1,18 +1,13 @@
-"""Two processes, joined by gloo: this one and another."""
+"""Two processes: this one and another, joined by gloo on CPUs, and by NCCL in CUDA graphs on two GPUs."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-import gloo_rank
+from group_rank import serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.base_model.rank import Rank
-
-_DEADLINE_S = 90
 
 
 def test_two_processes_say_what_one_says(
@@ -20,24 +15,13 @@ def test_two_processes_say_what_one_says(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
-    expected = serve(tiny_llama, adapters)
-    store = tmp_path / "store"
-    command = [
-        sys.executable,
-        gloo_rank.__file__,
-        str(store),
-        "1",
-        "2",
-        str(tiny_llama),
-        *(ref.uri for ref in adapters),
-    ]
-    path = os.pathsep.join(filter(None, sys.path))
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
-        try:
-            with gloo_rank.joined(store, 0, 2) as collectives:
-                assert collectives.rank == Rank(0, 2)
-                answers = serve(tiny_llama, adapters, collectives)
-            assert other.wait(_DEADLINE_S) == 0
-        finally:
-            other.kill()
-    assert_same(answers, expected)
+    answers = serve_in_two(tmp_path / "store", "cpu", tiny_llama, adapters)
+    assert_same(answers, serve(tiny_llama, adapters))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+def test_two_gpus_say_what_one_says(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path) -> None:
+    adapters = write_adapters(tmp_path / "adapters", tiny_model)
+    expected = serve(tiny_llama, adapters, device="cuda:0")
+    assert_same(serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters), expected)

@@ -1,0 +1,114 @@
+"""Runs `bench collectives`: starts the ranks, each in a process, and makes a table of what they tell."""
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from rich.progress import Progress
+
+from punica_serve.base_model.rank import Rank
+from punica_serve.bench.collectives.exchange_rank import ExchangeSettings, run_rank
+from punica_serve.bench.report import Column, Report, TableData, Value, machine
+
+#: For the start of a rank, which imports torch, and for the longest exchange.
+_SILENCE_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rank has told of one way at one size."""
+
+    way: str
+    num_bytes: int
+    #: Microseconds, or why the way does not work.
+    result: float | str
+
+
+def run_exchanges(settings: ExchangeSettings, progress: Progress) -> Report:
+    """Measures all ways at all sizes. A way that does not work is named as a failure."""
+    task = progress.add_task("collectives", total=settings.num_ranks * len(settings.ways) * len(settings.sizes))
+    found: list[Found] = []
+    failures: list[str] = []
+    try:
+        for each in _results(settings):
+            found.append(each)
+            progress.advance(task)
+    except RuntimeError as error:
+        failures.append(str(error))
+    reasons = {f"{each.way} at {each.num_bytes} bytes: {each.result}" for each in found if isinstance(each.result, str)}
+    device = f"{settings.device}:0" if settings.device == "cuda" else settings.device
+    return Report(
+        "collectives",
+        machine(device),
+        asdict(settings),
+        [exchange_table(settings, found)],
+        {},
+        failures=[*failures, *sorted(reasons)],
+    )
+
+
+def exchange_table(settings: ExchangeSettings, found: list[Found]) -> TableData:
+    """Microseconds of one exchange of each size by each way: those of the slowest rank."""
+    slowest: dict[tuple[int, str], float] = {}
+    for each in found:
+        if not isinstance(each.result, str):
+            key = (each.num_bytes, each.way)
+            slowest[key] = max(each.result, slowest.get(key, 0.0))
+    rows: list[tuple[Value, ...]] = []
+    for num_bytes in settings.sizes:
+        times = {way: slowest.get((num_bytes, way)) for way in settings.ways}
+        known = {way: time_us for way, time_us in times.items() if time_us is not None}
+        rows.append((num_bytes, *times.values(), min(known, key=known.__getitem__) if known else None))
+    columns = (
+        Column("bytes", "bytes", ",d"),
+        *(Column(f"{way}_us", f"{way}, µs", ",.1f") for way in settings.ways),
+        Column("fastest", "fastest"),
+    )
+    how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
+    title = f"Sum over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
+    return TableData("exchanges", title, columns, rows, ("library: NCCL between GPUs, gloo between CPUs",))
+
+
+def _results(settings: ExchangeSettings) -> Iterator[Found]:
+    """What the ranks tell, as they tell it. Raises RuntimeError if one fails, or is silent too long."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="punica-ranks-"))) / "store"
+        ranks: dict[Connection, SpawnProcess] = {}
+        for index in range(settings.num_ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=run_rank, args=(Rank(index, settings.num_ranks), settings, store, sender), daemon=True
+            )
+            process.start()
+            sender.close()
+            stack.callback(_end, process)
+            ranks[receiver] = process
+        yield from _receive(ranks)
+
+
+def _receive(ranks: dict[Connection, SpawnProcess]) -> Iterator[Found]:
+    waiting = dict(ranks)
+    while waiting:
+        ready = wait(list(waiting), timeout=_SILENCE_S)
+        if not ready:
+            raise RuntimeError(f"no rank told anything for {_SILENCE_S:.0f} s; all were ended")
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            try:
+                yield Found(*receiver.recv())
+            except EOFError:
+                process = waiting.pop(receiver)
+                process.join(_SILENCE_S)
+                if process.exitcode:
+                    raise RuntimeError(f"a rank ended with code {process.exitcode}; its message is above") from None
+
+
+def _end(process: SpawnProcess) -> None:
+    process.kill()
+    process.join()

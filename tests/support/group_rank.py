@@ -1,0 +1,71 @@
+"""A rank of a group in a process of its own: `python group_rank.py STORE INDEX SIZE DEVICE MODEL ADAPTER...`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from mixed_batch import Answers, serve
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.protocol import AdapterRef
+
+_TIMEOUT = timedelta(seconds=60)
+_DEADLINE_S = 90
+
+
+@contextmanager
+def joined(store: Path, index: int, size: int, device: str) -> Iterator[TorchCollectives]:
+    """This process as a rank of the group that meets at the file ``store``; ``device`` is cpu or cuda, a GPU each."""
+    is_gpu = device == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(index)
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        store=FileStore(str(store), size),
+        rank=index,
+        world_size=size,
+        timeout=_TIMEOUT,
+        device_id=torch.device(device, index) if is_gpu else None,
+    )
+    try:
+        assert dist.group.WORLD is not None
+        yield TorchCollectives(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def serve_in_two(store: Path, device: str, model: Path, adapters: Sequence[AdapterRef]) -> Answers:
+    """The answers of the first of two ranks, which is this process."""
+    command = [sys.executable, __file__, str(store), "1", "2", device, str(model), *(ref.uri for ref in adapters)]
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
+        try:
+            answers = _serve_one(store, 0, 2, device, model, adapters)
+            assert other.wait(_DEADLINE_S) == 0
+            return answers
+        finally:
+            other.kill()
+
+
+def _serve_one(store: Path, index: int, size: int, device: str, model: Path, adapters: Sequence[AdapterRef]) -> Answers:
+    with joined(store, index, size, device) as collectives:
+        return serve(model, adapters, collectives, device="cpu" if device == "cpu" else f"{device}:{index}")
+
+
+def main(store: str, index: str, size: str, device: str, model: str, *adapters: str) -> None:
+    folder = Path(model)
+    refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
+    _serve_one(Path(store), int(index), int(size), device, folder, refs)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
