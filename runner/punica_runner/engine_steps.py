@@ -77,6 +77,7 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
         num_lora_pages=engine.num_lora_pages,
         name=gpu_name(runner_id, index),
         device_name=_device_name(engine),
+        prefix_caching=engine.prefix_caching,
     )
 
 

@@ -176,6 +176,7 @@ class StepLoop:
             self._spans.got_tokens(token.request_id for token in tokens)
         assignments = tuple(self._assignments[token.request_id].counter for token in tokens)
         starved = tuple(self._assignments[request_id].counter for request_id in output.preempted)
+        cached = tuple((self._assignments[request_id].counter, count) for request_id, count in output.cached)
         finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
         has_logprobs = any(token.logprobs is not None for token in tokens)
         return replace(
@@ -188,6 +189,7 @@ class StepLoop:
             starved=starved,
             num_prefill_tokens=output.num_prefill_tokens,
             duration_s=output.duration_s,
+            cached=cached,
         )
 
     def _report_cached(self) -> list[Report]:
@@ -203,6 +205,7 @@ class StepLoop:
         """A report of the current state, without tokens."""
         resident = self._engine.resident_adapters
         reported, self._reported_resident = self._reported_resident, resident
+        num_queries, num_hits = self._engine.prefix_tokens
         return StepReport(
             gpu_uuid=self._gpu_uuid,
             epoch=self._epoch,
@@ -215,4 +218,8 @@ class StepLoop:
             num_adapters=self._num_adapters,
             duration_s=0.0,
             resident=None if resident == reported else resident,
+            num_shared_kv_pages=self._engine.num_shared_kv_pages,
+            num_known_kv_pages=self._engine.num_known_kv_pages,
+            prefix_cache_queries=num_queries,
+            prefix_cache_hits=num_hits,
         )

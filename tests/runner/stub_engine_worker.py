@@ -19,6 +19,9 @@ from punica_runner import worker
 class Engine:
     num_kv_pages = num_free_kv_pages = 4
     resident_adapters = ()
+    num_shared_kv_pages = num_known_kv_pages = 0
+    prefix_tokens = (0, 0)
+    prefix_caching = None
     num_lora_pages = {"qkv": 8}  # noqa: RUF012
 
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -36,6 +36,9 @@ class ScriptedEngine:
     outputs: list[StepOutput] = field(default_factory=list)
     resident_adapters: tuple[str, ...] = ()
     num_free_kv_pages: int = 9
+    num_shared_kv_pages: int = 0
+    num_known_kv_pages: int = 0
+    prefix_tokens: tuple[int, int] = (0, 0)
     calls: list[tuple[str, str]] = field(default_factory=list)
     rejects: bool = False
     #: Requests left in the engine by mistake.
@@ -133,6 +136,16 @@ def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngin
             duration_s=0.0,
         )
     ]
+
+
+def test_shared_pages_and_cached_tokens_are_reported(loop: StepLoop, engine: ScriptedEngine) -> None:
+    engine.num_shared_kv_pages, engine.num_known_kv_pages, engine.prefix_tokens = 2, 4, (30, 20)
+    engine.outputs = [replace(ran(("b", 0, 11), ("a", 0, 12)), cached=(("b", 16),), finished=(("b", "length"),))]
+    report = last_report(loop, start(1, "a"), start(2, "b"))
+    assert isinstance(report, StepReport)
+    assert report.cached == ((2, 16),)
+    assert (report.num_shared_kv_pages, report.num_known_kv_pages) == (2, 4)
+    assert (report.prefix_cache_queries, report.prefix_cache_hits) == (30, 20)
 
 
 def test_logprobs_are_a_column_of_their_own_where_any_request_asked(loop: StepLoop, engine: ScriptedEngine) -> None:

@@ -65,6 +65,8 @@ class EchoCluster:
         self.fail_at = 0
         #: What it tells of the tenant of every request.
         self.rate_limits: RateLimits | None = None
+        #: Of every prompt; None: its GPU shares no pages.
+        self.num_cached_tokens: int | None = None
         #: Judged promises, as frontends report them.
         self.promises = NO_PROMISES
         self.drained: set[str] = set()
@@ -99,6 +101,7 @@ class EchoCluster:
         self.quotas.append(quota)
         self.live.add(request.request_id)
         live = LiveRequest(len(self.requests), request, quota, on_ready, backlog, account)
+        live.num_cached_tokens = self.num_cached_tokens
         if limits := self.rate_limits:
             live.rate_limits = msgspec.structs.replace(limits, handle=live.handle)
             left = max(0, (limits.remaining_requests or 0) - 1)

@@ -3,9 +3,10 @@
 Pages hold 4 tokens here, and the state is audited after every event.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from punica_scheduler.core import events
@@ -30,6 +31,7 @@ from punica_serve.protocol import (
     AssignmentId,
     Deliveries,
     GpuInfo,
+    PrefixCaching,
     Request,
     RowHeaderEncoder,
     SamplingParams,
@@ -39,6 +41,9 @@ from punica_serve.protocol import (
 
 PAGE_SIZE = 4
 INCARNATION = 1_000
+
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def adapter(name: str, rank: int = 8) -> AdapterRef:
@@ -158,9 +163,17 @@ class Cluster:
     # ---------------------------------------------------------- what may happen
 
     def gpu_joins(
-        self, uuid: str, *, pages: int = 16, batch: int = 8, lora: int = 8, runner: str = "runner", name: str = ""
+        self,
+        uuid: str,
+        *,
+        pages: int = 16,
+        batch: int = 8,
+        lora: int = 8,
+        runner: str = "runner",
+        name: str = "",
+        prefix_caching: PrefixCaching | None = None,
     ) -> list[str]:
-        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora}, name)
+        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora}, name, prefix_caching=prefix_caching)
         self.workers[uuid] = Worker(info)
         return self.tell(events.GpuJoined(runner, info))
 
@@ -218,11 +231,16 @@ class Cluster:
         finished: str = "",
         applied: int | None = None,
         starved: str = "",
+        cached: Mapping[str, int] = NOTHING,
+        shared: int = 0,
     ) -> list[str]:
         """A step that gave each of ``names`` its next token; by default all commands were applied before it."""
         positions = {name: count(len(self.delivered.get(name, []))) for name in names.split()}
         rows = [(self.assignments[name].counter, next(positions[name])) for name in names.split()]
-        return self.reports(uuid, rows, finished=finished, applied=applied, starved=starved)
+        found = tuple((self.assignments[name].counter, num_tokens) for name, num_tokens in cached.items())
+        return self.reports(
+            uuid, rows, finished=finished, applied=applied, starved=starved, cached=found, shared=shared
+        )
 
     def reports(
         self,
@@ -235,6 +253,8 @@ class Cluster:
         starved: str = "",
         incarnation: int = INCARNATION,
         resident: tuple[str, ...] | None = None,
+        cached: tuple[tuple[int, int], ...] = (),
+        shared: int = 0,
     ) -> list[str]:
         """A step with these rows, of assignment's counter and token's position."""
         worker = self.workers[uuid]
@@ -256,7 +276,9 @@ class Cluster:
             token_ids=tuple(100 + position for _, position in rows),
             logprobs=logprobs,
             finished=tuple((end.counter, "stop") for end in ends),
-            free_kv_pages=worker.num_free(applied_seq),
+            free_kv_pages=worker.num_free(applied_seq) + shared,
+            num_shared_kv_pages=shared,
+            cached=cached,
             batch_size=len(rows),
             num_prefill_tokens=0,
             num_adapters=0,

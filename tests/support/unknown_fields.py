@@ -41,7 +41,7 @@ REFUSED: dict[str, Any] = {
     **{"xtc_probability": 0.5, "xtc_threshold": 0.5, "dry_multiplier": 0.8, "no_repeat_ngram_size": 3},
     **{"typical_p": 0.5, "tfs_z": 0.5, "top_a": 0.5, "min_length": 3, "min_new_tokens": 3, "penalty_alpha": 0.5},
     **{"skip_special_tokens": False, "spaces_between_special_tokens": False, "detokenize": False},
-    **{"thinking_token_budget": 5, "vllm_xargs": {"a": 1}, "kv_transfer_params": {"a": 1}, "cache_salt": "s"},
+    **{"thinking_token_budget": 5, "vllm_xargs": {"a": 1}, "kv_transfer_params": {"a": 1}},
     **{"watermark": True, "apply_chat_template": True, "api_token": "t", "num_return_sequences": 2},
     **{
         "extra_body": {"skip_special_tokens": False},

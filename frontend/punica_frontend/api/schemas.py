@@ -24,6 +24,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 256
+CACHE_SALT = "Share cached pages of prompts only with requests of the same salt, as in vLLM."
 MAX_ID_CHARS = 128
 #: The most nested lists in a list. The longest are a completion's prompts.
 MAX_LISTS = 128
@@ -73,6 +74,10 @@ def _whole_numbers(value: Any, *, depth: int = 2) -> Any:
         if float in types or (list in types and len(value) <= MAX_LISTS):
             return [_whole_numbers(item, depth=depth - 1) for item in value]
     return value
+
+
+#: A salt of cached pages. Anything goes, but nobody needs a long one.
+CacheSalt = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class Body(BaseModel):
@@ -157,6 +162,7 @@ class GenerateFields(Strict):
         description="Return each token's logprob, and those of this many of the most likely tokens.",
     )
     slo: SloBody | None = Field(None, description="Promises of this request; others are its tenant's.")
+    cache_salt: CacheSalt | None = Field(None, description=CACHE_SALT)
 
 
 class GenerateBody(GenerateFields):

@@ -11,10 +11,25 @@ from punica_frontend.api.schemas import ErrorObject
 from punica_serve.protocol import FinishReason, TokenLogprobs
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """What the prompt's tokens took."""
+
+    cached_tokens: Annotated[
+        int, Meta(ge=0, description="Tokens found in the KvCache, where `engine.prefix_caching` is on.")
+    ]
+
+
 class TokenUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens found in the KvCache; None where GPUs share no pages."""
+        details = self.prompt_tokens_details
+        return None if isinstance(details, UnsetType) else details.cached_tokens
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -93,8 +108,9 @@ def json_of(struct: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(struct), status, media_type="application/json")
 
 
-def usage(num_prompt_tokens: int, num_generated_tokens: int) -> TokenUsage:
-    return TokenUsage(num_prompt_tokens, num_generated_tokens, num_prompt_tokens + num_generated_tokens)
+def usage(num_prompt_tokens: int, num_generated_tokens: int, num_cached_tokens: int | None = None) -> TokenUsage:
+    details = UNSET if num_cached_tokens is None else PromptTokensDetails(num_cached_tokens)
+    return TokenUsage(num_prompt_tokens, num_generated_tokens, num_prompt_tokens + num_generated_tokens, details)
 
 
 def logprobs(token_ids: Sequence[int], of_tokens: Sequence[TokenLogprobs]) -> tuple[Logprob, ...]:

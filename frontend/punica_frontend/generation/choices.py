@@ -1,7 +1,7 @@
 """Several requests that are answered together: the choices of one body."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -34,10 +34,16 @@ class Choices:
         plans = tuple(copy for plan in prompts for copy in copies(plan, num_per_prompt))
         return cls(plans, num_per_prompt, ignored_fields)
 
-    def usage(self, num_generated_tokens: int) -> TokenUsage:
-        """Returns the usage of the whole body. Each prompt counts once, however many choices it has."""
-        prompts = self.plans[:: self.num_per_prompt]
-        return usage(sum(len(plan.request.prompt_ids) for plan in prompts), num_generated_tokens)
+    def usage(self, num_generated_tokens: int, ends: Mapping[int, TokenUsage]) -> TokenUsage:
+        """Returns the usage of the whole body. Each prompt counts once, however many choices it has.
+
+        ``ends`` has the plans' own usages, by index. A prompt's cached tokens are those of its first choice.
+        """
+        firsts = range(0, len(self.plans), self.num_per_prompt)
+        num_prompt_tokens = sum(len(self.plans[index].request.prompt_ids) for index in firsts)
+        found = [ends[index].num_cached_tokens for index in firsts if index in ends]
+        known = [num_cached for num_cached in found if num_cached is not None]
+        return usage(num_prompt_tokens, num_generated_tokens, sum(known) if known else None)
 
 
 def copies(plan: RequestPlan, count: int) -> list[RequestPlan]:

@@ -167,6 +167,7 @@ class Generator:
             tenant_id=caller.tenant_id,
             tenant=caller.tenant,
             slo=slo,
+            cache_salt=fields.cache_salt,
         )
         return RequestPlan(
             request=request,

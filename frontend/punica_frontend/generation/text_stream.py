@@ -2,7 +2,7 @@
 
 import msgspec
 
-from punica_frontend.generation.answers import Frame, logprobs, usage
+from punica_frontend.generation.answers import Frame, TokenUsage, logprobs, usage
 from punica_frontend.scheduler_link.live_request import Delivery
 from punica_serve.protocol import Request
 from punica_serve.text.generated_text import GeneratedText
@@ -45,6 +45,9 @@ class TextStream:
             token_ids=token_ids,
             text=piece.text,
             finish_reason=piece.finish_reason,
-            usage=usage(self.num_prompt_tokens, self.num_tokens) if piece.finish_reason else None,
+            usage=self._usage(delivery) if piece.finish_reason else None,
             logprobs=logprobs(token_ids, delivery.logprobs[: piece.num_tokens]) if wants_logprobs else msgspec.UNSET,
         )
+
+    def _usage(self, delivery: Delivery) -> TokenUsage:
+        return usage(self.num_prompt_tokens, self.num_tokens, delivery.num_cached_tokens)

@@ -176,8 +176,8 @@ LORA_LOADED = Metric(
 CACHE_CONFIG = Metric(
     "vllm:cache_config_info",
     "gauge",
-    "1 for each GPU. Labels: tokens in a page of its KvCache, its pages, and their data type; prefix caching does not "
-    "exist.",
+    "1 for each GPU. Labels: tokens in a page of its KvCache, its pages, their data type, and whether requests share "
+    "them.",
     ("engine", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
     False,
 )
@@ -189,6 +189,20 @@ ITERATION_TOKENS = Metric(
     False,
 )
 KV_USAGE = Metric("vllm:kv_cache_usage_perc", "gauge", "Fraction of the KvCache in use, 0 to 1.", _ENGINE, False)
+PREFIX_QUERIES = Metric(
+    "vllm:prefix_cache_queries_total",
+    "counter",
+    "Tokens of requests that began on the GPU, where `engine.prefix_caching` is on; each stay counts.",
+    _ENGINE,
+    False,
+)
+PREFIX_HITS = Metric(
+    "vllm:prefix_cache_hits_total",
+    "counter",
+    "Those of them that were found in the KvCache, and so not computed.",
+    _ENGINE,
+    False,
+)
 GPU_LORAS = Metric("vllm:num_gpu_loaded_lora_adapters", "gauge", "Adapters in the GPU's memory.", _ENGINE, False)
 CPU_LORAS = Metric(
     "vllm:num_cpu_loaded_lora_adapters", "gauge", "Adapters in the host memory of the GPU's worker.", _ENGINE, False
@@ -241,6 +255,7 @@ GPU = (
     _gpu("max_batch_size", "Requests that a step can hold."),
     _gpu("free_kv_pages", "Free pages of the KvCache."),
     _gpu("kv_pages", "Pages of the KvCache."),
+    _gpu("known_kv_pages", "Pages of the KvCache whose contents a request could find; free ones count as free too."),
     _gpu("adapters", "The most different adapters in a step of the last second."),
     _gpu("draining", "1 while the GPU drains: nothing new is placed there, and its requests move."),
     _gpu("steps_total", "Model invocations."),
@@ -260,6 +275,18 @@ OWN = (
     *(HTTP_REQUESTS, FAILED, CUT, UNKNOWN_FIELDS, WEBSOCKETS, CONNECTED, DRAINING, *ADAPTER, *TENANT, PROMISES),
 )
 CLUSTER = (
-    *(CACHE_CONFIG, ITERATION_TOKENS, KV_USAGE, GPU_LORAS, CPU_LORAS, QUEUE_LENGTH, GPUS, RUNNERS, FRONTENDS),
+    *(
+        CACHE_CONFIG,
+        ITERATION_TOKENS,
+        KV_USAGE,
+        PREFIX_QUERIES,
+        PREFIX_HITS,
+        GPU_LORAS,
+        CPU_LORAS,
+        QUEUE_LENGTH,
+        GPUS,
+        RUNNERS,
+        FRONTENDS,
+    ),
     *(MORE_GPUS, RELEASABLE, RUNNER_RELEASABLE, *COUNTERS.values(), *GPU, STEP_TIME_RATIO),
 )

@@ -44,7 +44,7 @@ def _cache_configs(gpus: tuple[GpuSnapshot, ...], cache_dtype: str) -> Iterator[
             block_size=str(gpu.gpu.page_size),
             num_gpu_blocks=str(gpu.gpu.num_kv_pages),
             cache_dtype=cache_dtype,
-            enable_prefix_caching="False",
+            enable_prefix_caching=str(gpu.gpu.prefix_caching is not None),
         )
         for gpu in gpus
     ]
@@ -56,6 +56,11 @@ def _engines(gpus: tuple[GpuSnapshot, ...], model: str) -> Iterator[str]:
     labels = [labelled(model_name=model, engine=gpu.gpu.uuid) for gpu in gpus]
     usage = [1 - gpu.free_kv_pages / gpu.gpu.num_kv_pages for gpu in gpus]
     yield from family(catalogue.KV_USAGE, zip(labels, usage, strict=True))
+    for metric, counts in (
+        (catalogue.PREFIX_QUERIES, [gpu.prefix_cache_queries for gpu in gpus]),
+        (catalogue.PREFIX_HITS, [gpu.prefix_cache_hits for gpu in gpus]),
+    ):
+        yield from family(metric, zip(labels, counts, strict=True))
     on_gpu = (len(gpu.resident_adapters) for gpu in gpus)
     yield from family(catalogue.GPU_LORAS, zip(labels, on_gpu, strict=True))
     on_host = (gpu.num_cached_adapters or 0 for gpu in gpus)
@@ -72,6 +77,7 @@ def _gpus(gpus: tuple[GpuSnapshot, ...]) -> Iterator[str]:
             gpu.gpu.max_batch_size,
             gpu.free_kv_pages,
             gpu.gpu.num_kv_pages,
+            gpu.num_known_kv_pages,
             gpu.num_adapters,
             gpu.is_draining,
             gpu.steps,

@@ -12,7 +12,7 @@ from punica_frontend.api.counted_route import counted_route
 from punica_frontend.api.errors import error_object, error_of_body
 from punica_frontend.api.response_docs import answer_or_events, refusals
 from punica_frontend.fields.policy import with_ignored
-from punica_frontend.generation.answers import Frame, TokenUsage, json_of
+from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, json_of
 from punica_frontend.generation.choices import Choices, stream_all, whole_answers
 from punica_frontend.generation.event_stream import EventStream
 from punica_frontend.generation.generator import Generator
@@ -76,7 +76,7 @@ async def _completion(
 ) -> Completion:
     with openai_terms(body.model, {}):
         answers = await whole_answers(generator, choices.plans)
-    usage = choices.usage(sum(len(answer.token_ids) for answer in answers))
+    usage = _usage(choices, answers)
     if body.num_drawn > body.num_choices:
         answers = best_of_each(answers, num_drawn=body.num_drawn, num_wanted=body.num_choices)
     names = None if body.logprobs is None else texts
@@ -89,7 +89,12 @@ async def _chat(
 ) -> ChatCompletion:
     with openai_terms(body.model, {}):
         answers = await whole_answers(generator, choices.plans)
-    return chat_completion(head, answers, choices.usage(sum(len(answer.token_ids) for answer in answers)), texts)
+    return chat_completion(head, answers, _usage(choices, answers), texts)
+
+
+def _usage(choices: Choices, answers: Sequence[GenerateAnswer]) -> TokenUsage:
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
+    return choices.usage(num_tokens, {index: answer.usage for index, answer in enumerate(answers)})
 
 
 async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct], choices: Choices) -> Response:
@@ -103,15 +108,17 @@ def _stream(
     generator: Generator, choices: Choices, chunks: Chunks, *, includes_usage: bool, model: str | None
 ) -> Response:
     async def events() -> AsyncGenerator[msgspec.Struct, None]:
-        num_tokens = 0
+        num_tokens, ends = 0, dict[int, TokenUsage]()
         with openai_terms(model, {}):
             async with aclosing(stream_all(generator, choices.plans)) as frames:
                 async for index, frame in frames:
                     num_tokens += len(frame.token_ids)
+                    if frame.usage:
+                        ends[index] = frame.usage
                     for chunk in chunks.chunks(index, frame):
                         yield chunk
         if includes_usage:
-            yield chunks.last(choices.usage(num_tokens))
+            yield chunks.last(choices.usage(num_tokens, ends))
 
     stream = EventStream(events(), lambda _, error: {"error": error_object(error)})
     return with_ignored(stream, choices.ignored_fields)

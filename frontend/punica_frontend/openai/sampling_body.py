@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from punica_frontend.api.schemas import MAX_STOP_TOKENS, SloBody, StopList, Text
+from punica_frontend.api.schemas import CACHE_SALT, MAX_STOP_TOKENS, CacheSalt, SloBody, StopList, Text
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.lists import STREAM_HINTS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
@@ -52,6 +52,7 @@ class SamplingBody(LenientBody):
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS, fail_fast=True)
     ignore_eos: bool | None = None
     slo: SloBody | None = Field(None, description="Promises of each choice; others are the tenant's.")
+    cache_salt: CacheSalt | None = Field(None, description=CACHE_SALT)
 
     @property
     def num_choices(self) -> int:
@@ -83,4 +84,5 @@ class SamplingBody(LenientBody):
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": bool(self.ignore_eos),
             "slo": self.slo,
+            "cache_salt": self.cache_salt,
         }

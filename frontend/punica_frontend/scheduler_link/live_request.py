@@ -21,6 +21,8 @@ class Delivery:
     finish_reason: FinishReason | None = None
     #: Set if and only if the finish_reason is "error".
     error: WireError | None = None
+    #: Prompt tokens found in the KvCache; None where GPUs share no pages, or before the first token.
+    num_cached_tokens: int | None = None
 
 
 #: How much untaken output one reader may have. A token counts TOKEN_BYTES, and as much again for each of its logprobs.
@@ -73,6 +75,8 @@ class LiveRequest:
         self.account = account
         #: The tenant's remaining quota as the scheduler last sent it, until it is passed on.
         self.rate_limits: RateLimits | None = None
+        #: Prompt tokens found in the KvCache, once its first token has come from a GPU that shares pages.
+        self.num_cached_tokens: int | None = None
         self._on_ready = on_ready
         self._backlog = backlog
         self._generated = list(request.generated_ids)
@@ -129,7 +133,9 @@ class LiveRequest:
         self._num_taken += num_tokens
         logprobs, self._logprobs = tuple(self._logprobs[:num_tokens]), self._logprobs[num_tokens:]
         ending = self._ending if num_tokens == num_waiting else None
-        return Delivery(position, tuple(self._generated[position : self._num_taken]), logprobs, *(ending or ()))
+        token_ids = tuple(self._generated[position : self._num_taken])
+        reason, error = ending or (None, None)
+        return Delivery(position, token_ids, logprobs, reason, error, self.num_cached_tokens)
 
     def offer_rest(self) -> None:
         """Signals readiness again if output is left after the last ``take``."""

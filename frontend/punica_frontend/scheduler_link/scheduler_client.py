@@ -292,6 +292,9 @@ class WireSchedulerClient:
         for rate_limits in deliveries.rate_limits:
             if live := self._live.get(rate_limits.handle):
                 live.rate_limits = rate_limits
+        for handle, num_cached in deliveries.cached:
+            if live := self._live.get(handle):
+                live.num_cached_tokens = num_cached
         logprobs = deliveries.logprobs or repeat(None)
         for handle, position, token_id, token_logprobs in zip(
             deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False

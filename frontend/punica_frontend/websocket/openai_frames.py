@@ -8,7 +8,7 @@ import msgspec
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import error_object
-from punica_frontend.generation.answers import Frame, usage
+from punica_frontend.generation.answers import Frame, TokenUsage, usage
 from punica_frontend.generation.choices import Choices
 from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.openai.chat_answers import ChatChunks
@@ -109,6 +109,8 @@ class OpenAiShape:
         #: Set by ``plans``.
         self._chunks: Chunks | None = None
         self._choices: Choices | None = None
+        #: The usages of plans that have ended, by index.
+        self._ends: dict[int, TokenUsage] = {}
         #: Ignored fields, until the first chunk has named them.
         self._ignored_fields: tuple[str, ...] = ()
 
@@ -124,9 +126,11 @@ class OpenAiShape:
 
     def frames(self, index: int, frame: Frame, *, num_tokens: int, is_last: bool) -> Sequence[ServerFrame]:
         assert self._choices is not None and self._chunks is not None
+        if frame.usage:
+            self._ends[index] = frame.usage
         chunks: list[Any] = [*self._chunks.chunks(index, frame)]
         if is_last and self._frame.includes_usage:
-            chunks.append(self._chunks.last(self._choices.usage(num_tokens)))
+            chunks.append(self._chunks.last(self._choices.usage(num_tokens, self._ends)))
         request_id = self._frame.request_id
         return [
             ChunkFrame(request_id, chunk, None, is_last and chunk is chunks[-1], self._take_ignored_fields())

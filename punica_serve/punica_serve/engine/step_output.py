@@ -30,13 +30,13 @@ class StepOutput:
     """The results of a step; where steps overlap, of the one launched by the previous call."""
 
     tokens: tuple[GeneratedToken, ...] = ()
-    #: (request_id, prompt tokens that were found in the KvCache), with the first tokens of those that found any.
-    cached: tuple[tuple[str, int], ...] = ()
     #: (request_id, reason), after the tokens.
     finished: tuple[tuple[str, EndReason], ...] = ()
     failures: tuple[Failure, ...] = ()
     #: Requests that gave their pages to older ones and wait again.
     preempted: tuple[str, ...] = ()
+    #: (request_id, prompt tokens that were found in the KvCache), with the first tokens of those that found any.
+    cached: tuple[tuple[str, int], ...] = ()
     #: Whether a step was launched or has ended. If not, nothing can run until something changes.
     has_run: bool = False
     #: Rows of the step that has ended, one for each request; 0 if none has.

@@ -35,6 +35,12 @@ class GpuSnapshot(Struct, frozen=True):
     #: Measured time of steps over the time that the scheduler's profile predicts, a moving mean; None without a profile
     #: and until enough steps were compared.
     step_time_ratio: float | None = None
+    #: KvCache pages that a request could find, also free ones.
+    num_known_kv_pages: int = 0
+    #: Since its worker started: tokens of requests that began to share pages, and those of them that were found and so
+    #: not computed.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 class Percentiles(Struct, frozen=True):

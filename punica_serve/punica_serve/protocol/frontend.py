@@ -147,6 +147,9 @@ class Deliveries(Message, frozen=True):
     offset: int = 0
     #: For new requests whose tenants have limits per minute. Process them first.
     rate_limits: tuple[RateLimits, ...] = ()
+    #: Of requests whose first tokens these are, on GPUs that share pages: handle, and prompt tokens found in the
+    #: KvCache.
+    cached: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_columns(self.handles, self.positions, self.token_ids, self.logprobs)

@@ -97,6 +97,15 @@ class StepReport(Message, frozen=True, kw_only=True):
     #: 0: the report has full row headers, ``assignments`` and ``positions``. n: this is the n-th report with tokens
     #: after the one that had them, with the same rows, each n positions further.
     num_repeats: int = 0
+    #: Of requests whose first tokens these are: counter of the assignment, and prompt tokens found in the KvCache.
+    cached: tuple[tuple[int, int], ...] = ()
+    #: Holders of KvCache pages beyond each page's first: pages of requests, added up, exceed the pages in use by these.
+    num_shared_kv_pages: int = 0
+    #: Pages that a request could find, also free ones.
+    num_known_kv_pages: int = 0
+    #: Since the worker started: tokens of requests that began to share pages, and those of them that were found.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
     def __post_init__(self) -> None:
         if not self.num_repeats:

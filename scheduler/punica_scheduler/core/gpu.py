@@ -47,6 +47,12 @@ class GpuRecord:
     repeated_rows: RepeatedRows | None = None
     #: Pages that the working set needs STEPS_AHEAD steps from now.
     num_pages_ahead: int = 0
+    #: What its newest report says of shared pages: holders beyond each page's first, and pages that could be found.
+    num_shared_pages: int = 0
+    num_known_pages: int = 0
+    #: Tokens that its worker has looked up, and those that it has found.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     #: Tokens for which a new request would find pages: free by accounting, and not needed by the working set.
     room: int = field(init=False)
     #: By digest: requests of the working set that use the adapter.
@@ -77,7 +83,16 @@ class GpuRecord:
     @property
     def load(self) -> float:
         """How full it is, from 0 to 1: the share of its batch or of its KvCache, whichever is higher."""
-        return max(len(self.working_set) / self.info.max_batch_size, self.num_pages_ahead / self.info.num_kv_pages)
+        return max(len(self.working_set) / self.info.max_batch_size, self.num_pages_needed / self.info.num_kv_pages)
+
+    @property
+    def num_pages_needed(self) -> int:
+        """Pages that the working set needs STEPS_AHEAD steps from now, those that its requests share counted once.
+
+        While a stop is on its way, the last report may count more sharing than is left. Then a worker may lack a page,
+        and preempts; the other error would preempt more and more, as each preemption seemed to free nothing.
+        """
+        return max(0, self.num_pages_ahead - self.num_shared_pages)
 
     @property
     def num_used_kv_pages(self) -> int:
@@ -107,14 +122,14 @@ class GpuRecord:
         return (
             record.num_tokens < self.room
             and not self.is_full
-            and self.num_pages_ahead + self.pages_ahead_of(record) <= self.info.num_kv_pages
+            and self.num_pages_needed + self.pages_ahead_of(record) <= self.info.num_kv_pages
             and self._fits_lora(record)
         )
 
     def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
         """Whether there is room for all of these together, and a free page for each request then."""
         num_requests = len(self.working_set) + len(records)
-        num_pages_ahead = self.num_pages_ahead + sum(map(self.pages_ahead_of, records))
+        num_pages_ahead = self.num_pages_needed + sum(map(self.pages_ahead_of, records))
         return (
             sum(self.pages_for(record.num_tokens + 1) for record in records) * self.info.page_size <= self.room
             and num_requests <= self.info.max_batch_size
@@ -126,10 +141,10 @@ class GpuRecord:
     def overflows(self) -> bool:
         """Whether the next steps of the working set would not fit.
 
-        What each request holds and what is free add up to the pool, where stops on their way are obeyed in time; so
+        What requests hold and what is free add up to the pool, where stops on their way are obeyed in time; so
         growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
         """
-        return self.num_pages_ahead > self.info.num_kv_pages
+        return self.num_pages_needed > self.info.num_kv_pages
 
     def prefill_step_of(self, record: RequestRecord) -> int:
         """The GPU's first step that could prefill the request, if it were placed now.
@@ -227,6 +242,8 @@ class GpuRecord:
     def account(self, report: StepReport) -> None:
         """Applies a report's page counts and gauges. Its tokens must have been applied before."""
         self.kv_pages.report(report.applied_seq, report.free_kv_pages)
+        self.num_shared_pages, self.num_known_pages = report.num_shared_kv_pages, report.num_known_kv_pages
+        self.prefix_cache_queries, self.prefix_cache_hits = report.prefix_cache_queries, report.prefix_cache_hits
         self.num_steps = report.step
         if report.batch_size:
             self.step_s = report.duration_s
@@ -239,7 +256,7 @@ class GpuRecord:
         self._update_room()
 
     def _update_room(self) -> None:
-        free_by_book, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_ahead
+        free_by_book, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed
         self.room = (free_by_book if free_by_book < free_by_need else free_by_need) * self.info.page_size
 
     def check_invariants(self) -> None:
@@ -256,7 +273,7 @@ class GpuRecord:
             require(rows.records == named, self.uuid)
         require(len(repeated) == (len(rows.records) if rows else 0), f"the repeated rows of {self.uuid}")
         require(self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}")
-        num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_ahead)
+        num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed)
         require(self.room == num_free_pages * self.info.page_size, f"room of {self.uuid}")
         require(self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}")
         lora_pages: Counter[LoraGroup] = Counter()
@@ -281,6 +298,9 @@ class GpuRecord:
                 now_ns if digest in self.num_users else self.unused_since_ns.get(digest, 0) for digest in self.resident
             ),
             num_cached_adapters=len(self.cached),
+            num_known_kv_pages=self.num_known_pages,
+            prefix_cache_queries=self.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits,
         )
 
     def details(self, now_ns: int) -> GpuDetails:

@@ -24,6 +24,8 @@ class Outcome(Struct):
     endings: dict[str, list[Ending]] = field(default_factory=dict)
     #: Frontend id -> what its tenant's quota leaves the request that has arrived.
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
+    #: Frontend id -> handles of its requests that have begun, with their prompt tokens found in the KvCache.
+    cached: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     #: request_id -> UUID of the GPU that it was just taken from, to which this event does not return it.
     barred: dict[str, str] = field(default_factory=dict)
     #: A request has left a draining GPU, so its runner may be due for RunnerDrained.
@@ -57,6 +59,8 @@ class Outcome(Struct):
 
     def take_actions(self) -> list[Action]:
         """All actions, deliveries first: clients wait for those."""
+        for frontend_id, cached in self.cached.items():
+            self.deliveries[frontend_id] = replace(self.deliveries.get(frontend_id, _NO_TOKENS), cached=tuple(cached))
         for frontend_id, endings in self.endings.items():
             tokens = self.deliveries.get(frontend_id, _NO_TOKENS)
             self.deliveries[frontend_id] = replace(tokens, endings=tuple(endings))

@@ -33,7 +33,7 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
     _note_gap(num_rows, num_rows - num_begun, gpu, outcome)
     if num_begun:
         for record in rows.newcomers:
-            _note_begin(record, gpu, outcome)
+            _note_begin(record, gpu, report, outcome)
     offset = rows.num_steps
     gpu.num_pages_ahead += rows.take(report)
     _deliver(report, rows.shares, offset, outcome)
@@ -57,7 +57,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
             continue
         if position == record.num_generated_at_start:
             num_begun += 1
-            _note_begin(record, gpu, outcome)
+            _note_begin(record, gpu, report, outcome)
         gpu.num_pages_ahead -= gpu.pages_ahead_of(record)
         record.accept_token(token_id, row_s)
         gpu.num_pages_ahead += gpu.pages_ahead_of(record)
@@ -69,13 +69,16 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
     return broken
 
 
-def _note_begin(record: RequestRecord, gpu: GpuRecord, outcome: Outcome) -> None:
+def _note_begin(record: RequestRecord, gpu: GpuRecord, report: StepReport, outcome: Outcome) -> None:
     """A request is about to get its first token of this assignment."""
     if record.assignment is not None:
         gpu.load_sums.begun(record.assignment.counter, outcome.now_ns)
     if not record.num_generated_at_start:
         record.end_prefill(outcome.now_ns)
         outcome.first_token_ns.append(outcome.now_ns - record.admitted_ns)
+        if gpu.info.prefix_caching is not None and record.assignment is not None:
+            num_cached = dict(report.cached).get(record.assignment.counter, 0)
+            outcome.cached.setdefault(record.frontend_id, []).append((record.handle, num_cached))
 
 
 def _note_gap(num_taken: int, num_continued: int, gpu: GpuRecord, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ from echo_cluster import EchoCluster
 from punica_frontend.api.caller import ANYONE
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.answers import usage
 from punica_frontend.generation.choices import Choices, check_together, copies, stream_all, whole_answers
 from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import PromptEncoder
@@ -55,8 +56,10 @@ async def test_answers_are_in_the_order_of_their_plans(generator: Generator, clu
     answers = await whole_answers(generator, plans)
     assert [answer.text for answer in answers] == ["a", "longest", "mid"]
     assert not cluster.live and not cluster.cancelled
-    assert Choices(tuple(plans)).usage(5).prompt_tokens == 11
-    assert Choices.of(plans, 4).usage(5).prompt_tokens == 11
+    assert Choices(tuple(plans)).usage(5, {}).prompt_tokens == 11
+    assert Choices.of(plans, 4).usage(5, {}) == usage(11, 5)
+    ends = {index: usage(3, 1, num_cached) for index, num_cached in enumerate((2, 9, 4, 9, None))}
+    assert Choices.of(plans, 2).usage(5, ends) == usage(11, 5, 6), "a prompt's second choice finds what the first left"
 
 
 async def test_a_request_is_let_go_when_it_ends_not_when_all_do(generator: Generator, cluster: EchoCluster) -> None:

@@ -118,6 +118,16 @@ async def test_a_request_from_first_to_last(client: WireSchedulerClient, schedul
     assert scheduler.received == [ADDED]
 
 
+async def test_cached_tokens_come_with_the_first_token(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
+) -> None:
+    collecting = asyncio.create_task(collect(client))
+    await until(lambda: scheduler.received == [ADDED])
+    scheduler.send(replace(tokens(0, 10), cached=((0, 16), (99, 7))))
+    scheduler.send(tokens(1, 11, end="stop"))
+    assert {delivery.num_cached_tokens for delivery in await collecting} == {16}
+
+
 async def test_rate_limits_come_to_their_request_before_its_end(
     client: WireSchedulerClient, scheduler: ScriptedScheduler
 ) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
 from punica_scheduler.core.actions import Deliver
-from punica_serve.protocol import AssignmentId, TokenLogprobs
-from scheduler_in_words import Cluster
+from punica_serve.protocol import AssignmentId, PrefixCaching, TokenLogprobs
+from scheduler_in_words import Cluster, NewCluster
 
 
 def test_tokens_reach_their_frontend_in_order(cluster: Cluster) -> None:
@@ -54,3 +54,27 @@ def test_reports_of_unknown_gpus_and_assignments_are_dropped(cluster: Cluster) -
     assert cluster.reports("B", [(cluster.assignments["r1"].counter, 0)], incarnation=cluster.incarnation - 1) == []
     cluster.gpu_is_lost("B")
     assert cluster.steps("B") == []
+
+
+def test_cached_tokens_are_told_once_with_the_first_token(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("C", prefix_caching=PrefixCaching("base"))
+    for name in ("r1", "r2", "r3"):
+        cluster.arrives(name, prompt=6)
+
+    def told() -> list[tuple[str, int]]:
+        deliveries = [action.deliveries for action in cluster.actions if isinstance(action, Deliver)]
+        return [(cluster.names[handle], count) for delivery in deliveries for handle, count in delivery.cached]
+
+    cluster.steps("C", "r1 r2", cached={"r1": 4})
+    assert told() == [("r1", 4), ("r2", 0)]
+    cluster.steps("C", "r1 r2")
+    assert told() == []
+    cluster.steps("C", "r3 r1 r2", cached={"r3": 4}, finished="r3")
+    assert told() == [("r3", 4)]
+
+
+def test_gpus_that_share_no_pages_tell_nothing_of_them(cluster: Cluster) -> None:
+    cluster.arrives("r1")
+    cluster.steps("B", "r1")
+    assert [action.deliveries.cached for action in cluster.actions if isinstance(action, Deliver)] == [()]

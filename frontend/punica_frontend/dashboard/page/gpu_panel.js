@@ -2,7 +2,7 @@
 
 import { byId, keepChildren, make, setText } from "./dom.js";
 import { ago, number } from "./format.js";
-import { AdapterList, adapterName, batchText, Meter, stepTimeText } from "./meters.js";
+import { AdapterList, adapterName, batchText, knownText, Meter, stepTimeText } from "./meters.js";
 
 const INTERVAL_MS = 1000;
 /** @type {Record<string, string>} */
@@ -97,7 +97,7 @@ export class GpuPanel {
     setText(this.note, `${device} · runner ${gpu.runner_id} · ${number(gpu.tokens)} tokens in ${number(gpu.steps)} steps${state} · ${uuid}`);
     setText(this.stepTime, stepTimeText(gpu));
     this.batch.show(gpu.batch_size_mean, capacity, batchText(gpu));
-    this.pages.show(pages - gpu.free_kv_pages, pages, `${pages - gpu.free_kv_pages} / ${pages} pages`);
+    this.pages.show(pages - gpu.free_kv_pages, pages, `${pages - gpu.free_kv_pages} / ${pages} pages${knownText(gpu)}`);
     this.#showPool(told);
     const others = told.num_other_requests ? `, and ${told.num_other_requests} of other tenants` : "";
     setText(this.numRequests, `Requests: ${requests.length}${others}`);

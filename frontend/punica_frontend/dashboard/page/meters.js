@@ -26,6 +26,11 @@ export function batchText(gpu) {
   return most ? `${mean} / ${capacity}${most > mean ? ` · most ${most}` : ""}` : `idle · ${capacity}`;
 }
 
+/** Empty where requests share no pages. @param {any} gpu */
+export function knownText({ num_known_kv_pages: known, gpu: { prefix_caching: sharing } }) {
+  return sharing ? ` · ${known} cached` : "";
+}
+
 /** Beyond this difference from 1, the scheduler's log warns of its profile. */
 const WRONG_PROFILE = 0.2;
 

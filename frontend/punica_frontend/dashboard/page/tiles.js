@@ -36,6 +36,17 @@ function promises({ counters, recent }) {
   return tiles;
 }
 
+/** Tiles of shared pages, once a GPU shares any. @param {any} cluster @returns {Record<string, [string, string]>} */
+function prefixCaching({ gpus }) {
+  if (!gpus.some((/** @type {any} */ gpu) => gpu.gpu.prefix_caching)) return {};
+  const sum = (/** @type {string} */ name) => gpus.reduce((/** @type {number} */ all, /** @type {any} */ gpu) => all + gpu[name], 0);
+  const [hits, queries] = [sum("prefix_cache_hits"), sum("prefix_cache_queries")];
+  return {
+    "Prefix cache hits": [percent(queries ? hits / queries : null), `${number(hits)} prefill tokens saved`],
+    "Cached pages": [number(sum("num_known_kv_pages")), "found by later prompts"],
+  };
+}
+
 export class Tiles {
   /** @type {Map<string, { value: HTMLElement, note: HTMLElement }>} */
   #tiles = new Map();
@@ -47,7 +58,7 @@ export class Tiles {
 
   /** @param {any} cluster @param {import("./timeline.js").Row} row */
   show(cluster, row) {
-    for (const [name, [value, note]] of Object.entries({ ...figures(cluster, row), ...promises(cluster) })) {
+    for (const [name, [value, note]] of Object.entries({ ...figures(cluster, row), ...promises(cluster), ...prefixCaching(cluster) })) {
       const tile = this.#tiles.get(name) ?? this.#add(name);
       setText(tile.value, value);
       setText(tile.note, note);
