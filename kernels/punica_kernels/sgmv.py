@@ -88,6 +88,39 @@ def add_lora(
     sgmv_expand(y, v, b_pages, out_offsets, index)
 
 
+def add_embedding_lora(
+    y: Tensor,
+    token_ids: Tensor,
+    a_pages: Tensor,
+    b_pages: Tensor,
+    index: SegmentIndex,
+    v: Tensor,
+    *,
+    first_token: int = 0,
+) -> None:
+    """y += A's column of each row's token, times B, in place: ``add_lora`` for an embedding, whose x is one-hot.
+
+    Args:
+        token_ids: int64 [num_rows].
+        a_pages: [num_pages, 1, P, tokens], the tokens from `first_token` on; others add nothing.
+        b_pages: [num_pages, P, h_out].
+
+    Other shapes and errors are those of `sgmv_shrink` and `sgmv_expand`.
+    """
+    if not index.has_lora:
+        return
+    _check_v(v, 1, a_pages.shape[2], index)
+    page_ranks, num_tokens = a_pages.shape[2:]
+    for group in index.tile_groups:
+        tokens = token_ids[group.rows][:, :, None, None] - first_token
+        known = (tokens >= 0) & (tokens < num_tokens)
+        pages = group.pages[:, None, :, None]
+        ranks = torch.arange(page_ranks, device=pages.device)
+        columns = a_pages[pages, 0, ranks, tokens.clamp(0, num_tokens - 1)].float() * known
+        v[group.rows.view(-1), 0, : group.pages.shape[1] * page_ranks] = columns.flatten(0, 1).flatten(1)
+    sgmv_expand(y, v, b_pages, (0, b_pages.shape[2]), index)
+
+
 def _shrink(v: Tensor, x: Tensor, a_pages: Tensor, index: SegmentIndex) -> None:
     _, num_slices, page_ranks, h_in = a_pages.shape
     for tile_rows, rows, pages in _chunks(index.tile_groups, num_slices * page_ranks * h_in):

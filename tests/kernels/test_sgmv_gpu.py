@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
-from punica_kernels.gpu.sgmv import add_lora, expand, shrink, workspace_numel
+from punica_kernels.gpu.sgmv import add_lora, expand, shrink, shrink_embedding, workspace_numel
 from punica_kernels.gpu.sgmv_config import expand_config, shrink_config
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 
@@ -301,3 +301,20 @@ def test_pdl_launches_wait_for_readers_of_what_they_write(make_case: MakeCase, r
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("first_token", "dtype"), [(0, torch.float32), (7, torch.float16)])
+def test_an_embedding_picks_columns(
+    make_case: MakeCase, relative_error: RelativeError, first_token: int, dtype: torch.dtype
+) -> None:
+    """As a product with one-hot rows; tokens that A does not have add nothing."""
+    case = make_case([1, 17, 2, 1], [12, 24, 0, 256], dtype=dtype)
+    num_tokens = case.a_pages.shape[3]
+    token_ids = torch.randint(0, num_tokens + 2 * first_token, (len(case.x),), device=DEVICE, dtype=torch.int32)
+    known = torch.nn.functional.one_hot((token_ids - first_token).clamp(0, num_tokens - 1).long(), num_tokens)
+    is_known = (token_ids >= first_token) & (token_ids < first_token + num_tokens)
+    case.x = (known * is_known[:, None]).to(dtype)
+    y = case.y.clone()
+    shrink_embedding(case.v, token_ids, case.a_pages, case.table, first_token=first_token)
+    expand(y, case.v, case.b_pages, case.out_offsets, case.table, accumulate=True)
+    assert relative_error(y, case.y.double() + case.expected_delta()) < TOLERANCES[dtype]

@@ -15,6 +15,7 @@ from torch import Tensor
 from punica_kernels.checks import require_dense_rows, require_shape
 from punica_kernels.gpu.launch import pdl_options
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
+from punica_kernels.gpu.sgmv_embedding import sgmv_embedding_shrink
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
 from punica_kernels.lora_table import PAGE_RANKS, LoraTable, LoraTableShape
@@ -61,6 +62,31 @@ def shrink(
         EVEN_K=h_in == config.split_k * config.k_per_split,
         num_warps=config.num_warps,
         **pdl_options(x.device, wait=pdl),
+    )
+
+
+def shrink_embedding(v: Tensor, token_ids: Tensor, a_pages: Tensor, table: LoraTable, *, first_token: int = 0) -> None:
+    """v = A's column of each row's token, for a group that embeds tokens: a_pages [pages, 1, 8, tokens].
+
+    A has the tokens from `first_token` on; others, which another rank has, become zeros.
+    """
+    if a_pages.dim() != 4 or a_pages.shape[1:3] != (1, PAGE_RANKS):
+        raise ValueError(f"a_pages must be [num_pages, 1, {PAGE_RANKS}, tokens], got {list(a_pages.shape)}")
+    require_shape("token_ids", token_ids, table.shape.max_rows)
+    require_dense_rows(token_ids=token_ids)
+    _check_pages("a_pages", a_pages)
+    _check_v(v, 1, table)
+    sgmv_embedding_shrink[(table.shape.max_rank_blocks,)](
+        v,
+        token_ids,
+        a_pages,
+        table.words[table.shape.rank_blocks_start :],
+        first_token,
+        a_pages.shape[3],
+        a_pages.stride(0),
+        MAX_RANKS=table.shape.max_ranks,
+        SPLIT_K=num_splits(table.shape, 1),
+        num_warps=4,
     )
 
 

@@ -18,7 +18,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 @dataclass(frozen=True, slots=True)
 class BaseModules:
-    """The linear modules that an adapter may update, and those around them."""
+    """The modules that an adapter may update, and those around them."""
 
     num_layers: int
     #: The block of a layer that holds each of its linear modules, in the order in which the model runs them.
@@ -27,17 +27,27 @@ class BaseModules:
     stem: str = ALONE
 
     def linear(self) -> Iterator[tuple[int, str, str]]:
-        """(layer, module, path) of every linear module, in the order in which the model runs them."""
+        """(layer, module, path) of every linear module of a layer, in the order in which the model runs them."""
         for layer in range(self.num_layers):
             for module, block in self.blocks.items():
                 yield layer, module, f"{self.stem}.layers.{layer}.{block}.{module}"
 
+    def vocabulary(self) -> Iterator[tuple[str, str]]:
+        """(module, path) of the embedding and the head."""
+        outer, _, inner = self.stem.rpartition(".")
+        yield "embed_tokens", f"{self.stem}.embed_tokens"
+        yield "lm_head", f"{outer}.lm_head" if outer and inner == ALONE else "lm_head"
+
+    def updatable(self) -> Iterator[tuple[int, str, str]]:
+        """(layer, module, path) of every module that an adapter may update; those beside the layers are of layer 0."""
+        yield from self.linear()
+        yield from ((0, module, path) for module, path in self.vocabulary())
+
     def others(self) -> Iterator[tuple[int | None, str]]:
         """(layer or None, path) of the modules that an adapter may not update."""
-        outer, _, inner = self.stem.rpartition(".")
-        head = f"{outer}.lm_head" if outer and inner == ALONE else "lm_head"
-        yield from ((None, path) for path in (*filter(None, (outer,)), self.stem, head))
-        for name in ("embed_tokens", "layers", "norm", "rotary_emb"):
+        outer = self.stem.rpartition(".")[0]
+        yield from ((None, path) for path in (*filter(None, (outer,)), self.stem))
+        for name in ("layers", "norm", "rotary_emb"):
             yield None, f"{self.stem}.{name}"
         for layer in range(self.num_layers):
             path = f"{self.stem}.layers.{layer}"

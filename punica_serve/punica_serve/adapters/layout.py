@@ -12,16 +12,18 @@ from typing import Literal
 from punica_serve.adapters.adapter import AdapterLayout, PairPlace, TensorPlace
 from punica_serve.adapters.base_modules import PEFT_PREFIX
 from punica_serve.adapters.matching import LoraTarget
-from punica_serve.adapters.targets import linear_modules
+from punica_serve.adapters.targets import updatable_modules
 from punica_serve.adapters.text_tensors import TextTensors
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.numbers import counted
 
+_EMBEDDING = ".embed_tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledModule:
-    """A linear module that an adapter updates, as found in its file and AdapterRef."""
+    """A module that an adapter updates, as found in its file and AdapterRef."""
 
     layer: int
     module: str
@@ -32,6 +34,8 @@ class ScaledModule:
 
 def weight_name(path: str, side: Literal["A", "B"]) -> str:
     """PEFT's name for one half of a module's update."""
+    if path.endswith(_EMBEDDING):
+        return f"{PEFT_PREFIX}{path}.lora_embedding_{side}"
     return f"{PEFT_PREFIX}{path}.lora_{side}.weight"
 
 
@@ -54,6 +58,12 @@ def present_targets(
             instead = f"; `{unexpected[0][:200]}` is there instead" if unexpected else ""
             message = f"tensor `{missing[0]}` is missing, though the configuration targets its module{instead}"
             raise AdapterRejected(message, param=missing[0])
+    if unexpected and unexpected[0].endswith(".base_layer.weight"):
+        raise AdapterRejected(
+            f"tensor `{unexpected[0][:200]}` is a copy of the base model's, which PEFT saves with updates of the"
+            " embedding or the head; save the adapter again by save_pretrained(..., save_embedding_layers=False)",
+            param=unexpected[0],
+        )
     if unexpected:
         raise AdapterRejected(
             f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that the configuration"
@@ -90,7 +100,7 @@ def layout_of(
     modules: Iterable[LoraTarget | ScaledModule], tensors: Mapping[str, TensorPlace], model: ModelConfig
 ) -> AdapterLayout:
     """The positions of the modules' updates. Raises AdapterRejected for a tensor of the wrong shape."""
-    shapes = model.linear_shapes
+    shapes = model.spec.lora_shapes
     places = {}
     for each in modules:
         num_out, num_in = shapes[each.module]
@@ -101,9 +111,9 @@ def layout_of(
 
 
 def _modules_in(text: TextTensors, model: ModelConfig) -> Iterator[tuple[int, str, str, int]]:
-    """(layer, module, path, rank) of every linear module with both halves in the file."""
+    """(layer, module, path, rank) of every module with both halves in the file."""
     tensors = text.tensors
-    for layer, module, path in linear_modules(model, text.stem):
+    for layer, module, path in updatable_modules(model, text.stem):
         a, b = tensors.get(weight_name(path, "A")), tensors.get(weight_name(path, "B"))
         if a and b and a.shape:
             yield layer, module, path, a.shape[0]

@@ -30,8 +30,9 @@ OnField = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoraTarget:
-    """A linear module that the adapter updates."""
+    """A module that the adapter updates."""
 
+    #: 0 for the embedding and the head.
     layer: int
     module: str
     path: str
@@ -61,8 +62,13 @@ class _Module:
     path: str
     #: The number before the last parts of its path; None without one.
     layer: int | None
-    #: The name of a linear module that an adapter may update; None for any other.
+    #: The name of a module that an adapter may update; None for any other.
     linear: str | None = None
+
+    @property
+    def is_vocabulary(self) -> bool:
+        """Whether it is the embedding or the head."""
+        return self.linear is not None and self.layer is None
 
 
 def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lambda name: None) -> Matches:
@@ -71,6 +77,7 @@ def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lam
     Raises AdapterRejected, whose ``param`` is the field.
     """
     modules = [_Module(path, layer, module) for layer, module, path in base.linear()]
+    modules += [_Module(path, None, module) for module, path in base.vocabulary()]
     modules += [_Module(path, layer) for layer, path in base.others()]
     on_field("target_modules")
     _refuse_both_spellings(config, base)
@@ -83,9 +90,12 @@ def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lam
     chosen = [module for module in chosen if not is_excluded(module.path)]
     for module in chosen:
         if module.linear is None:
-            _refuse("target_modules", f"matches `{module.path}`, which is not a linear module of a layer")
+            reason = "which is no linear module of a layer, embedding or head"
+            _refuse("target_modules", f"matches `{module.path}`, {reason}")
     if not chosen:
-        _refuse("target_modules", "; ".join((_nothing_matches(config), *warnings, f"it has {', '.join(base.blocks)}")))
+        _refuse("target_modules", "; ".join((_nothing_matches(config), *warnings, f"it has {', '.join(_names(base))}")))
+    if config.ensure_weight_tying and any(module.is_vocabulary for module in chosen):
+        _refuse("ensure_weight_tying", "can't be applied to the embedding or the head; train without it")
     paths = [module.path for module in chosen]
     on_field("rank_pattern")
     ranks = _first_matches(config.rank_pattern or {}, paths, "rank_pattern")
@@ -94,7 +104,7 @@ def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lam
     _check_ranks(config, ranks)
     targets = (
         LoraTarget(
-            layer=module.layer,
+            layer=module.layer or 0,
             module=module.linear,
             path=module.path,
             rank=config.r if rank is None else rank,
@@ -102,9 +112,14 @@ def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lam
             use_rslora=bool(config.use_rslora),
         )
         for module, rank, alpha in zip(chosen, ranks.values(), alphas.values(), strict=True)
-        if module.layer is not None and module.linear is not None
+        if module.linear is not None
     )
     return Matches(tuple(targets), tuple(warnings))
+
+
+def _names(base: BaseModules) -> Iterator[str]:
+    yield from base.blocks
+    yield from (module for module, _ in base.vocabulary())
 
 
 def _nothing_matches(config: PeftConfig) -> str:
@@ -144,7 +159,7 @@ def _matcher(patterns: str | tuple[str, ...], field: str) -> Callable[[str], boo
 
 def _targeted(config: PeftConfig, modules: list[_Module]) -> list[_Module]:
     if config.targets_all_linear:
-        return [module for module in modules if module.linear is not None]
+        return [module for module in modules if module.linear is not None and not module.is_vocabulary]
     names = config.target_modules
     if names is None:
         names = _DEFAULT_TARGETS
@@ -165,7 +180,7 @@ def _in_layers(config: PeftConfig, modules: list[_Module]) -> list[_Module]:
         return modules
     full_paths = frozenset(as_tuple(config.target_modules))
     for module in modules:
-        if module.linear is not None and module.path in full_paths:
+        if module.linear is not None and "." in module.path and module.path in full_paths:
             reason = f"can't be used with the full path `{module.path}` in `target_modules`; leave out one of them"
             _refuse("layers_to_transform", reason)
     layer_of = _layer_finder(config)

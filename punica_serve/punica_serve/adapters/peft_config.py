@@ -42,7 +42,6 @@ _NO_EFFECT = frozenset(
         "auto_mapping",
         "bias",  # trains biases; PEFT saves those that the base has, and a file that holds any is refused
         "corda_config",  # belongs to init_lora_weights, which is checked itself; so do eva, lora_ga and loftq
-        "ensure_weight_tying",  # acts on embeddings, which are refused as targets
         "eva_config",
         "fan_in_fan_out",  # PEFT turns it off for Llama's linear modules
         "inference_mode",
@@ -100,6 +99,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
     #: Regular expressions for the path before the layer's index; any by default.
     layers_pattern: str | tuple[str, ...] | None = None
     base_model_name_or_path: str | None = None
+    #: Whether one update serves embedding and head. It matters only to adapters that update either.
+    ensure_weight_tying: bool | None = False
     #: How the adapter was initialised. Values that can't be served were refused before.
     init_lora_weights: bool | str = True
 

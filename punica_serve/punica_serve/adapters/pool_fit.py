@@ -1,20 +1,22 @@
 """Whether an adapter fits the LoRA pool when it is alone there."""
 
-from punica_serve.base_model.lora_layout import pages_needed, pages_of_rank
+from punica_serve.base_model.lora_layout import pages_needed, pages_of_rank, pool_pages
 from punica_serve.config.cluster import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
 
 
 def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
-    """``num_lora_pages`` is per group of projections. Raises AdapterRejected."""
-    group, num_pages = max(pages_needed(ref.ranks).items(), key=lambda item: item[1])
-    if num_pages > num_lora_pages:
-        raise AdapterRejected(
-            f"the adapter takes {num_pages} pages of {group}, but the LoRA pool has {num_lora_pages}; use an adapter of"
-            f" lower rank, or raise `engine.num_lora_pages` to {num_pages} or more",
-            param="r",
-        )
+    """``num_lora_pages`` is per group of a layer's projections. Raises AdapterRejected."""
+    pool = pool_pages(num_lora_pages)
+    for group, num_pages in pages_needed(ref.ranks).items():
+        if num_pages > pool[group]:
+            enough = num_pages * num_lora_pages // pool[group]
+            raise AdapterRejected(
+                f"the adapter takes {num_pages} pages of {group}, but the LoRA pool has {pool[group]}; use an adapter"
+                f" of lower rank, or raise `engine.num_lora_pages` to {enough} or more",
+                param="r",
+            )
 
 
 def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int) -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from punica_serve.adapters.adapter import STORAGE_DTYPES
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.adapters.layout import weight_name
-from punica_serve.adapters.targets import linear_modules
+from punica_serve.adapters.targets import updatable_modules
 from punica_serve.base_model.model_config import ModelConfig
 
 
@@ -44,10 +44,11 @@ def write_random_adapter(
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
     generator = np.random.default_rng(seed)
     tensors = {}
-    for _, module, path in linear_modules(model):
+    for _, module, path in updatable_modules(model):
         if module in target_modules:
-            num_out, num_in = model.linear_shapes[module]
-            a = generator.normal(scale=num_in**-0.5, size=(rank, num_in))
+            num_out, num_in = model.spec.lora_shapes[module]
+            fan_in = 1 if module == "embed_tokens" else num_in  # one row is read
+            a = generator.normal(scale=fan_in**-0.5, size=(rank, num_in))
             b = generator.normal(scale=scale * rank**-0.5, size=(num_out, rank))
             tensors[weight_name(path, "A")] = a.astype(STORAGE_DTYPES[dtype])
             tensors[weight_name(path, "B")] = b.astype(STORAGE_DTYPES[dtype])

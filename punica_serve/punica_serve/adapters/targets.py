@@ -16,8 +16,9 @@ def lora_targets(config: PeftConfig, model: ModelConfig, stem: str = ALONE) -> M
     """The modules that PEFT would adapt. Blocks for at most ``pattern_process.MAX_WALL_S``.
 
     ``stem``: the path of the text model in the model that the adapter was trained on. Raises AdapterRejected if the
-    configuration selects anything but the linear modules of a layer, gives one a rank above MAX_LORA_RANK, or has a
-    regular expression that is invalid or takes too long; StoreUnavailable if this machine can't run another process.
+    configuration selects anything but linear modules, the embedding and the head, gives one a rank above MAX_LORA_RANK,
+    or has a regular expression that is invalid or takes too long; StoreUnavailable if this machine can't run another
+    process.
     """
     match = match_in_process if config.has_expressions else match_targets
     return match(config, base_modules(model, stem))
@@ -30,5 +31,10 @@ def base_modules(model: ModelConfig, stem: str = ALONE) -> BaseModules:
 
 
 def linear_modules(model: ModelConfig, stem: str = ALONE) -> Iterator[tuple[int, str, str]]:
-    """(layer, module, path) of every linear module that an adapter may update."""
+    """(layer, module, path) of every linear module of a layer."""
     return base_modules(model, stem).linear()
+
+
+def updatable_modules(model: ModelConfig, stem: str = ALONE) -> Iterator[tuple[int, str, str]]:
+    """(layer, module, path) of every module that an adapter may update, the embedding and the head too."""
+    return base_modules(model, stem).updatable()

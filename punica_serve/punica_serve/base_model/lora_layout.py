@@ -19,6 +19,10 @@ MAX_LORA_RANK = 256
 USUAL_LORA_RANK = 128
 
 
+#: One of so many pages of a pool are for the embedding, and for the head, but these at least.
+_VOCABULARY_SHARE, _LEAST_VOCABULARY_PAGES = 8, 4
+
+
 class LoraKind(IntEnum):
     """How much LoRA a step, or a request, needs. A step's is the highest of its requests'."""
 
@@ -33,7 +37,8 @@ class LoraKind(IntEnum):
         """The kind of a request whose adapter has these ranks by module; None is no adapter."""
         if ranks is None:
             return cls.NONE
-        return cls.WIDE if max(ranks.values(), default=0) > USUAL_LORA_RANK else cls.USUAL
+        is_wide = max(ranks.values(), default=0) > USUAL_LORA_RANK or updates_vocabulary(ranks)
+        return cls.WIDE if is_wide else cls.USUAL
 
     @property
     def max_rank(self) -> int:
@@ -41,7 +46,7 @@ class LoraKind(IntEnum):
         return {LoraKind.NONE: 0, LoraKind.USUAL: USUAL_LORA_RANK, LoraKind.WIDE: MAX_LORA_RANK}[self]
 
 
-#: The projections that read the same input, in the order in which they are stacked.
+#: The projections of a layer that read the same input, in the order in which they are stacked.
 LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
     "o": ("o_proj",),
@@ -52,8 +57,14 @@ LORA_GROUPS: dict[LoraGroup, tuple[str, ...]] = {
 #: The same in models that compute a group by one projection, as Phi-3: one A serves all of its outputs.
 FUSED_GROUPS: dict[LoraGroup, tuple[str, ...]] = {**LORA_GROUPS, "qkv": ("qkv_proj",), "gate_up": ("gate_up_proj",)}
 
+#: The modules beside the layers.
+VOCABULARY_GROUPS: dict[LoraGroup, tuple[str, ...]] = {"embed": ("embed_tokens",), "head": ("lm_head",)}
+
 #: Every name that a projection of a group has in any model.
-_NAMES = {group: (*modules, *FUSED_GROUPS[group]) for group, modules in LORA_GROUPS.items()}
+_NAMES = {
+    **{group: (*modules, *FUSED_GROUPS[group]) for group, modules in LORA_GROUPS.items()},
+    **VOCABULARY_GROUPS,
+}
 
 
 def pages_needed(ranks: Mapping[str, int]) -> dict[LoraGroup, int]:
@@ -64,6 +75,17 @@ def pages_needed(ranks: Mapping[str, int]) -> dict[LoraGroup, int]:
         if rank:
             pages[group] = pages_of_rank(rank)
     return pages
+
+
+def updates_vocabulary(ranks: Mapping[str, int]) -> bool:
+    """Whether an adapter with these ranks updates the embedding or the head."""
+    return any(module in ranks for modules in VOCABULARY_GROUPS.values() for module in modules)
+
+
+def pool_pages(num_lora_pages: int) -> dict[LoraGroup, int]:
+    """The pages of each group in a pool. Few adapters update the embedding or the head, whose pages are large."""
+    few = min(num_lora_pages, max(_LEAST_VOCABULARY_PAGES, num_lora_pages // _VOCABULARY_SHARE))
+    return {**dict.fromkeys(LORA_GROUPS, num_lora_pages), **dict.fromkeys(VOCABULARY_GROUPS, few)}
 
 
 def pages_of_rank(rank: int) -> int:

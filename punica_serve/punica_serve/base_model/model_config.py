@@ -140,6 +140,7 @@ def _spec(config: ModelConfig) -> ModelSpec:
             )
             for name, names in modules.items()
         ),
+        vocabulary=_vocabulary(config),
         layer_norms=_layer_norms(config),
         block_norms=_block_norms(config),
         norm_eps=config.rms_norm_eps,
@@ -171,6 +172,15 @@ def _projections(config: ModelConfig) -> tuple[Projection, ...]:
         Projection("up_proj", "mlp", (inner,), hidden),
         Projection("gate_up_proj", "mlp", _joined(inner, _moved(inner, whole.intermediate_size)), hidden),
         Projection("down_proj", "mlp", (hidden,), inner),
+    )
+
+
+def _vocabulary(config: ModelConfig) -> tuple[ProjectionGroup, ...]:
+    hidden, tokens = range(config.hidden_size), config.vocabulary
+    embedding, head = Projection("embed_tokens", "", (hidden,), tokens), Projection("lm_head", "", (tokens,), hidden)
+    return (
+        ProjectionGroup("embed", (embedding,), split_k=False, row_parallel=True),
+        ProjectionGroup("head", (head,), split_k=False),
     )
 
 

@@ -5,11 +5,13 @@ starts with another spec, not with changes in each of them.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, VOCABULARY_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt
 from punica_serve.protocol import LoraGroup
 
@@ -181,6 +183,8 @@ class ModelSpec:
 
     layers: tuple[LayerSpec, ...]
     groups: tuple[ProjectionGroup, ...]
+    #: The embedding and the head, as far as adapters may update them.
+    vocabulary: tuple[ProjectionGroup, ...]
     layer_norms: tuple[Norm, ...]
     block_norms: BlockNorms
     norm_eps: float
@@ -208,6 +212,15 @@ class ModelSpec:
         """The distinct windows of its layers, in the order of their first layer."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
+    @property
+    def lora_groups(self) -> tuple[ProjectionGroup, ...]:
+        """All that adapters may update."""
+        return self.groups + self.vocabulary
+
+    def layers_of(self, group: LoraGroup) -> int:
+        """How often the model has a group: in each layer, or once."""
+        return 1 if group in VOCABULARY_GROUPS else self.num_layers
+
     def group(self, name: LoraGroup) -> ProjectionGroup:
         """The group of that name. KeyError if the model has none."""
         return self._groups[name]
@@ -219,17 +232,32 @@ class ModelSpec:
     @cached_property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """(out_features, in_features) of every linear module of a layer."""
-        modules = (projection for group in self.groups for projection in group.projections)
-        return {module.name: (module.out_features, module.in_features) for module in modules}
+        return _shapes(self.groups)
+
+    @cached_property
+    def lora_shapes(self) -> dict[str, tuple[int, int]]:
+        """The same of all modules that adapters may update."""
+        return _shapes(self.lora_groups)
 
     @cached_property
     def _groups(self) -> dict[LoraGroup, ProjectionGroup]:
-        return {group.name: group for group in self.groups}
+        return {group.name: group for group in self.lora_groups}
 
     @cached_property
     def _places(self) -> dict[str, tuple[ProjectionGroup, int]]:
         return {
             projection.name: (group, number)
-            for group in self.groups
+            for group in self.lora_groups
             for number, projection in enumerate(group.projections)
         }
+
+
+def page_elements(spec: ModelSpec, group: ProjectionGroup) -> int:
+    """Elements of A and B in one page of a group."""
+    num_columns = len(group.projections) * group.in_features + group.out_features
+    return spec.layers_of(group.name) * LORA_PAGE_RANKS * num_columns
+
+
+def _shapes(groups: Iterable[ProjectionGroup]) -> dict[str, tuple[int, int]]:
+    modules = (projection for group in groups for projection in group.projections)
+    return {module.name: (module.out_features, module.in_features) for module in modules}

@@ -85,9 +85,9 @@ class CpuRunner:
     def launch(self, plan: StepPlan) -> FinishedStep:
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
-        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of))
+        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of), num_sampled=len(plan.sampled))
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if not plan.sampled:
             return FinishedStep(())
-        logits = self._model.logits(hidden[batch.sampled_rows]).float()
+        logits = self._model.logits(hidden[batch.sampled_rows], self._lora).float()
         return FinishedStep(self._sampler.launch(logits, plan.sampled, range(len(plan.sampled))).read())

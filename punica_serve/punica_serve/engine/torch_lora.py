@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.segments import SegmentIndex
-from punica_kernels.sgmv import add_lora
+from punica_kernels.sgmv import add_embedding_lora, add_lora
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
@@ -30,8 +30,8 @@ class TorchLora:
         self._buffers: dict[LoraGroup, Tensor] = {}
         self._arrival: CpuArrival | None = None
 
-    def plan(self, segments: Segments, arrival: Arrival | None = None) -> None:
-        """``arrival``: layers wait for this copy.
+    def plan(self, segments: Segments, arrival: Arrival | None = None, *, num_sampled: int = 0) -> None:
+        """``arrival``: layers wait for this copy. ``num_sampled``: the last rows, which get logits.
 
         Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all.
         """
@@ -43,8 +43,10 @@ class TorchLora:
             pages = [own.get(group, []) for own in owned]
             if not any(pages):
                 continue
-            index = SegmentIndex.build(segments.indptr, pages, device=pool.a.device)
-            shape = (segments.indptr[-1], pool.a.shape[2], index.max_pages * LORA_PAGE_RANKS)
+            first_row = segments.indptr[-1] - num_sampled if group == "head" else 0
+            indptr = segments.rows_from(first_row)
+            index = SegmentIndex.build(indptr, pages, device=pool.a.device)
+            shape = (indptr[-1], pool.a.shape[2], index.max_pages * LORA_PAGE_RANKS)
             self._indices[group] = index
             self._buffers[group] = torch.empty(shape, dtype=torch.float32, device=pool.a.device)
 
@@ -61,3 +63,16 @@ class TorchLora:
             pool = self._pool.groups[group]
             add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, self._buffers[group])
         return Projected(y, None)
+
+    def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
+        """See ``LoraBatch.add_to_embedding``."""
+        if (index := self._indices.get("embed")) is not None:
+            pool, buffer = self._pool.groups["embed"], self._buffers["embed"]
+            weights = (pool.a[:, 0], pool.b[:, 0])
+            add_embedding_lora(embedded, token_ids, *weights, index, buffer, first_token=self._pool.first_token)
+
+    def add_to_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        """See ``LoraBatch.add_to_logits``."""
+        if (index := self._indices.get("head")) is not None:
+            pool = self._pool.groups["head"]
+            add_lora(logits, hidden, pool.a[:, 0], pool.b[:, 0], pool.out_offsets, index, self._buffers["head"])

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from punica_serve.models.collectives import Collectives
+from punica_serve.models.linear import LoraBatch
 
 
 class Embedding:
@@ -17,12 +18,13 @@ class Embedding:
         self._scale = _rounded(scale, weight.dtype)
         self._collectives = collectives
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, lora: LoraBatch) -> Tensor:
         """Integers [rows] -> [rows, hidden], which the caller may overwrite."""
-        if self._collectives.rank.size == 1:
-            embedded = functional.embedding(token_ids, self._weight)
-        else:
-            embedded = self._collectives.all_reduce(self._embed_own(token_ids))
+        is_whole = self._collectives.rank.size == 1
+        embedded = functional.embedding(token_ids, self._weight) if is_whole else self._embed_own(token_ids)
+        lora.add_to_embedding(token_ids, embedded)
+        if not is_whole:
+            embedded = self._collectives.all_reduce(embedded)
         return embedded if self._scale is None else embedded.mul_(self._scale)
 
     def _embed_own(self, token_ids: Tensor) -> Tensor:

@@ -49,6 +49,14 @@ class LoraBatch(Protocol):
         """
         ...
 
+    def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
+        """Adds the LoRA of each row's embedding to ``embedded`` [rows, hidden] in place."""
+        ...
+
+    def add_to_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        """Adds the LoRA of the head to ``logits`` [rows, vocab] in place, for the last rows of the step."""
+        ...
+
 
 class Linear:
     """The stacked projections of one group in one layer: the base weight, the place of its LoRA, and their exchange.
@@ -87,7 +95,7 @@ def _sum_over_ranks(part: Projected, dtype: torch.dtype, collectives: Collective
 
 
 class OutputHead:
-    """The projection to the vocabulary, or to a rank's share of it, which has no LoRA."""
+    """The projection to the vocabulary, or to a rank's share of it."""
 
     __slots__ = ("_soft_cap", "_weight")
 
@@ -96,7 +104,8 @@ class OutputHead:
         self._weight = weight
         self._soft_cap = soft_cap
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, lora: LoraBatch) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
         logits = linear(hidden, self._weight, pdl=True)
+        lora.add_to_logits(hidden, logits)
         return logits if self._soft_cap is None else logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)

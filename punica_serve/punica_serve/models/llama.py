@@ -10,7 +10,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.models.activation import ACTIVATIONS
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.embedding import Embedding
-from punica_serve.models.linear import Linear, OutputHead, Projected
+from punica_serve.models.linear import Linear, LoraBatch, OutputHead, Projected
 from punica_serve.models.model import ForwardBatch
 from punica_serve.models.model_weights import LayerWeights, ModelWeights
 from punica_serve.models.norm import Residual, RmsNorm
@@ -39,14 +39,14 @@ class Llama:
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """The last hidden states, normed: [rows, hidden]."""
-        residual, added = Residual(self._embedding(batch.token_ids)), None
+        residual, added = Residual(self._embedding(batch.token_ids, batch.lora)), None
         for layer in self._layers:
             added = layer(residual, added, batch)
         return self._norm(residual, added)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LoraBatch) -> Tensor:
         """See ``Model.logits``."""
-        return self._head(hidden)
+        return self._head(hidden, lora)
 
 
 class _Layer:

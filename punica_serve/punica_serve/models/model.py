@@ -46,6 +46,6 @@ class Model(Protocol):
         """The last hidden states, normed: [rows, hidden]."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, tokens of the rank's vocabulary], in the model's dtype."""
+    def logits(self, hidden: Tensor, lora: LoraBatch) -> Tensor:
+        """[rows, hidden], a step's last -> [rows, tokens of the rank's vocabulary], in the model's dtype."""
         ...

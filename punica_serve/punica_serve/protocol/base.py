@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
-PROTOCOL_VERSION = (5, 3)
+PROTOCOL_VERSION = (5, 4)
 
 #: A token id fits 32 bits: MAX_TOKEN_BYTES on the wire, 4 in memory.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -24,8 +24,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 #: Who shares pages of the KvCache: the requests of one tenant, or those of all.
 PrefixScope = Literal["tenant", "cluster"]
 
-#: The four groups of projections whose LoRA weights share pages, in the order in which a layer runs them.
-LoraGroup = Literal["qkv", "o", "gate_up", "down"]
+#: The groups of projections whose LoRA weights share pages: those of a layer, in the order in which it runs them, then
+#: the model's embedding and its head.
+LoraGroup = Literal["qkv", "o", "gate_up", "down", "embed", "head"]
 
 
 class Struct(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -7,7 +7,7 @@ simulator, or the runner's simulated worker, which waits for each step between `
 from collections.abc import Iterable
 from typing import assert_never
 
-from punica_serve.base_model.lora_layout import LORA_GROUPS
+from punica_serve.base_model.lora_layout import pool_pages
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
@@ -47,7 +47,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         max_batch_size=engine.max_batch_size,
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
-        num_lora_pages=dict.fromkeys(LORA_GROUPS, engine.num_lora_pages),
+        num_lora_pages=pool_pages(engine.num_lora_pages),
         name=name,
         device_name=SIMULATED_DEVICE,
     )

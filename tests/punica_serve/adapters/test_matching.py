@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from punica_serve.adapters.matching import LoraTarget, match_targets
 from punica_serve.adapters.peft_config import PeftConfig
-from punica_serve.adapters.targets import base_modules, linear_modules
+from punica_serve.adapters.targets import base_modules, linear_modules, updatable_modules
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from tiny_config import tiny_config
@@ -104,10 +104,11 @@ def test_module_paths_are_those_of_llama(model: ModelConfig) -> None:
     config = LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=model.num_hidden_layers)
     with torch.device("meta"):
         llama = LlamaForCausalLM(config)
-    linear = {name for name, module in llama.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {path for _, _, path in linear_modules(model)} == linear - {"lm_head"}
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    known = {name for name, module in llama.named_modules() if isinstance(module, kinds)}
+    assert {path for _, _, path in updatable_modules(model)} == known
     for name, _ in llama.named_modules():
-        if name and name not in linear - {"lm_head"}:
+        if name and name not in known:
             with pytest.raises(AdapterRejected, match=f"matches `{name}`"):
                 targets_of(PeftConfig(target_modules=f".*q_proj|{name}"), model)
 
@@ -129,10 +130,10 @@ def test_no_target_modules_means_pefts_choice_for_llama(model: ModelConfig) -> N
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [("lm_head", "lm_head"), ("embed_tokens", "model.embed_tokens"), ("0.mlp", "model.layers.0.mlp")],
+    [("norm", "model.norm"), ("0.mlp", "model.layers.0.mlp")],
 )
 def test_names_of_other_modules_are_refused(model: ModelConfig, name: str, path: str) -> None:
-    with pytest.raises(AdapterRejected, match=f"matches `{path}`, which is not a linear module") as caught:
+    with pytest.raises(AdapterRejected, match=f"matches `{path}`, which is no linear module") as caught:
         targets_of(PeftConfig(target_modules=("q_proj", name)), model)
     assert caught.value.param == "target_modules"
 
@@ -242,7 +243,10 @@ def test_a_base_with_fused_projections_is_matched_by_its_own_modules() -> None:
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (("q_proj", "v_proj"), "names `q_proj`, `v_proj`, which .*; it has qkv_proj, o_proj, gate_up_proj, down_proj$"),
+        (
+            ("q_proj", "v_proj"),
+            "names `q_proj`, `v_proj`, which .*; it has qkv_proj, o_proj, gate_up_proj, down_proj, emb",
+        ),
         (None, "`target_modules` is missing, and PEFT has no default for this base model"),
     ],
 )
@@ -275,3 +279,17 @@ def test_a_text_model_in_a_wrapper_is_matched_by_its_longer_paths(model: ModelCo
     assert [target.path for target in targets] == [p for n, _, p in linear_modules(model, stem) if n == 1]
     with pytest.raises(AdapterRejected, match="leave no linear module"):
         targets_of(PeftConfig(target_modules=expression), model)
+
+
+def test_the_embedding_and_the_head_are_matched_by_name_alone(model: ModelConfig) -> None:
+    config = PeftConfig(target_modules=("embed_tokens", "lm_head"), rank_pattern={"lm_head": 4})
+    targets = targets_of(config, model)
+    assert [(target.path, target.rank) for target in targets] == [("model.embed_tokens", 8), ("lm_head", 4)]
+    in_layer = PeftConfig(target_modules=("embed_tokens", "lm_head", "o_proj"), layers_to_transform=0)
+    assert [target.module for target in targets_of(in_layer, model)] == ["o_proj", "lm_head"], "as PEFT matches them"
+
+
+def test_one_update_for_embedding_and_head_is_refused(model: ModelConfig) -> None:
+    with pytest.raises(AdapterRejected, match="`ensure_weight_tying` can't be applied"):
+        targets_of(PeftConfig(target_modules=("q_proj", "lm_head"), ensure_weight_tying=True), model)
+    assert targets_of(PeftConfig(target_modules=("q_proj",), ensure_weight_tying=True), model)

@@ -30,6 +30,6 @@ def test_every_module_is_found_in_its_slice() -> None:
         assert group.out_offsets[number + 1] - group.out_offsets[number] == out_features
 
 
-def test_a_module_that_no_layer_has_is_not_found() -> None:
+def test_a_module_that_the_model_lacks_is_not_found() -> None:
     with pytest.raises(KeyError):
-        SPEC.find("lm_head")
+        SPEC.find("qkv_proj")

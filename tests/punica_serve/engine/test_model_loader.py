@@ -7,10 +7,17 @@ import torch
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.torch_lora import TorchLora
 from punica_serve.errors import ConfigError, ModelRejected
 
 CPU = torch.device("cpu")
+
+
+def _no_lora(model: ModelConfig) -> TorchLora:
+    """A step's LoRA, without any."""
+    return TorchLora(LoraPool(model, num_pages=1, dtype=torch.bfloat16, device=CPU), lambda digest: {})
 
 
 def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path) -> None:
@@ -18,7 +25,7 @@ def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: Mode
     with pytest.raises(ModelRejected, match="only safetensors weights are read"):
         load_model(EngineConfig(model=tmp_path), tiny_model, torch.float32, CPU)
     model = load_model(EngineConfig(model=tmp_path, load_format="dummy"), tiny_model, torch.bfloat16, CPU)
-    logits = model.logits(torch.ones(1, 32, dtype=torch.bfloat16))
+    logits = model.logits(torch.ones(1, 32, dtype=torch.bfloat16), _no_lora(tiny_model))
     assert logits.isfinite().all() and logits.std() > 0
 
 
@@ -40,5 +47,7 @@ def test_a_gpu_holds_the_model_and_one_tensor_at_most(tiny_llama: Path, tiny_mod
     # The rotary tables come last, so the peak is theirs or a tensor's conversion.
     assert peak <= held + max(largest, 4 * 256 * 8 * 4)
     expected = load_model(config, tiny_model, torch.bfloat16, CPU)
-    hidden = torch.randn(3, 32, dtype=torch.bfloat16)
-    torch.testing.assert_close(model.logits(hidden.to(gpu)).cpu(), expected.logits(hidden), atol=0.05, rtol=0.05)
+    hidden, lora = torch.randn(3, 32, dtype=torch.bfloat16), _no_lora(tiny_model)
+    torch.testing.assert_close(
+        model.logits(hidden.to(gpu), lora).cpu(), expected.logits(hidden, lora), atol=0.05, rtol=0.05
+    )

@@ -23,6 +23,9 @@ from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
+#: PEFT warns of embeddings that are tied.
+pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+
 NUM_LAYERS = 3
 MAX_TOKENS = 12
 
@@ -51,6 +54,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"down_proj": 30, "k_proj": 1},
     },
     "high": {"r": 150, "lora_alpha": 20, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 256}},
+    "vocabulary": {"r": 5, "lora_alpha": 10, "target_modules": ["embed_tokens", "lm_head", "o_proj"]},
+    "embedding": {"r": 12, "lora_alpha": 6, "use_rslora": True, "target_modules": ["embed_tokens"]},
+    "head": {"r": 3, "lora_alpha": 6, "target_modules": r".*lm_head|.*layers\.1\..*\.o_proj"},
     "layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
     "regex": {"r": 6, "lora_alpha": 12, "target_modules": r".*\.(1|2)\.self_attn\.(q|o)_proj"},
 }
@@ -152,7 +158,7 @@ def _save_adapters(folder: Path, base: Path, *, fused: bool) -> None:
         for tensor_name, tensor in model.named_parameters():
             if "lora_" in tensor_name:
                 torch.nn.init.normal_(tensor, std=0.4 / settings["r"] ** 0.5)
-        model.save_pretrained(folder / name)
+        model.save_pretrained(folder / name, save_embedding_layers=False)
 
 
 @pytest.fixture(scope="module", params=BASES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -119,11 +120,11 @@ def test_a_layer_is_these_launches(
     model = tiny_config(**values)
     recorder = _Recorder(model, monkeypatch)
     pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
-    tables: Any = dict.fromkeys(pool.groups) if not with_lora else dict.fromkeys(pool.groups, "a filled table")
+    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, "a filled table")
     lora = CudaLora(pool, tables, torch.empty(0), recorder.side)  # type: ignore[arg-type]
     llama = Llama(model, dummy_weights(model, torch.float32, CPU))
     rows = torch.arange(NUM_ROWS)
-    llama.logits(llama.forward(ForwardBatch(rows, rows, recorder, lora)))
+    llama.logits(llama.forward(ForwardBatch(rows, rows, recorder, lora)), lora)
     if model.is_gemma:
         layer = [launch.replace("silu", "gelu") for launch in layer]
     # The first norm follows torch's embedding, whose end it must wait for.

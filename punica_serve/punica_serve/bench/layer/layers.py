@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, USUAL_LORA_RANK, LoraKind, pages_needed
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, USUAL_LORA_RANK, LoraKind, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
@@ -104,13 +104,14 @@ class Layers:
         bucket = BatchBucket(0, num_rows)
         kind = plan.lora_kind
         table = LoraTableShape(num_rows, num_rows, USUAL_LORA_RANK // LORA_PAGE_RANKS)
+        shapes = {LoraKind.USUAL: dict.fromkeys(LORA_GROUPS, table)}
         # Not needed by attention: steps of one size differ only in their adapters.
-        buffer = StepInputBuffer(StepInputs.sections(bucket, {LoraKind.USUAL: table}), self.device)
-        inputs = StepInputs(bucket, {LoraKind.USUAL: table}, buffer)
+        buffer = StepInputBuffer(StepInputs.sections(bucket, shapes), self.device)
+        inputs = StepInputs(bucket, shapes, buffer)
         inputs.write(plan, {})
         inputs.write_lora(plan, self._pages_of, kind)
         buffer.copy_to_device()
-        numel = max(workspace_numel(table, group.a.shape[2]) for group in self._pool.groups.values())
+        numel = max(workspace_numel(table, self._pool.groups[group].a.shape[2]) for group in LORA_GROUPS)
         workspace = torch.empty(numel, device=self.device)
         lora = CudaLora(self._pool, inputs.tables(kind), workspace, gpu.side)
         return ForwardBatch(inputs.token_ids, inputs.positions, gpu.attend(plan, bucket), lora)

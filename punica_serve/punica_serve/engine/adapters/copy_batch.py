@@ -49,7 +49,7 @@ class CopyBatch:
     def queue(self, layers: slice, stream: torch.cuda.Stream) -> None:
         """Queues the copies on a GPU's stream. The sources must be pinned. Raises RuntimeError."""
         copy_batch = _driver_call()
-        if copy_batch is None:
+        if copy_batch is None or not self._pairs:  # the driver refuses a batch of none
             self.copy(layers)
             return
         targets = self._targets + self._layer_bytes * np.uint64(layers.start)

@@ -13,9 +13,9 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, VOCABULARY_GROUPS, pool_pages
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.base_model.model_spec import ProjectionGroup
+from punica_serve.base_model.model_spec import ProjectionGroup, page_elements
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import LayerArrival, layer_groups
@@ -46,9 +46,12 @@ class LoraPool:
 
     def __init__(self, model: ModelConfig, *, num_pages: int, dtype: torch.dtype, device: torch.device) -> None:
         self.groups: dict[LoraGroup, GroupPool] = {
-            group.name: _make_pool(model, group, num_pages, dtype, device) for group in model.spec.groups
+            group.name: _make_pool(model, group, pool_pages(num_pages)[group.name], dtype, device)
+            for group in model.spec.lora_groups
         }
         self.device = device
+        #: The first token that the embedding and the head have here.
+        self.first_token = model.vocabulary.start
         self.num_layers = model.num_hidden_layers
         #: Held while one adapter's copies are queued, so that those of two don't mix.
         self._queueing = Lock()
@@ -114,15 +117,21 @@ class LoraPool:
 
     def _copy(self, pages: AdapterPages, adapter: PackedAdapter, arrival: LayerArrival | None) -> None:
         """Copies group after group of layers, on a GPU as the stream gets to it."""
-        batch = CopyBatch(self._pairs(pages, adapter))
+        in_layers = {group: numbers for group, numbers in pages.items() if group not in VOCABULARY_GROUPS}
+        beside = {group: numbers for group, numbers in pages.items() if group in VOCABULARY_GROUPS}
+        if beside:
+            self._copy_layers(CopyBatch(self._pairs(beside, adapter)), slice(0, 1))
+        batch = CopyBatch(self._pairs(in_layers, adapter))
         for group in layer_groups(self.num_layers):
-            layers = slice(group.start, group.stop)
-            if self._stream is None:
-                batch.copy(layers)
-            else:
-                batch.queue(layers, self._stream)
+            self._copy_layers(batch, slice(group.start, group.stop))
             if arrival is not None:
                 arrival.mark()
+
+    def _copy_layers(self, batch: CopyBatch, layers: slice) -> None:
+        if self._stream is None:
+            batch.copy(layers)
+        else:
+            batch.queue(layers, self._stream)
 
     def synchronize(self) -> None:
         """Waits for the copies in flight."""
@@ -144,10 +153,10 @@ class LoraPool:
 
 def make_lora_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> LoraPool:
     """The pool of the config. Raises ConfigError if it does not fit."""
-    page_bytes = sum(_page_elements(model, group) for group in model.spec.groups) * dtype.itemsize
+    num_bytes = pool_num_bytes(model, config.num_lora_pages, dtype.itemsize)
     with reserving(
         f"`engine.num_lora_pages` of {config.num_lora_pages}",
-        config.num_lora_pages * page_bytes,
+        num_bytes,
         device,
         fix="lower it",
         param="engine.num_lora_pages",
@@ -155,16 +164,17 @@ def make_lora_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
         return LoraPool(model, num_pages=config.num_lora_pages, dtype=dtype, device=device)
 
 
-def _page_elements(model: ModelConfig, group: ProjectionGroup) -> int:
-    """Elements of A and B in one page of a group."""
-    num_columns = len(group.projections) * group.in_features + group.out_features
-    return model.num_hidden_layers * LORA_PAGE_RANKS * num_columns
+def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
+    """Bytes of a pool."""
+    pages = pool_pages(num_lora_pages)
+    elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
+    return elements * num_value_bytes
 
 
 def _make_pool(
     model: ModelConfig, group: ProjectionGroup, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> GroupPool:
-    layers, rows, slices = model.num_hidden_layers, LORA_PAGE_RANKS, len(group.projections)
+    layers, rows, slices = model.spec.layers_of(group.name), LORA_PAGE_RANKS, len(group.projections)
     return GroupPool(
         a=torch.zeros(num_pages, layers, slices, rows, group.in_features, dtype=dtype, device=device),
         b=torch.zeros(num_pages, layers, rows, group.out_features, dtype=dtype, device=device),

@@ -123,9 +123,9 @@ class _Place:
 def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> list[_Place]:
     """A and B of each group that the adapter touches."""
     places: list[_Place] = []
-    start, layers, rows = 0, model.num_hidden_layers, LORA_PAGE_RANKS
+    start, rows = 0, LORA_PAGE_RANKS
     for name, num_pages in pages_needed(ranks).items():
-        group = model.spec.group(name)
+        group, layers = model.spec.group(name), model.spec.layers_of(name)
         a = (num_pages, layers, len(group.projections), rows, group.in_features)
         b = (num_pages, layers, rows, group.out_features)
         for shape in (a, b):
@@ -143,10 +143,10 @@ def _covers(adapter: Adapter, model: ModelConfig) -> bool:
     """Whether the adapter fills every row of its pages, as most do: then they need not be cleared first."""
     num_rows = sum(place.a.shape[0] for place in adapter.layout.places.values())
     pages = pages_needed(adapter.ref.ranks)
-    whole = sum(
-        num_pages * LORA_PAGE_RANKS * len(model.spec.group(name).projections) for name, num_pages in pages.items()
+    return num_rows == sum(
+        num_pages * LORA_PAGE_RANKS * len(model.spec.group(name).projections) * model.spec.layers_of(name)
+        for name, num_pages in pages.items()
     )
-    return num_rows == whole * model.num_hidden_layers
 
 
 def _write_runs(packed: PackedAdapter, adapter: Adapter, model: ModelConfig, dtype: torch.dtype) -> None:

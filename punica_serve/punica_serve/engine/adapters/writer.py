@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
 from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast
 from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival, CudaArrival, layer_groups
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
@@ -40,7 +41,8 @@ class LoraWriter:
         pages = self._pool.allocate(needed)
         self._fences = [fence for fence in self._fences if not fence.query()]
         fences = tuple(self._fences)
-        arrival = self._make_arrival()
+        # The embedding is read before the first layer, and so of an adapter that has all arrived.
+        arrival = None if VOCABULARY_GROUPS.keys() & needed.keys() else self._make_arrival()
         work = self._copiers.submit(self._write, pages, packed, fences, arrival)
         work.add_done_callback(lambda _: self._on_progress())
         if arrival is not None:

@@ -31,6 +31,10 @@ class Segments:
     #: Digest of each segment's adapter; None is the base model.
     digests: tuple[str | None, ...]
 
+    def rows_from(self, first_row: int) -> tuple[int, ...]:
+        """``indptr`` among the rows from ``first_row`` on; segments before it are empty."""
+        return tuple(max(0, row - first_row) for row in self.indptr)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:

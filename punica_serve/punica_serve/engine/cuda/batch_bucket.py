@@ -27,6 +27,11 @@ class BatchBucket:
         return self.num_prefill_rows + self.num_decode_rows
 
     @property
+    def first_sampled(self) -> int:
+        """The first row that gets a token."""
+        return max(self.num_prefill_rows - 1, 0)
+
+    @property
     def num_sampled(self) -> int:
         """Rows that get a token: the prefill's last, then all decodes."""
         return (self.num_prefill_rows > 0) + self.num_decode_rows

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from punica_kernels.gpu.sgmv import expand, shrink
+from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding
 from punica_kernels.lora_table import LoraTable
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.cuda.layer_gates import LayerGates
@@ -55,3 +55,17 @@ class CudaLora:
         y = base(x)
         main.wait_stream(self._side)
         return Projected(y, delta)
+
+    def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
+        """See ``LoraBatch.add_to_embedding``."""
+        if (table := self._tables.get("embed")) is not None:
+            pool = self._pool.groups["embed"]
+            shrink_embedding(self._workspace, token_ids, pool.a[:, 0], table, first_token=self._pool.first_token)
+            expand(embedded, self._workspace, pool.b[:, 0], pool.out_offsets, table, accumulate=True)
+
+    def add_to_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        """See ``LoraBatch.add_to_logits``."""
+        if (table := self._tables.get("head")) is not None:
+            pool = self._pool.groups["head"]
+            shrink(self._workspace, hidden, pool.a[:, 0], table)
+            expand(logits, self._workspace, pool.b[:, 0], pool.out_offsets, table, accumulate=True)

@@ -6,6 +6,7 @@ has sampled before the host knows them. The pages of a finished request can be g
 of their new owner runs later on the same stream.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Series
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, LoraKind
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, LoraKind
 from punica_serve.engine.adapters.layer_arrival import CudaArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -32,6 +33,7 @@ from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.model import Model
 from punica_serve.process.memory_tuning import gc_disabled
+from punica_serve.protocol import LoraGroup
 
 _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
 
@@ -146,8 +148,8 @@ def _make_runners(
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {bucket: table_shapes(bucket) for bucket in buckets.all}
-    check_launches(cache, model.config, {bucket: shapes[LoraKind.USUAL] for bucket, shapes in tables.items()})
-    numels = (_workspace_numel(lora_pool, shape) for shapes in tables.values() for shape in shapes.values())
+    check_launches(cache, model.config, {bucket: shapes[LoraKind.USUAL]["qkv"] for bucket, shapes in tables.items()})
+    numels = (_workspace_numel(lora_pool, groups) for kinds in tables.values() for groups in kinds.values())
     workspace = torch.empty(max(numels), device=device)
     buffers = {
         bucket: StepInputBuffer(
@@ -171,17 +173,22 @@ def _make_runners(
     return runners
 
 
-def table_shapes(bucket: BatchBucket) -> dict[LoraKind, LoraTableShape]:
+def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
     """The tables of each kind of step. Most segments: the prefill, its padding, and one for each decode."""
     num_segments = bucket.num_decode_rows + 2 * (bucket.num_prefill_rows > 0)
-    return {
-        kind: LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
+    usual, wide = (
+        LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
         for kind in (LoraKind.USUAL, LoraKind.WIDE)
+    )
+    head = LoraTableShape(bucket.num_sampled, num_segments, wide.max_rank_pages)
+    return {
+        LoraKind.USUAL: dict.fromkeys(LORA_GROUPS, usual),
+        LoraKind.WIDE: {**dict.fromkeys(LORA_GROUPS, wide), "embed": wide, "head": head},
     }
 
 
-def _workspace_numel(pool: LoraPool, table: LoraTableShape) -> int:
-    return max(workspace_numel(table, group.a.shape[2]) for group in pool.groups.values())
+def _workspace_numel(pool: LoraPool, tables: Mapping[LoraGroup, LoraTableShape]) -> int:
+    return max(workspace_numel(table, pool.groups[group].a.shape[2]) for group, table in tables.items())
 
 
 def logit_rows(plan: StepPlan, bucket: BatchBucket) -> dict[Sequence, int]:

@@ -81,7 +81,7 @@ class GraphRunner:
         return self._logits
 
     def _forward(self) -> Tensor:
-        inputs, first_sampled = self._inputs, max(self._inputs.bucket.num_prefill_rows - 1, 0)
+        inputs, first_sampled = self._inputs, self._inputs.bucket.first_sampled
         fill_sampled(inputs.token_ids, inputs.sources, self._sampled_ids)
         hidden = self._model.forward(self._batch)
-        return self._model.logits(hidden[first_sampled:])
+        return self._model.logits(hidden[first_sampled:], self._batch.lora)

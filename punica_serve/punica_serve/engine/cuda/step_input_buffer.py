@@ -25,7 +25,7 @@ _ALIGNMENT_WORDS = 32
 #: group, the rows (``StepInputs``), and the tables of attention (``CudaAttention``).
 Section = (
     LoraGroup
-    | Literal["wide_qkv", "wide_o", "wide_gate_up", "wide_down"]
+    | Literal["wide_qkv", "wide_o", "wide_gate_up", "wide_down", "wide_embed", "wide_head"]
     | Literal["token_ids", "sources", "positions"]
     | Literal[
         "slot_mapping", "decode_tiles", "prefill_tiles", "second_decode_tiles", "second_prefill_tiles", "kv_pages"
@@ -35,7 +35,10 @@ Section = (
 #: The section of each group's table, by the step's kind of LoRA. The largest tables come first, then the others, so
 #: that a step copies from the first that it needs on.
 TABLE_SECTIONS: Mapping[LoraKind, Mapping[LoraGroup, Section]] = {
-    LoraKind.WIDE: {"qkv": "wide_qkv", "o": "wide_o", "gate_up": "wide_gate_up", "down": "wide_down"},
+    LoraKind.WIDE: {
+        **{"qkv": "wide_qkv", "o": "wide_o", "gate_up": "wide_gate_up", "down": "wide_down"},
+        **{"embed": "wide_embed", "head": "wide_head"},
+    },
     LoraKind.USUAL: {"qkv": "qkv", "o": "o", "gate_up": "gate_up", "down": "down"},
 }
 #: The first section that a step copies.

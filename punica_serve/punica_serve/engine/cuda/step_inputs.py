@@ -18,8 +18,8 @@ from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, TABLE_SEC
 from punica_serve.engine.torch_lora import PagesOf
 from punica_serve.protocol import LoraGroup
 
-#: The shape of the LoRA tables of each kind of step.
-TableShapes = Mapping[LoraKind, LoraTableShape]
+#: The shape of each group's LoRA table, by the kind of step.
+TableShapes = Mapping[LoraKind, Mapping[LoraGroup, LoraTableShape]]
 
 
 class StepInputs:
@@ -35,17 +35,17 @@ class StepInputs:
 
     def tables(self, kind: LoraKind) -> dict[LoraGroup, LoraTable]:
         """The tables that steps of this kind read; none without LoRA."""
-        sections = TABLE_SECTIONS.get(kind, {})
-        return {group: LoraTable(self._buffer.device(name), self._shapes[kind]) for group, name in sections.items()}
+        shapes, sections = self._shapes.get(kind, {}), TABLE_SECTIONS.get(kind, {})
+        return {group: LoraTable(self._buffer.device(sections[group]), shape) for group, shape in shapes.items()}
 
     @staticmethod
     def sections(bucket: BatchBucket, shapes: TableShapes) -> dict[Section, int]:
         """The words of its sections, those of LoRA first."""
         tables = {
-            name: shapes[kind].num_words
+            name: shapes[kind][group].num_words
             for kind, sections in TABLE_SECTIONS.items()
             if kind in shapes
-            for name in sections.values()
+            for group, name in sections.items()
         }
         rows: tuple[Section, ...] = (FIRST_SECTIONS[LoraKind.NONE], "sources", "positions")
         return tables | dict.fromkeys(rows, bucket.num_rows)
@@ -72,4 +72,5 @@ class StepInputs:
         owned = [pages_of(digest) if digest else {} for digest in segments.digests]
         for group, name in TABLE_SECTIONS.get(kind, {}).items():
             pages = [own.get(group, []) for own in owned]
-            self._shapes[kind].fill(self._buffer.array(name), segments.indptr, pages)
+            indptr = segments.rows_from(self.bucket.first_sampled) if group == "head" else segments.indptr
+            self._shapes[kind][group].fill(self._buffer.array(name), indptr, pages)

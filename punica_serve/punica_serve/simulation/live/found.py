@@ -78,7 +78,7 @@ async def check_models(client: httpx.AsyncClient, base: str, adapters: Sequence[
 
 
 def _size(gpu: dict[str, Any]) -> GpuSize:
-    num_lora_pages = min(gpu["num_lora_pages"].values())
+    num_lora_pages = max(gpu["num_lora_pages"].values())
     return GpuSize(gpu["max_batch_size"], gpu["page_size"], gpu["num_kv_pages"], num_lora_pages)
 
 

@@ -3,7 +3,7 @@
 The answers of an engine must not depend on them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import pytest
@@ -53,15 +53,31 @@ class _TableLora:
             self.arrival.wait(layer)
         table, pool = self._tables[group], self._pool.groups[group]
         delta = torch.zeros_like(y)
-        tiles = table.words[: table.shape.rank_blocks_start].view(-1, table.shape.tile_words)
-        for first_row, num_rows, _, split, _, *pages in tiles.tolist():
-            if split == 0:  # others are columns of the same
-                rows = slice(first_row, first_row + num_rows)
-                for page in (page for page in pages if page >= 0):
-                    for number, (left, right) in enumerate(pairwise(pool.out_offsets)):
-                        v = x[rows] @ pool.a[page, layer, number].T
-                        delta[rows, left:right] += v @ pool.b[page, layer, :, left:right]
+        for rows, page in _pages(table):
+            for number, (left, right) in enumerate(pairwise(pool.out_offsets)):
+                v = x[rows] @ pool.a[page, layer, number].T
+                delta[rows, left:right] += v @ pool.b[page, layer, :, left:right]
         return Projected(y, delta)
+
+    def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
+        if (table := self._tables.get("embed")) is not None:
+            pool = self._pool.groups["embed"]
+            for rows, page in _pages(table):
+                embedded[rows] += pool.a[page, 0, 0][:, token_ids[rows].long()].T @ pool.b[page, 0]
+
+    def add_to_logits(self, hidden: Tensor, logits: Tensor) -> None:
+        if (table := self._tables.get("head")) is not None:
+            pool = self._pool.groups["head"]
+            for rows, page in _pages(table):
+                logits[rows] += hidden[rows] @ pool.a[page, 0, 0].T @ pool.b[page, 0]
+
+
+def _pages(table: LoraTable) -> Iterator[tuple[slice, int]]:
+    """The rows of each tile with each of its pages."""
+    tiles = table.words[: table.shape.rank_blocks_start].view(-1, table.shape.tile_words)
+    for first_row, num_rows, _, split, _, *pages in tiles.tolist():
+        if split == 0:  # others are columns of the same
+            yield from ((slice(first_row, first_row + num_rows), page) for page in pages if page >= 0)
 
 
 class _PaddedRunner:
@@ -143,7 +159,7 @@ def _answers(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("adapters", ["none", "some", "one", "high"])
+@pytest.mark.parametrize("adapters", ["none", "some", "one", "high", "vocabulary"])
 def test_padded_steps_say_what_plain_ones_say(
     adapters: str,
     make_engine: Callable[..., Engine],
@@ -151,17 +167,20 @@ def test_padded_steps_say_what_plain_ones_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)
+    modules = ("embed_tokens", "lm_head", "v_proj")
+    vocabulary = make_adapter(rank=9, seed=4, target_modules=modules)
     high = make_adapter(rank=200, seed=3, scale=0.2)
     mixes: dict[str, list[AdapterRef | None]] = {
         "none": [None] * 6,
         "some": [one, None, other, one, other, None],
         "one": [one] * 6,
         "high": [one, high, None, high, one, other],
+        "vocabulary": [one, vocabulary, None, vocabulary, high, vocabulary],
     }
     refs = mixes[adapters]
     expected = _answers(make_engine(**SETTINGS), _requests(refs))
     monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
     assert _answers(make_engine(**SETTINGS), _requests(refs)) == expected
     kinds = {(bucket.num_prefill_rows > 0, kind) for bucket, kind in _PaddedRunner.buckets_run}
-    kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
+    kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE, "vocabulary": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
     assert kinds >= {(True, kind), (False, kind)}
