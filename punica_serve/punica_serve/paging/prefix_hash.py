@@ -4,8 +4,9 @@ A key is the hash of all of these and of who may share the page, each part under
 So a salt that equals an adapter's digest, or a tenant that equals a salt, never leads to the other's pages.
 """
 
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from punica_serve.protocol import PrefixCaching, Request
@@ -25,18 +26,17 @@ class PrefixHash:
         self._page_size = page_size
         self._keys: list[bytes] = []
 
-    def keys(self, token_ids: Sequence[int], num_pages: int) -> list[bytes]:
-        """The keys of the first ``num_pages`` pages, which must be full."""
-        first = len(self._keys)
-        if num_pages > first:
-            self._extend(token_ids[first * self._page_size : num_pages * self._page_size])
-        return self._keys[:num_pages]
+    def keys(self, token_ids: Sequence[int], num_pages: int, first: int = 0) -> list[bytes]:
+        """The keys of the first ``num_pages`` pages, which must be full, or of those from ``first`` on."""
+        num_known = len(self._keys)
+        if num_pages > num_known:
+            self._extend(token_ids[num_known * self._page_size : num_pages * self._page_size])
+        return self._keys[first:num_pages]
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        tokens = array("I", token_ids)
-        data, page_bytes = memoryview(tokens.tobytes()), tokens.itemsize * self._page_size
-        for start in range(0, len(data), page_bytes):
-            self._hash.update(data[start : start + page_bytes])
+        size, pack = self._page_size, _packer(self._page_size)
+        for start in range(0, len(token_ids), size):
+            self._hash.update(pack(*token_ids[start : start + size]))
             self._keys.append(self._hash.copy().digest())
 
 
@@ -54,6 +54,12 @@ def prefix_hash(request: Request, settings: PrefixCaching, page_size: int, rotar
         ("salt", request.cache_salt),
     )
     return PrefixHash(parts, page_size)
+
+
+@lru_cache(maxsize=8)
+def _packer(page_size: int) -> Callable[..., bytes]:
+    """Makes a page's token ids bytes, alike on all machines."""
+    return struct.Struct(f"<{page_size}I").pack
 
 
 def _encode(parts: Sequence[tuple[str, str | None]]) -> bytes:
