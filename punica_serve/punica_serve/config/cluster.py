@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
+from punica_serve.batching_rules import default_max_prefills
 from punica_serve.config.fields import (
     ConfigModel,
     Device,
@@ -81,6 +82,9 @@ class EngineConfig(ConfigModel):
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
+    #: Requests that are prefilled in one step, within its budget. By default one for each 32 of `max_batch_size`, which
+    #: keeps a full batch full with answers of 32 tokens or more, and at least one, as in the paper.
+    max_prefills: Int32 | None = None
     #: Keep full pages of the KvCache when their request ends, for requests that begin with the same tokens. Off until
     #: it is measured.
     prefix_caching: Flag = False
@@ -102,6 +106,11 @@ class EngineConfig(ConfigModel):
     def served_name(self) -> str:
         """The base model's name in the API."""
         return self.model_name or self.model.name
+
+    @property
+    def num_prefills(self) -> int:
+        """Requests that are prefilled in one step at most."""
+        return self.max_prefills or default_max_prefills(self.max_batch_size)
 
     @property
     def tokenizer_folder(self) -> Path:

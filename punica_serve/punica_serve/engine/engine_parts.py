@@ -44,7 +44,8 @@ class EngineParts:
         sampler = Sampler(
             model.vocab_size,
             model.generation.eos_token_ids,
-            max_batch_size=config.max_batch_size,
+            # Rows beside prefills are padded to all requests but one.
+            max_rows=config.max_batch_size + config.num_prefills - 1,
             device=device,
             collectives=collectives,
         )
