@@ -174,8 +174,10 @@ class SchedulerConfig(ConfigModel):
     #: How long steps take on these GPUs: a profile that ships with the package, or a YAML file written by
     #: `punica-serve profile`.
     profile: NameOrFile | None = None
-    #: For consolidate_slo: the share by which a predicted time must stay below the promise.
+    #: For consolidate_slo: the share by which predicted times are taken to be longer.
     slo_margin: NonNegative = 0.15
+    #: For rank_aware: GPUs that have the adapter, or whose worker has it in host memory, go before all others.
+    adapters_on_host: Flag = False
     #: Queue order. fcfs: first come, first served. vtc: the tenant served least so far (virtual token counters).
     #: deadline: the earliest promise of a first token (`slo`); a request without one is due at `queue_timeout_s`.
     queue: Literal["fcfs", "vtc", "deadline"] = "fcfs"
