@@ -199,7 +199,7 @@ class Engine:
         sequence = Sequence.of(request, self.max_context, self.model_config.spec)
         if self.prefix_caching is not None:
             settings, page_size = self.prefix_caching, self._cache.page_size
-            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start)
+            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start, sequence.invoked_at)
         self._requests.add(sequence)
         self._requests.admit()
         self._work.set()

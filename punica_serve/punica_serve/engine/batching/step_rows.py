@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segme
     runs: list[tuple[str | None, int]] = []
     if plan.prefills and num_prefill_rows is not None and num_prefill_rows > plan.num_prefill_tokens:
         runs.append((None, num_prefill_rows - plan.num_prefill_tokens))
-    runs.extend((chunk.sequence.digest, chunk.num_tokens) for chunk in plan.prefills)
-    runs.extend((sequence.digest, 1) for sequence in plan.decodes)
+    runs.extend(run for chunk in plan.prefills for run in _runs(chunk) if run[1])
+    runs.extend((each.digest if each.num_cached >= each.invoked_at else None, 1) for each in plan.decodes)
     indptr: list[int] = [0]
     digests: list[str | None] = []
     for digest, num_rows in runs:
@@ -100,3 +100,9 @@ def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segme
             digests.append(digest)
             indptr.append(indptr[-1] + num_rows)
     return Segments(tuple(indptr), tuple(digests))
+
+
+def _runs(chunk: PrefillChunk) -> tuple[tuple[str | None, int], ...]:
+    """The adapter and the number of rows before the request's adapter is invoked, and from there on."""
+    num_base = min(max(0, chunk.sequence.invoked_at - chunk.start), chunk.num_tokens)
+    return (None, num_base), (chunk.sequence.digest, chunk.num_tokens - num_base)

@@ -174,8 +174,10 @@ def _make_runners(
 
 
 def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
-    """The tables of each kind of step. Most segments: the padding of prefills, and one for each prefill and decode."""
-    num_segments = bucket.num_decode_rows + bucket.num_prefills + (bucket.num_prefill_rows > 0)
+    """The tables of each kind of step. Most segments: one for each decode and two for each prefill, whose adapter may be
+    invoked within; padding is one with the rows before the first.
+    """
+    num_segments = bucket.num_decode_rows + 2 * bucket.num_prefills
     usual, wide = (
         LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
         for kind in (LoraKind.USUAL, LoraKind.WIDE)
