@@ -174,8 +174,8 @@ def _make_runners(
 
 
 def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
-    """The tables of each kind of step. Most segments: one for each decode and two for each prefill, whose adapter may be
-    invoked within; padding is one with the rows before the first.
+    """The tables of each kind of step. Most segments: one for each decode, and two for each prefill, whose adapter may
+    be invoked within; padding is one with the rows before the first.
     """
     num_segments = bucket.num_decode_rows + 2 * bucket.num_prefills
     usual, wide = (

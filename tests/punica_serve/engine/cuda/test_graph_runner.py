@@ -6,6 +6,7 @@ The answers of an engine must not depend on them.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -163,7 +164,7 @@ def _answers(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("max_prefills", MAX_PREFILLS)
-@pytest.mark.parametrize("adapters", ["none", "some", "one", "high", "vocabulary"])
+@pytest.mark.parametrize("adapters", ["none", "some", "one", "high", "vocabulary", "activated"])
 def test_padded_steps_say_what_plain_ones_say(
     adapters: str,
     max_prefills: int,
@@ -174,12 +175,14 @@ def test_padded_steps_say_what_plain_ones_say(
     one, other = make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)
     modules = ("embed_tokens", "lm_head", "v_proj")
     vocabulary = make_adapter(rank=9, seed=4, target_modules=modules)
+    activated = msgspec.structs.replace(make_adapter(rank=16, seed=5), invocation=(21, 26))
     high = make_adapter(rank=200, seed=3, scale=0.2)
     mixes: dict[str, list[AdapterRef | None]] = {
         "none": [None] * 6,
         "some": [one, None, other, one, other, None],
         "one": [one] * 6,
         "high": [one, high, None, high, one, other],
+        "activated": [one, activated, activated, other, activated, None],
         "vocabulary": [one, vocabulary, None, vocabulary, high, vocabulary],
     }
     refs = mixes[adapters]
