@@ -29,11 +29,7 @@ def make_runner(
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
-    buckets = BatchBuckets(
-        max_batch_size=config.max_batch_size,
-        prefill_budget_tokens=config.prefill_budget_tokens,
-        max_prefills=config.num_prefills,
-    )
+    buckets = BatchBuckets(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
     before = free_bytes(device)
     try:
         return CudaRunner(

@@ -112,7 +112,6 @@ class Engine:
             self._cache,
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
-            max_prefills=config.num_prefills,
         )
         try:
             self._runner = self._make_runner(config, parts)
@@ -199,7 +198,7 @@ class Engine:
         sequence = Sequence.of(request, self.max_context, self.model_config.spec)
         if self.prefix_caching is not None:
             settings, page_size = self.prefix_caching, self._cache.page_size
-            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start, sequence.invoked_at)
+            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start)
         self._requests.add(sequence)
         self._requests.admit()
         self._work.set()
@@ -317,16 +316,16 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> InFlight | None:
         """None if the step was given up, since the copy that it waited for has failed. It is planned anew."""
-        digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
+        joined = plan.prefill.sequence.digest if plan.prefill else None
         try:
             launched = launch(plan, self._runner)
         except ArrivalFailed:
-            for digest in digests:
-                self._loader.stop_joining(digest)
+            assert joined is not None
+            self._loader.stop_joining(joined)
             self._work.set()
             return None
-        for digest in digests:
-            self._loader.join(digest)
+        if joined is not None:
+            self._loader.join(joined)
         return launched
 
     def _await_copies(self) -> tuple[Failure, ...]:

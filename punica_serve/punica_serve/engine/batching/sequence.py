@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.base_model.model_spec import ModelSpec
-from punica_serve.engine.batching.invocation import invocation_start
 from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -25,8 +24,6 @@ class Sequence:
     #: The position of its first token in the model's rotary tables.
     rotary_start: int = 0
     lora_kind: LoraKind = LoraKind.NONE
-    #: The first row that its adapter updates; rows before it are the base model's.
-    invoked_at: int = 0
     #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
     num_cached: int = 0
     #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.
@@ -45,11 +42,9 @@ class Sequence:
         """``model``: whose rotary tables may depend on the request."""
         token_ids = [*request.prompt_ids, *request.generated_ids]
         max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, max_context)
-        invoked_at = invocation_start(request)
-        ranks = request.adapter.ranks if request.adapter and invoked_at is not None else None
+        ranks = request.adapter.ranks if request.adapter else None
         rotary_start = model.rotary_start(max_length - 1) if model else 0  # its last token is never fed
-        first_row = max_length if invoked_at is None else invoked_at
-        return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks), first_row)
+        return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks))
 
     @property
     def request_id(self) -> str:

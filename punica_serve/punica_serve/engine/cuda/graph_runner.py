@@ -81,11 +81,7 @@ class GraphRunner:
         return self._logits
 
     def _forward(self) -> Tensor:
-        inputs = self._inputs
+        inputs, first_sampled = self._inputs, self._inputs.bucket.first_sampled
         fill_sampled(inputs.token_ids, inputs.sources, self._sampled_ids)
         hidden = self._model.forward(self._batch)
-        if inputs.sampled_rows is None:
-            sampled = hidden[inputs.bucket.first_sampled :]
-        else:
-            sampled = hidden.index_select(0, inputs.sampled_rows)
-        return self._model.logits(sampled, self._batch.lora)
+        return self._model.logits(hidden[first_sampled:], self._batch.lora)
