@@ -69,6 +69,8 @@ class AttentionShape:
     min_split_tokens: int
     #: Tokens that a row sees, itself the last of them; None sees the whole context.
     window: int | None = None
+    #: Query rows of all requests together; None: as many as they can have.
+    max_rows: int | None = None
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class AttentionShape:
         dtype: torch.dtype,
         device: torch.device,
         window: int | None = None,
+        max_rows: int | None = None,
     ) -> "AttentionShape":
         """The shape for such requests and layers of a model on this device."""
         group = next_power_of_two(heads // kv_heads)
@@ -92,7 +95,8 @@ class AttentionShape:
         num_programs = -(-num_sms * (_DECODES_PER_SM if is_decode else _PREFILLS_PER_SM) // kv_heads)
         min_tokens = _MIN_DECODE_SPLIT_TOKENS if is_decode else _MIN_PREFILL_SPLIT_TOKENS
         block_queries = max(1, block_m // group)
-        return cls(max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens, window)
+        limits = (max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens)
+        return cls(*limits, window, max_rows)
 
     @property
     def block_m(self) -> int:
@@ -111,8 +115,13 @@ class AttentionShape:
 
     @property
     def max_tiles(self) -> int:
-        """A split takes a full share of the programs' work, unless it is the last of its block."""
-        return self.max_requests * -(-self.max_query_rows // self.block_queries) + self.num_programs
+        """Each request has at most one block that is not full. A split takes a full share of the programs' work, unless
+        it is the last of its block.
+        """
+        num_blocks = self.max_requests * -(-self.max_query_rows // self.block_queries)
+        if self.max_rows is not None:
+            num_blocks = min(num_blocks, self.max_requests + self.max_rows // self.block_queries)
+        return num_blocks + self.num_programs
 
     @property
     def max_splits(self) -> int:
@@ -148,7 +157,8 @@ class AttentionShape:
         num_rows = np.where(tokens > 0, np.diff(starts), 0)
         if (num_rows > tokens).any():
             raise ValueError("a request has more query rows than tokens")
-        if len(tokens) > self.max_requests or (num_rows > self.max_query_rows).any():
+        fits = (num_rows <= self.max_query_rows).all() and (self.max_rows is None or num_rows.sum() <= self.max_rows)
+        if len(tokens) > self.max_requests or not fits:
             raise ValueError(f"{len(tokens)} requests of at most {num_rows.max(initial=0)} rows do not fit {self}")
         tiles = self._tiles(tokens, starts, num_rows, first_pages, page_size)
         words.fill(-1)

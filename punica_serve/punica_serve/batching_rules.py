@@ -5,12 +5,13 @@ numbers, which makes its steps several times faster. Both leave these decisions 
 """
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Protocol, TypeVar
 
 
 class _Running(Protocol):
     @property
-    def is_decoding(self) -> bool: ...
+    def num_uncached(self) -> int: ...
 
 
 T = TypeVar("T")
@@ -35,17 +36,28 @@ def may_admit(num_pages: int, *, num_free_pages: int, num_running: int, max_batc
     return num_running < max_batch_size and num_pages <= num_free_pages
 
 
-def next_prefill(ready: Iterable[RunningT]) -> RunningT | None:
-    """The request whose prefill is in the next step: the first of the running ones by arrival that does not decode.
-
-    ``ready`` has those whose adapters are on the device.
+def default_max_prefills(max_batch_size: int) -> int:
+    """Prefills in one step where the config says nothing: one for each 32 requests, so that a full batch stays full
+    with answers of 32 tokens or more. Up to 32 that is Punica's one (section 5).
     """
-    return next((request for request in ready if not request.is_decoding), None)
+    return max(1, max_batch_size // 32)
 
 
-def chunk_length(num_uncached: int, prefill_budget_tokens: int) -> int:
-    """Tokens of a prefill that one step takes."""
-    return min(num_uncached, prefill_budget_tokens)
+def share_budget(
+    prefilling: Iterable[RunningT], *, budget_tokens: int, max_prefills: int | None
+) -> list[tuple[RunningT, int]]:
+    """The prefills of the next step, and how many tokens of each: first come, first served, until the budget ends.
+
+    ``prefilling`` has the running requests that do not decode and whose adapters are there, by arrival. The last
+    one is cut where the budget ends; none behind it is looked at. ``max_prefills`` of None sets no limit.
+    """
+    chosen: list[tuple[RunningT, int]] = []
+    for request in islice(prefilling, max_prefills):
+        chosen.append((request, min(request.num_uncached, budget_tokens)))
+        budget_tokens -= chosen[-1][1]
+        if not budget_tokens:
+            break
+    return chosen
 
 
 def give_pages(

@@ -78,6 +78,7 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
         name=gpu_name(runner_id, index),
         device_name=_device_name(engine),
         prefix_caching=engine.prefix_caching,
+        max_prefills=config.num_prefills,
     )
 
 

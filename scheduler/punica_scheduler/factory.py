@@ -28,7 +28,7 @@ def _placement_of(config: SchedulerConfig, model: StepTimeModel | None) -> Place
     assert model is not None
     costs = StepTimeColumns(model)
     if config.placement == "rank_aware":
-        return RankAwarePlacement(costs)
+        return RankAwarePlacement(costs, config.adapters_on_host)
     return ConsolidateSloPlacement(costs, config.slo_margin)
 
 

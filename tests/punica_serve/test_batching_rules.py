@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from punica_serve.batching_rules import (
-    chunk_length,
+    default_max_prefills,
     give_pages,
     may_admit,
-    next_prefill,
     pages_for,
     pages_to_start,
+    share_budget,
 )
 
 
@@ -35,18 +35,29 @@ def test_a_request_is_admitted_if_batch_and_cache_have_room(
 @dataclass
 class Running:
     name: str
-    is_decoding: bool
+    num_uncached: int
 
 
-def test_the_first_request_that_does_not_decode_prefills() -> None:
-    running = [Running("a", True), Running("b", False), Running("c", False)]
-    first = next_prefill(running)
-    assert first is running[1]
-    assert next_prefill(running[:1]) is None
+def shares(budget_tokens: int, max_prefills: int | None, *running: tuple[str, int]) -> list[tuple[str, int]]:
+    requests = (Running(*each) for each in running)
+    chosen = share_budget(requests, budget_tokens=budget_tokens, max_prefills=max_prefills)
+    return [(request.name, num_tokens) for request, num_tokens in chosen]
 
 
-def test_a_prefill_is_cut_at_the_budget() -> None:
-    assert [chunk_length(num_uncached, 512) for num_uncached in (100, 512, 900)] == [100, 512, 512]
+def test_the_first_request_prefills() -> None:
+    assert shares(512, 1, ("b", 9), ("c", 9)) == [("b", 9)]
+    assert shares(512, 1) == []
+
+
+def test_prefills_share_the_budget_and_the_last_is_cut() -> None:
+    assert shares(512, 1, ("a", 900)) == [("a", 512)]
+    assert shares(20, 4, ("a", 8), ("c", 8), ("d", 9), ("e", 9)) == [("a", 8), ("c", 8), ("d", 4)]
+    assert shares(20, 2, ("a", 3), ("b", 3), ("c", 3)) == [("a", 3), ("b", 3)]
+    assert shares(20, None, *[(f"{number}", 2) for number in range(30)])[-1] == ("9", 2)
+
+
+def test_one_prefill_up_to_the_papers_batch_and_more_beyond() -> None:
+    assert [default_max_prefills(size) for size in (1, 32, 63, 64, 128, 256)] == [1, 1, 1, 2, 4, 8]
 
 
 class Cache:

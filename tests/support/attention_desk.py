@@ -61,11 +61,14 @@ class AttentionDesk:
 
     def step(self, chunk: tuple[int, int] | None, decode_lengths: list[int]) -> StepPlan:
         """``chunk``: the tokens that a prefill runs."""
+        return self.step_of([chunk] if chunk else [], decode_lengths)
+
+    def step_of(self, chunks: list[tuple[int, int]], decode_lengths: list[int]) -> StepPlan:
+        """``chunks``: the tokens that prefills run."""
         decodes = tuple(self.sequence(length, length - 1) for length in decode_lengths)
-        if chunk is None:
-            return StepPlan(None, decodes)
-        start, end = chunk
-        return StepPlan(PrefillChunk(self.sequence(end, start), start, end, is_last=True), decodes)
+        sequences = (self.sequence(end, start) for start, end in chunks)
+        prefills = (PrefillChunk(each, *bounds, is_last=True) for each, bounds in zip(sequences, chunks, strict=True))
+        return StepPlan(tuple(prefills), decodes)
 
     def q(self, bucket: BatchBucket) -> Tensor:
         q = torch.randn(bucket.num_rows, HEADS, self.model.head_dim, device=self.device)
@@ -87,8 +90,10 @@ class AttentionDesk:
         """All rows that do not pad."""
         out = out.view_as(q).float()
         tolerance = 1e-3 if q.dtype == torch.float32 else 2e-2
-        if chunk := step.prefill:
-            rows = slice(bucket.num_prefill_rows - chunk.num_tokens, bucket.num_prefill_rows)
+        end = bucket.num_prefill_rows
+        for chunk in reversed(step.prefills):
+            rows = slice(end - chunk.num_tokens, end)
+            end -= chunk.num_tokens
             expected = self.reference(layer, q[rows], chunk.sequence, chunk.end)
             torch.testing.assert_close(out[rows], expected, atol=tolerance, rtol=tolerance)
         for row, sequence in enumerate(step.decodes, start=bucket.num_prefill_rows):

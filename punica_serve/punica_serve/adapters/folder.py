@@ -65,6 +65,7 @@ def read_adapter(
         with naming(folder / CONFIG_NAME):
             config = parse_peft_config(config_bytes)
             _check_base_name(config, model, called=called, strict=strict_base)
+            _check_invocation(config, model)
         if not os.path.exists(folder / WEIGHTS_NAME):
             refuse_other_weights(os.listdir(folder), where=f"{folder}/")
         with naming(folder / WEIGHTS_NAME):
@@ -88,7 +89,8 @@ def read_adapter(
     _warn(called, matches, text)
     digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
     uri, scalings = str(folder.resolve()), scalings_of(targets)
-    return AdapterRef(digest=digest, uri=uri, num_bytes=num_bytes, ranks=layout.ranks, scalings=scalings)
+    invocation = config.alora_invocation_tokens or ()
+    return AdapterRef(digest, uri, num_bytes, layout.ranks, scalings, invocation)
 
 
 def load_adapter(ref: AdapterRef, model: ModelConfig, buffer: ReadBuffer | None = None) -> Adapter:
@@ -201,6 +203,13 @@ def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, str
         )
     if trained_on:
         logger.warning("adapter %s was trained on %r and is served on %r", called, trained_on, model.name)
+
+
+def _check_invocation(config: PeftConfig, model: ModelConfig) -> None:
+    unknown = next((token for token in config.alora_invocation_tokens or () if token >= model.vocab_size), None)
+    if unknown is not None:
+        reason = f"holds token id {unknown}, which is outside the base model's vocabulary of {model.vocab_size}"
+        raise AdapterRejected(f"`alora_invocation_tokens` {reason}", param="alora_invocation_tokens")
 
 
 def _warn(called: str, matches: Matches, text: TextTensors) -> None:

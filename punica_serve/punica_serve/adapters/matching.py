@@ -96,6 +96,8 @@ def match_targets(config: PeftConfig, base: BaseModules, on_field: OnField = lam
         _refuse("target_modules", "; ".join((_nothing_matches(config), *warnings, f"it has {', '.join(_names(base))}")))
     if config.ensure_weight_tying and any(module.is_vocabulary for module in chosen):
         _refuse("ensure_weight_tying", "can't be applied to the embedding or the head; train without it")
+    if config.alora_invocation_tokens and any(module.linear == "embed_tokens" for module in chosen):
+        _refuse("alora_invocation_tokens", "can't be applied to `embed_tokens`, neither here nor by PEFT")
     paths = [module.path for module in chosen]
     on_field("rank_pattern")
     ranks = _first_matches(config.rank_pattern or {}, paths, "rank_pattern")

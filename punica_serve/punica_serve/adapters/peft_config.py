@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from punica_serve.errors import AdapterRejected
+from punica_serve.protocol.base import TokenId
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 LayerIndex = Annotated[int, msgspec.Meta(ge=0)]
@@ -101,6 +102,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
     base_model_name_or_path: str | None = None
     #: Whether one update serves embedding and head. It matters only to adapters that update either.
     ensure_weight_tying: bool | None = False
+    #: The tokens that invoke an activated adapter. None or empty: it is always active.
+    alora_invocation_tokens: tuple[TokenId, ...] | None = None
     #: How the adapter was initialised. Values that can't be served were refused before.
     init_lora_weights: bool | str = True
 

@@ -8,7 +8,7 @@ import typer
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console
 from punica_serve.cli.options import KeyOption
 from punica_serve.cli.shipped_configs import find_config
-from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
+from punica_serve.cli.simulate_failures import EXIT_FAILED, print_checks, print_failures
 from punica_serve.cli.simulate_files import check_pictures, write_files
 from punica_serve.cli.simulate_runs import run_all, summary_table
 from punica_serve.process.outputs import check_folder
@@ -62,7 +62,8 @@ def command(
     """Run the scheduler with simulated GPUs; write pictures, tables and a summary.
 
     A config with `simulation.compare`, or `--compare`, has several placement policies run.
-    Exit code 1: requests failed, or one of the paper's claims does not hold for this config and is printed with FAIL.
+    Exit code 1: requests failed, or a claim of the paper or a goal of the config (`simulation.goals`) does not hold and
+    is printed with FAIL.
     """
     from punica_scheduler.simulator.run import arrivals_for
     from punica_scheduler.simulator.variants import ABLATIONS, ablated
@@ -128,9 +129,7 @@ def _leave(results: "dict[str, Result]", name: str, out: Path, console: "Console
         which = "every stream that did not fail" if first.failures else "every stream"
         console.print(f"{first.summary.num_tokens:,} tokens: {which} came out exactly once", highlight=False)
     found = checks(first.summary)
-    for check in found:
-        verdict = "pass" if check.holds else "FAIL"
-        console.print(f"{verdict}  {check.claim}: {check.seen}", soft_wrap=True, highlight=False)
+    print_checks(found, console)
     write_files(
         {variant: result.summary for variant, result in results.items()},
         {name: first.timeline},

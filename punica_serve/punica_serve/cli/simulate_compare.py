@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import typer
 
-from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
+from punica_serve.cli.simulate_failures import EXIT_FAILED, print_checks, print_failures
 from punica_serve.cli.simulate_files import Writer, write_each, write_json
 from punica_serve.cli.simulate_runs import run_all, summary_table
 from punica_serve.cli.text_tables import figures_table
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from punica_scheduler.simulator.summary import Summary
     from punica_serve.config.cluster import ClusterConfig
     from punica_serve.simulation.arrivals import Arrivals
-
-#: The policy whose GPU time is the measure of the others'.
-_SPREADING = "most_idle"
 
 
 def policies_of(config: "ClusterConfig", option: str | None, scales: Sequence[float]) -> tuple[PlacementName, ...]:
@@ -72,8 +69,9 @@ def compare_policies(
     """Runs the policies, prints a table, and writes summaries, distributions and pictures.
 
     A policy that does not look at promises runs once, and is judged by each of them. Raises typer.Exit(1), after
-    writing the files, if requests failed.
+    writing the files, if requests failed or a goal of the config was missed.
     """
+    from punica_scheduler.simulator.goals import goal_checks
     from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
 
     variants: dict[str, ClusterConfig] = {policy: with_policy(config, policy) for policy in policies}
@@ -92,8 +90,11 @@ def compare_policies(
         curves = _curves(results, runs, scaled, arrivals)
         console.print(_scales_table(curves))
         writers |= _scales_files(curves, out, name)
+    summaries = {policy: result.summary for policy, result in results.items()}
+    checks = goal_checks(config.simulation.goals.get(config.simulation.profile, {}), summaries)
+    print_checks(checks, console)
     write_each(writers, console)
-    if any(result.failures for result in runs.values()):
+    if any(result.failures for result in runs.values()) or not all(check.holds for check in checks):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -144,15 +145,16 @@ def _named(policy: str, scale: float) -> str:
 
 def _policies_table(results: "dict[str, Result]") -> "Table":
     from punica_scheduler.simulator.comparison import faster_by
+    from punica_scheduler.simulator.goals import SPREADING
 
     summaries = {policy: result.summary for policy, result in results.items()}
     first, *others = summaries
     faster = ["-", *(f"{faster_by(summaries[first], summaries[other]):.1%}" for other in others)]
     rows = [(f"{first} is faster by", faster)]
-    spread = summaries.get(_SPREADING)
+    spread = summaries.get(SPREADING)
     if spread and spread.gpu_time_s:
         shares = [f"{summary.gpu_time_s / spread.gpu_time_s:.2f}" for summary in summaries.values()]
-        rows.append((f"GPU time / that of {_SPREADING}", shares))
+        rows.append((f"GPU time / that of {SPREADING}", shares))
     return summary_table(results, rows)
 
 

@@ -1,14 +1,16 @@
-"""Prints why requests of `punica-serve simulate` failed."""
+"""Prints why requests of `punica-serve simulate` failed, and which claims and goals hold."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from punica_serve.numbers import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from punica_scheduler.simulator.summary import Check
 
 #: Requests failed, or a claim does not hold.
 EXIT_FAILED = 1
@@ -35,3 +37,10 @@ def print_failures(run: str, failures: Mapping[str, int], console: "Console") ->
         num_requests = sum(count for _, count in more)
         line = f"{run}: {counted(num_requests, 'request')} failed for {counted(len(more), 'other reason')}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_checks(checks: "Iterable[Check]", console: "Console") -> None:
+    """A line for each."""
+    for check in checks:
+        verdict = "pass" if check.holds else "FAIL"
+        console.print(f"{verdict}  {check.claim}: {check.seen}", soft_wrap=True, highlight=False)

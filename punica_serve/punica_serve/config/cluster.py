@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
+from punica_serve.batching_rules import default_max_prefills
 from punica_serve.config.fields import (
     ConfigModel,
     Device,
@@ -81,6 +82,9 @@ class EngineConfig(ConfigModel):
     host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
+    #: Requests that are prefilled in one step, within its budget. By default one for each 32 of `max_batch_size`, which
+    #: keeps a full batch full with answers of 32 tokens or more, and at least one, as in the paper.
+    max_prefills: Int32 | None = None
     #: Keep full pages of the KvCache when their request ends, for requests that begin with the same tokens. Off until
     #: it is measured.
     prefix_caching: Flag = False
@@ -95,10 +99,6 @@ class EngineConfig(ConfigModel):
     attention: AttentionBackend = "auto"
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
-    #: The ranks of a group of GPUs add up tensors of so many bytes and less in one shot, over memory that all of them
-    #: map, and larger ones by NCCL, which takes all if it is 0. `punica-serve bench collectives` tells where the two
-    #: cross on a machine.
-    one_shot_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 30, multiple_of=256)] = 0
     #: Torch threads of a CPU worker; torch's own choice by default.
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 
@@ -106,6 +106,11 @@ class EngineConfig(ConfigModel):
     def served_name(self) -> str:
         """The base model's name in the API."""
         return self.model_name or self.model.name
+
+    @property
+    def num_prefills(self) -> int:
+        """Requests that are prefilled in one step at most."""
+        return self.max_prefills or default_max_prefills(self.max_batch_size)
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -169,8 +174,10 @@ class SchedulerConfig(ConfigModel):
     #: How long steps take on these GPUs: a profile that ships with the package, or a YAML file written by
     #: `punica-serve profile`.
     profile: NameOrFile | None = None
-    #: For consolidate_slo: the share by which a predicted time must stay below the promise.
+    #: For consolidate_slo: the share by which predicted times are taken to be longer.
     slo_margin: NonNegative = 0.15
+    #: For rank_aware: GPUs that have the adapter, or whose worker has it in host memory, go before all others.
+    adapters_on_host: Flag = False
     #: Queue order. fcfs: first come, first served. vtc: the tenant served least so far (virtual token counters).
     #: deadline: the earliest promise of a first token (`slo`); a request without one is due at `queue_timeout_s`.
     queue: Literal["fcfs", "vtc", "deadline"] = "fcfs"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from punica_serve.config.fields import ConfigModel, NameOrFile, NonNegative, PlacementName, PositiveInt, Seconds
+from punica_serve.config.fields import ConfigModel, Name, NameOrFile, NonNegative, PlacementName, PositiveInt, Seconds
 from punica_serve.protocol.slo import PROMISE_RANGE
 
 #: Seconds of a promised latency.
@@ -74,6 +74,22 @@ class SloConfig(ConfigModel):
         return self
 
 
+#: A share, or a multiple.
+_Share = Annotated[float, Field(strict=True, ge=0)]
+
+
+class PolicyGoals(ConfigModel):
+    """What a policy of a comparison has to reach."""
+
+    #: Least share of requests whose promises are all kept.
+    kept: _Share | None = None
+    #: Least share by which the mean time per token is shorter than another policy's.
+    faster_than: dict[PlacementName, _Share] = Field(default_factory=dict)
+    #: At most so many times `most_idle`'s GPU time in steps, and its p99 of the first token.
+    gpu_time: _Share | None = None
+    first_token_p99: _Share | None = None
+
+
 class SimulationConfig(ConfigModel):
     """Simulated GPUs: the size comes from `engine`, the speed from a performance profile."""
 
@@ -92,5 +108,8 @@ class SimulationConfig(ConfigModel):
     #: Placement policies that `punica-serve simulate` compares, under the same arrivals. The first is the one whose
     #: requests are called faster or slower than those of the others.
     compare: tuple[PlacementName, ...] = ()
+    #: By profile and policy: what a comparison with this profile is held against. `punica-serve simulate` ends with
+    #: code 1 if a goal is missed.
+    goals: dict[Name, dict[PlacementName, PolicyGoals]] = Field(default_factory=dict)
     #: The requests of `punica-serve simulate`.
     arrivals: ArrivalsConfig | None = None

@@ -29,7 +29,11 @@ def make_runner(
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
-    buckets = BatchBuckets(max_batch_size=config.max_batch_size, prefill_budget_tokens=config.prefill_budget_tokens)
+    buckets = BatchBuckets(
+        max_batch_size=config.max_batch_size,
+        prefill_budget_tokens=config.prefill_budget_tokens,
+        max_prefills=config.num_prefills,
+    )
     before = free_bytes(device)
     try:
         return CudaRunner(

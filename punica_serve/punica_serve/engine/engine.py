@@ -112,6 +112,7 @@ class Engine:
             self._cache,
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
+            max_prefills=config.num_prefills,
         )
         try:
             self._runner = self._make_runner(config, parts)
@@ -198,7 +199,7 @@ class Engine:
         sequence = Sequence.of(request, self.max_context, self.model_config.spec)
         if self.prefix_caching is not None:
             settings, page_size = self.prefix_caching, self._cache.page_size
-            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start)
+            sequence.prefix_hash = prefix_hash(request, settings, page_size, sequence.rotary_start, sequence.invoked_at)
         self._requests.add(sequence)
         self._requests.admit()
         self._work.set()
@@ -316,16 +317,16 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> InFlight | None:
         """None if the step was given up, since the copy that it waited for has failed. It is planned anew."""
-        joined = plan.prefill.sequence.digest if plan.prefill else None
+        digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
         try:
             launched = launch(plan, self._runner)
         except ArrivalFailed:
-            assert joined is not None
-            self._loader.stop_joining(joined)
+            for digest in digests:
+                self._loader.stop_joining(digest)
             self._work.set()
             return None
-        if joined is not None:
-            self._loader.join(joined)
+        for digest in digests:
+            self._loader.join(digest)
         return launched
 
     def _await_copies(self) -> tuple[Failure, ...]:

@@ -29,8 +29,8 @@ def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
     step = runner.launch(plan)
     for sequence in plan.decodes:
         sequence.num_cached += 1
-    if plan.prefill:
-        plan.prefill.sequence.num_cached = plan.prefill.end
+    for chunk in plan.prefills:
+        chunk.sequence.num_cached = chunk.end
     for sequence in plan.sampled:
         sequence.num_in_flight += 1
     return InFlight(plan, step, launched_s)
@@ -67,7 +67,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
         failures=tuple(failures),
         has_run=True,
         batch_size=len(plan.sequences),
-        num_prefill_tokens=plan.prefill.num_tokens if plan.prefill else 0,
+        num_prefill_tokens=plan.num_prefill_tokens,
         num_adapters=plan.num_adapters,
         duration_s=clock.end(ended.launched_s),
     )

@@ -65,19 +65,19 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         *,
-        max_batch_size: int,
+        max_rows: int,
         device: torch.device,
         collectives: Collectives = SINGLE_RANK,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._drawing = drawing_of(vocab_size, collectives)
-        self._histories = TokenHistories(self._drawing.vocabulary, max_batch_size, device)
-        #: Int64 [max_batch_size]: the newest step's tokens, by row of its logits; -1 where these are not finite.
-        self.sampled_ids = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._histories = TokenHistories(self._drawing.vocabulary, max_rows, device)
+        #: Int64 [max_rows]: the newest step's tokens, by row of its logits; -1 where these are not finite.
+        self.sampled_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._zeros = torch.zeros_like(self.sampled_ids)
-        self._no_temperatures = torch.zeros(max_batch_size, device=device)
-        self._rows = torch.arange(max_batch_size, device=device)
+        self._no_temperatures = torch.zeros(max_rows, device=device)
+        self._rows = torch.arange(max_rows, device=device)
 
     def launch(self, logits: Tensor, sequences: Series[Sequence], rows: Series[int]) -> PendingTokens:
         """Samples for ``sequences``, whose logits are in ``rows``; other rows are sampled greedily and not read.

@@ -44,9 +44,9 @@ class StepRunner(Protocol):
 
 
 def arrival_for(plan: StepPlan, arrival_of: ArrivalOf) -> Arrival | None:
-    """The copy that a step must wait for, layer by layer: its prefill's adapter may still be arriving."""
-    digest = plan.prefill.sequence.digest if plan.prefill else None
-    return arrival_of(digest) if digest is not None else None
+    """The copy that a step must wait for, layer by layer: its only prefill's adapter may still be arriving."""
+    digests = (chunk.sequence.digest for chunk in plan.prefills)
+    return next((arrival for digest in digests if digest is not None and (arrival := arrival_of(digest))), None)
 
 
 class FinishedStep:
@@ -85,7 +85,7 @@ class CpuRunner:
     def launch(self, plan: StepPlan) -> FinishedStep:
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
-        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of), num_sampled=len(plan.sampled))
+        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of), sampled_rows=batch.sampled_rows.tolist())
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if not plan.sampled:
             return FinishedStep(())

@@ -19,6 +19,8 @@ from punica_serve.engine.batching.step_rows import StepRows
 
 @dataclass(frozen=True, slots=True)
 class _PrefillPlan:
+    #: Rows of the step.
+    rows: slice
     #: int64 [pages of the request], from the first that a row sees on.
     pages: Tensor
     #: bool [rows, context]: what each row may see.
@@ -44,7 +46,7 @@ class TorchAttention:
         self._spec = spec
         self._num_prefill_rows = 0
         #: By the window of the layers that they serve.
-        self._prefill: dict[int | None, _PrefillPlan] = {}
+        self._prefills: dict[int | None, list[_PrefillPlan]] = {}
         self._decode: dict[int | None, _DecodePlan] = {}
         #: int64 [rows]: page * page_size + offset, where each row's key and value go.
         self.slot_mapping = torch.empty(0, dtype=torch.int64)
@@ -53,8 +55,9 @@ class TorchAttention:
         """Reads the pages of the step's sequences. They must have room for the step's rows."""
         self.slot_mapping = self._slot_mapping_of(step, batch)
         self._num_prefill_rows = batch.batch_len.num_prefill_rows
-        windows, chunk = self._spec.windows, step.prefill
-        self._prefill = {window: self._plan_prefill(chunk, window) for window in windows} if chunk else {}
+        windows, starts = self._spec.windows, batch.batch_len.prefill_starts
+        chunks = list(zip(step.prefills, starts, strict=True))
+        self._prefills = {window: [self._plan_prefill(*chunk, window) for chunk in chunks] for window in windows}
         self._decode = {window: self._plan_decode(step.decodes, window) for window in windows} if step.decodes else {}
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -66,8 +69,8 @@ class TorchAttention:
         keys, values = self._cache.layer(layer)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         window, num_prefill = self._spec.layers[layer].window, self._num_prefill_rows
-        if prefill := self._prefill.get(window):
-            out[:num_prefill] = self._attend_prefill(prefill, q[:num_prefill], keys, values)
+        for prefill in self._prefills[window]:
+            out[prefill.rows] = self._attend_prefill(prefill, q[prefill.rows], keys, values)
         if decode := self._decode.get(window):
             out[num_prefill:] = self._attend_decode(decode, q[num_prefill:], keys, values)
         return out.flatten(1)
@@ -76,19 +79,21 @@ class TorchAttention:
         """int64 [rows]: page * page_size + offset, where each row's key and value go."""
         size, num_prefill = self._cache.page_size, batch.batch_len.num_prefill_rows
         pages = torch.empty_like(batch.positions)
-        if step.prefill:
-            own_pages = self._tensor(step.prefill.sequence.pages)
-            pages[:num_prefill] = own_pages[batch.positions[:num_prefill] // size]
+        for chunk, start in zip(step.prefills, batch.batch_len.prefill_starts, strict=True):
+            rows = slice(start, start + chunk.num_tokens)
+            pages[rows] = self._tensor(chunk.sequence.pages)[batch.positions[rows] // size]
         pages[num_prefill:] = self._tensor([seq.pages[seq.num_cached // size] for seq in step.decodes])
         return pages * size + batch.positions % size
 
-    def _plan_prefill(self, chunk: PrefillChunk, window: int | None) -> _PrefillPlan:
+    def _plan_prefill(self, chunk: PrefillChunk, first_row: int, window: int | None) -> _PrefillPlan:
         skipped = self._skipped_pages(chunk.start, window)
         pages = self._tensor(chunk.sequence.pages[skipped : self._cache.pages_for(chunk.end)])
-        rows = torch.arange(chunk.start, chunk.end, device=pages.device)[:, None]
+        positions = torch.arange(chunk.start, chunk.end, device=pages.device)[:, None]
         context = torch.arange(skipped * self._cache.page_size, chunk.end, device=pages.device)
-        mask = context <= rows
-        return _PrefillPlan(pages, mask if window is None else mask & (context > rows - window))
+        mask = context <= positions
+        if window is not None:
+            mask &= context > positions - window
+        return _PrefillPlan(slice(first_row, first_row + chunk.num_tokens), pages, mask)
 
     def _plan_decode(self, decodes: tuple[Sequence, ...], window: int | None) -> _DecodePlan:
         size = self._cache.page_size

@@ -1,6 +1,7 @@
 """The LoRA of one step on a CPU: which rows use which pages, per group, and the projections that every layer makes."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Series
 
 import torch
 from torch import Tensor
@@ -30,8 +31,8 @@ class TorchLora:
         self._buffers: dict[LoraGroup, Tensor] = {}
         self._arrival: CpuArrival | None = None
 
-    def plan(self, segments: Segments, arrival: Arrival | None = None, *, num_sampled: int = 0) -> None:
-        """``arrival``: layers wait for this copy. ``num_sampled``: the last rows, which get logits.
+    def plan(self, segments: Segments, arrival: Arrival | None = None, *, sampled_rows: Series[int] = ()) -> None:
+        """``arrival``: layers wait for this copy. ``sampled_rows``: those that get logits.
 
         Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all.
         """
@@ -43,8 +44,7 @@ class TorchLora:
             pages = [own.get(group, []) for own in owned]
             if not any(pages):
                 continue
-            first_row = segments.indptr[-1] - num_sampled if group == "head" else 0
-            indptr = segments.rows_from(first_row)
+            indptr = segments.rows_among(sampled_rows) if group == "head" else segments.indptr
             index = SegmentIndex.build(indptr, pages, device=pool.a.device)
             shape = (indptr[-1], pool.a.shape[2], index.max_pages * LORA_PAGE_RANKS)
             self._indices[group] = index

@@ -71,9 +71,9 @@ class PrefixCache:
         num_full = min(holder.num_cached, len(holder.known_ids)) // self._page_size
         if num_full <= holder.num_named:
             return
-        keys = holder.prefix_hash.keys(holder.known_ids, num_full)
-        for number in range(holder.num_named, num_full):
-            self._pool.name(holder.pages[number], keys[number])
+        keys = holder.prefix_hash.keys(holder.known_ids, num_full, holder.num_named)
+        for page, key in zip(holder.pages[holder.num_named : num_full], keys, strict=True):
+            self._pool.name(page, key)
         holder.num_named = num_full
 
     def release(self, holder: PageHolder, *, keep: bool = True) -> None:

@@ -4,8 +4,9 @@ A key is the hash of all of these and of who may share the page, each part under
 So a salt that equals an adapter's digest, or a tenant that equals a salt, never leads to the other's pages.
 """
 
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from punica_serve.protocol import PrefixCaching, Request
@@ -17,43 +18,63 @@ _KEY_BYTES = 16
 class PrefixHash:
     """The keys of the full pages of one request, each computed once. Its tokens may only grow."""
 
-    __slots__ = ("_hash", "_keys", "_page_size")
+    __slots__ = ("_first_page", "_hash", "_invoked", "_keys", "_page_size")
 
-    def __init__(self, parts: Sequence[tuple[str, str | None]], page_size: int) -> None:
-        """``parts``: the tag and the value of each thing but tokens that keys and values, or sharing, depend on."""
+    def __init__(
+        self, parts: Sequence[tuple[str, str | None]], page_size: int, invoked: str = "", first_page: int = 0
+    ) -> None:
+        """``parts``: the tag and the value of each thing but tokens that keys and values, or sharing, depend on.
+
+        Pages from ``first_page`` on also depend on ``invoked``, unless that is empty.
+        """
         self._hash = blake2b(_encode(parts), digest_size=_KEY_BYTES, person=b"punica-kv-page")
         self._page_size = page_size
+        self._invoked = invoked
+        self._first_page = first_page
         self._keys: list[bytes] = []
 
-    def keys(self, token_ids: Sequence[int], num_pages: int) -> list[bytes]:
-        """The keys of the first ``num_pages`` pages, which must be full."""
-        first = len(self._keys)
-        if num_pages > first:
-            self._extend(token_ids[first * self._page_size : num_pages * self._page_size])
-        return self._keys[:num_pages]
+    def keys(self, token_ids: Sequence[int], num_pages: int, first: int = 0) -> list[bytes]:
+        """The keys of the first ``num_pages`` pages, which must be full, or of those from ``first`` on."""
+        num_known = len(self._keys)
+        if num_pages > num_known:
+            self._extend(token_ids[num_known * self._page_size : num_pages * self._page_size])
+        return self._keys[first:num_pages]
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        tokens = array("I", token_ids)
-        data, page_bytes = memoryview(tokens.tobytes()), tokens.itemsize * self._page_size
-        for start in range(0, len(data), page_bytes):
-            self._hash.update(data[start : start + page_bytes])
+        size, pack = self._page_size, _packer(self._page_size)
+        for start in range(0, len(token_ids), size):
+            if self._invoked and len(self._keys) == self._first_page:
+                # Of another person, so that no tokens lead to the same hash.
+                begin = _encode((("before", self._hash.hexdigest()), ("invoked", self._invoked)))
+                self._hash = blake2b(begin, digest_size=_KEY_BYTES, person=b"punica-kv-alora")
+            self._hash.update(pack(*token_ids[start : start + size]))
             self._keys.append(self._hash.copy().digest())
 
 
-def prefix_hash(request: Request, settings: PrefixCaching, page_size: int, rotary_start: int = 0) -> PrefixHash:
+def prefix_hash(
+    request: Request, settings: PrefixCaching, page_size: int, rotary_start: int = 0, invoked_at: int = 0
+) -> PrefixHash:
     """The hash that begins a request's keys. ``rotary_start``: of the rows that its positions turn by, which may depend
-    on its length.
+    on its length. ``invoked_at``: the first row that its adapter updates; pages before it are the base model's.
     """
     tenant = None if settings.scope == "cluster" else request.tenant_id
     parts = (
         ("model", settings.model),
         ("page_size", str(page_size)),
         ("rotary_start", str(rotary_start)),
-        ("adapter", request.digest),
+        ("adapter", None if invoked_at else request.digest),
         ("tenant", tenant),
         ("salt", request.cache_salt),
     )
-    return PrefixHash(parts, page_size)
+    if not invoked_at or request.digest is None:
+        return PrefixHash(parts, page_size)
+    return PrefixHash(parts, page_size, request.digest, invoked_at // page_size)
+
+
+@lru_cache(maxsize=8)
+def _packer(page_size: int) -> Callable[..., bytes]:
+    """Makes a page's token ids bytes, alike on all machines."""
+    return struct.Struct(f"<{page_size}I").pack
 
 
 def _encode(parts: Sequence[tuple[str, str | None]]) -> bytes:

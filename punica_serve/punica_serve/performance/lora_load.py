@@ -1,6 +1,7 @@
 """The LoRA work of a batch: sums that the time of a step depends on, kept up to date as rows come and go."""
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,6 +49,10 @@ def adapter_size(ref: AdapterRef) -> AdapterSize:
     return _size_of(tuple(ref.ranks.items()))
 
 
+#: A row's adapter and its size; None runs the base model.
+AdapterRow = tuple[str | None, AdapterSize | None]
+
+
 class LoraAccount:
     """The adapters of a set of rows."""
 
@@ -66,15 +71,19 @@ class LoraAccount:
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows_of
 
-    def num_adapters_with(self, digest: str | None) -> int:
-        """Different adapters, with one more row; None runs the base model."""
-        return len(self._rows_of) + (digest is not None and digest not in self._rows_of)
+    def num_adapters_with(self, rows: Iterable[AdapterRow]) -> int:
+        """Different adapters, with more rows."""
+        return len(self._rows_of) + len({digest for digest, _ in rows if digest and digest not in self._rows_of})
 
-    def load_with(self, digest: str | None, size: AdapterSize | None) -> LoraLoad:
-        """With one more row; None runs the base model."""
-        if digest is None or size is None:
-            return self.load
-        return self.load.with_row(size, is_new=digest not in self._rows_of)
+    def load_with(self, rows: Iterable[AdapterRow]) -> LoraLoad:
+        """With more rows."""
+        load, new = self.load, set[str]()
+        for digest, size in rows:
+            if digest is not None and size is not None:
+                is_new = digest not in self._rows_of and digest not in new
+                load = load.with_row(size, is_new=is_new)
+                new.add(digest)
+        return load
 
     def add(self, digest: str, size: AdapterSize) -> None:
         """A row joins."""

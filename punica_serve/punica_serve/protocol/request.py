@@ -22,6 +22,9 @@ class AdapterRef(Struct, frozen=True):
     #: alpha / r, or alpha / sqrt(r) with rslora, of each linear module that the adapter changes, in the order in which
     #: the model runs them; or one for all of them. Empty for an adapter without files.
     scalings: tuple[float, ...] = ()
+    #: The tokens that invoke an activated adapter: it updates the rows from their last occurrence in the prompt on, and
+    #: none without one. Empty for an adapter that updates all rows.
+    invocation: tuple[TokenId, ...] = ()
 
 
 class SamplingParams(Struct, frozen=True):

@@ -39,6 +39,8 @@ class GpuInfo(Struct, frozen=True):
     device_name: str = ""
     #: None: requests share no pages.
     prefix_caching: PrefixCaching | None = None
+    #: Requests that are prefilled in one step at most.
+    max_prefills: int = 1
 
     def __post_init__(self) -> None:
         """A device without a runner is called by its UUID."""

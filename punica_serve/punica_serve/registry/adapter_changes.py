@@ -51,6 +51,7 @@ async def register(
     about = {
         "uri": ref.uri,
         "scalings": list(ref.scalings),
+        "invocation": list(ref.invocation),
         "source_uri": source_uri,
         "base_model": base_model,
         "chat_template": chat_template,
@@ -160,6 +161,7 @@ async def _describe(change: Change, current: AdapterVersion, about: dict[str, An
     known = {
         "uri": current.ref.uri,
         "scalings": list(current.ref.scalings),
+        "invocation": list(current.ref.invocation),
         "source_uri": current.source_uri,
         "base_model": current.base_model,
         "chat_template": current.chat_template,

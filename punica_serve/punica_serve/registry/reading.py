@@ -86,7 +86,7 @@ def adapter_of(row: AnyRow) -> AdapterVersion:
         tenant=row.tenant,
         name=row.name,
         version=row.version,
-        ref=AdapterRef(row.digest, row.uri, row.num_bytes, row.ranks, tuple(row.scalings)),
+        ref=AdapterRef(row.digest, row.uri, row.num_bytes, row.ranks, tuple(row.scalings), tuple(row.invocation)),
         source_uri=row.source_uri,
         base_model=row.base_model,
         chat_template=row.chat_template,

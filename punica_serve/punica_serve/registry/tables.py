@@ -76,6 +76,7 @@ adapters = Table(
     Column("num_bytes", BigInteger, nullable=False),
     Column("ranks", JSON, nullable=False),
     Column("scalings", JSON, nullable=False),
+    Column("invocation", JSON, nullable=False),
     Column("source_uri", Text),
     Column("base_model", Text),
     Column("chat_template", Text),

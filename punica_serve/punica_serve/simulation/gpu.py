@@ -5,18 +5,19 @@ whose objects for each request make a step at batch 32 take six times as long or
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from punica_serve.batching_rules import give_pages, may_admit, pages_to_start
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
-from punica_serve.simulation.planned_step import PlannedStep, all_prefills, lora_of, one_prefill, tokens_of
+from punica_serve.simulation.planned_step import PlannedStep, Prefill, prefills_of, tokens_of
 from punica_serve.simulation.row import Row
 
 
@@ -181,24 +182,23 @@ class SimulatedGpu:
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = all_prefills(self._ready(), self._prefill_budget_tokens)
+        prefills = prefills_of(self._ready(), self._prefill_budget_tokens, None)
         if not prefills:
             return None
-        lora, num_adapters = lora_of(prefills)
+        lora, num_adapters = _with_prefills(LoraAccount(), prefills)
         duration_s = self._model.step_s(tokens_of(prefills), 0, 0, lora)
         return PlannedStep(prefills, 0, num_adapters, duration_s, ())
 
     def _plan_decodes(self) -> PlannedStep | None:
-        """A step of the decodes, with one prefill beside them at most; None if nothing can run."""
+        """A step of the decodes, with prefills beside them; None if nothing can run."""
         preempted = self._give_pages() if self._decodes.num_pages_due else ()
-        prefills = one_prefill(self._ready(), self._prefill_budget_tokens) if self._starting else ()
+        prefills: tuple[Prefill, ...] = ()
+        if self._starting:
+            prefills = prefills_of(self._ready(), self._prefill_budget_tokens, self._info.max_prefills)
         num_decodes = len(self._decodes)
         if not prefills and not num_decodes and not preempted:
             return None
-        row = prefills[0].row if prefills else None
-        digest, size = (row.digest, row.adapter_size) if row else (None, None)
-        lora = self._decodes.lora.load_with(digest, size)
-        num_adapters = self._decodes.lora.num_adapters_with(digest)
+        lora, num_adapters = _with_prefills(self._decodes.lora, prefills)
         num_context_tokens = self._decodes.num_context_tokens
         duration_s = self._model.step_s(tokens_of(prefills), num_decodes, num_context_tokens, lora)
         return PlannedStep(prefills, num_decodes, num_adapters, duration_s, preempted)
@@ -253,6 +253,12 @@ class SimulatedGpu:
         row.num_pages = row.num_cached = 0
         if row.digest is not None:
             self._loras.release(row.digest)
+
+
+def _with_prefills(account: LoraAccount, prefills: Sequence[Prefill]) -> tuple[LoraLoad, int]:
+    """The LoRA work of a step with prefills beside an account's rows, and its different adapters."""
+    rows = [(prefill.row.digest, prefill.row.adapter_size) for prefill in prefills]
+    return account.load_with(rows), account.num_adapters_with(rows)
 
 
 def _by_arrival(row: Row) -> tuple[int, str]:

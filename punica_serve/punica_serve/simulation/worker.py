@@ -45,6 +45,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         uuid=uuid,
         device=SIMULATED_DEVICE,
         max_batch_size=engine.max_batch_size,
+        max_prefills=engine.num_prefills,
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=pool_pages(engine.num_lora_pages),

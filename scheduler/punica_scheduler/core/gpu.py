@@ -153,8 +153,11 @@ class GpuRecord:
         """
         if not self.working_set:
             return self.num_steps + 1
-        is_here = record.digest is None or record.digest in self.num_users or record.digest in self.resident
-        return self.num_steps + (2 if is_here else 3)
+        return self.num_steps + (2 if self.has_adapter_of(record) else 3)
+
+    def has_adapter_of(self, record: RequestRecord) -> bool:
+        """Whether the adapter is on the GPU, or on its way there."""
+        return record.digest is None or record.digest in self.num_users or record.digest in self.resident
 
     def pages_ahead_of(self, record: RequestRecord) -> int:
         return self.pages_for(record.num_tokens_after(STEPS_AHEAD))

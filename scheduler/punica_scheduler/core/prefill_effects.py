@@ -1,7 +1,7 @@
 """A GPU's coming prefills: when each gives its first token, and how long they hold up the requests that decode.
 
 Where prefills run apart, a step has all prefills that can run by then, and decodes pause for it. Where they run beside
-decodes, a step has one, and lasts longer for it.
+decodes, a step has at most the GPU's ``max_prefills``, and lasts longer for them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,10 +33,12 @@ def coming_prefills(
     if costs.prefills_apart:
         return _apart(gpu, newcomers, costs, now_s, rest_s=rest_s, decode_s=step_s)
     steps, ends_s = [], rest_s
-    for record in [*(record for record, _ in gpu.load_sums.prefills), *newcomers]:
-        mixed_s = costs.step_s(record.num_tokens, *batch)
+    coming, num_together = [*(record for record, _ in gpu.load_sums.prefills), *newcomers], gpu.info.max_prefills
+    for first in range(0, len(coming), num_together):
+        together = tuple(coming[first : first + num_together])
+        mixed_s = costs.step_s(sum(record.num_tokens for record in together), *batch)
         ends_s += mixed_s
-        steps.append(PrefillStep((record,), ends_s, mixed_s - step_s))
+        steps.append(PrefillStep(together, ends_s, mixed_s - step_s))
     return steps
 
 

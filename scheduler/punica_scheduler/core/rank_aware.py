@@ -31,6 +31,8 @@ class RankAwarePlacement(Placement):
     """
 
     costs: StepCosts
+    #: GPUs that have the adapter, or whose worker has it in host memory, go before all others.
+    adapters_on_host: bool = False
     num_figures = 10
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
@@ -47,10 +49,22 @@ class RankAwarePlacement(Placement):
         added_s = after_s - before_s + self._added_prefill_s(record, num_queued) / index.typical.num_answer
         promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
         cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
-        return columns.in_order(np.where(room > record.num_tokens, cost, np.inf))
+        gpus = columns.in_order(np.where(room > record.num_tokens, cost, np.inf))
+        return _near_first(gpus, record) if self.adapters_on_host else gpus
 
     def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:
         """dPre, in seconds."""
         if self.costs.prefills_apart:
             return self.costs.queue_s(num_queued + record.num_tokens) - self.costs.queue_s(num_queued)
         return self.costs.prefill_s(record.num_tokens, record.adapter_size)
+
+
+def _near_first(gpus: Iterator[GpuRecord], record: RequestRecord) -> Iterator[GpuRecord]:
+    """Those that have the adapter, or whose worker has it in host memory; then the others."""
+    far = []
+    for gpu in gpus:
+        if gpu.has_adapter_of(record) or record.digest in gpu.cached:
+            yield gpu
+        else:
+            far.append(gpu)
+    yield from far

@@ -11,7 +11,7 @@ class StepCosts(Protocol):
 
     @property
     def prefills_apart(self) -> bool:
-        """Whether a step runs all waiting prefills together or the decodes, and not one prefill beside the decodes."""
+        """Whether a step runs all waiting prefills together or the decodes, and not prefills beside the decodes."""
 
     def step_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: float, lora: LoraLoad) -> float:
         """A step; 0 for an empty one. ``num_context_tokens`` is the sum over all decodes."""

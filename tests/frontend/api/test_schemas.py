@@ -48,7 +48,7 @@ def test_a_sampler_can_draw_with_whatever_is_accepted(name: str, end: int, other
     chosen = {other: getattr(fields, other) for other in RANGES if getattr(fields, other) is not None}
     request = Request("r", 0, (1, 2), SamplingParams(**chosen), generated_ids=(3,))
     logits = torch.linspace(-4, 4, VOCAB_SIZE).unsqueeze(0)
-    sampler = Sampler(VOCAB_SIZE, (0,), max_batch_size=1, device=torch.device("cpu"))
+    sampler = Sampler(VOCAB_SIZE, (0,), max_rows=1, device=torch.device("cpu"))
     (draw,) = sampler.launch(logits, (Sequence.of(request, 256),), [0]).read()
     assert draw is not None and 0 <= draw.token_id < VOCAB_SIZE
 

@@ -119,7 +119,7 @@ class _LateRunner(CpuRunner):
         return self._steps[-1]
 
     def _build_rows(self, plan: StepPlan, device: torch.device) -> StepRows:
-        assert plan.prefill is None or not plan.prefill.sequence.num_in_flight
+        assert not any(chunk.sequence.num_in_flight for chunk in plan.prefills)
         batch = build_rows(plan, device)
         for row, sequence in enumerate(plan.decodes, batch.batch_len.num_prefill_rows):
             assert sequence.num_in_flight <= 1

@@ -73,6 +73,15 @@ def test_the_gpu_says_what_the_cpu_says(
     assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
 
 
+@pytest.mark.parametrize("max_prefills", [2, 4])
+def test_prefills_that_share_a_step_change_nothing(
+    make_engine: MakeEngine, refs: list[AdapterRef | None], max_prefills: int
+) -> None:
+    requests = _requests(refs)
+    settings = {"device": "cuda", "prefill_budget_tokens": 40, "max_batch_size": 8}
+    assert _run(make_engine(**settings, max_prefills=max_prefills), requests) == _run(make_engine(**settings), requests)
+
+
 def test_penalties_follow_tokens_in_flight(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
     requests = _requests(refs, presence_penalty=0.7, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=3)
     assert _run(make_engine(device="cuda"), requests) == _run(make_engine(), requests)

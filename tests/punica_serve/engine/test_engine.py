@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import integers, lists, tuples
 
 from engine_fixtures import MakeAdapter, MakeEngine
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
@@ -72,6 +74,24 @@ def test_chunked_prefill_changes_nothing(make_engine: MakeEngine, make_adapter: 
     request = _request("a", range(1, 60), make_adapter())
     whole = _run(make_engine(prefill_budget_tokens=512), request)
     assert _run(make_engine(prefill_budget_tokens=7), request) == whole
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    budget=integers(1, 30),
+    max_prefills=integers(2, 6),
+    lengths=lists(tuples(integers(1, 25), integers(1, 6)), max_size=8),
+)
+def test_prefills_that_share_a_step_change_no_token(
+    make_engine: MakeEngine, make_adapter: MakeAdapter, budget: int, max_prefills: int, lengths: list[tuple[int, int]]
+) -> None:
+    adapters = [None, make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)]
+    requests = [
+        _request(f"{number}", range(1, 1 + num_prompt), adapters[number % 3], number, max_tokens=max_tokens)
+        for number, (num_prompt, max_tokens) in enumerate(lengths)
+    ]
+    one_by_one = _run(make_engine(prefill_budget_tokens=budget, max_prefills=1), *requests)
+    assert _run(make_engine(prefill_budget_tokens=budget, max_prefills=max_prefills), *requests) == one_by_one
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

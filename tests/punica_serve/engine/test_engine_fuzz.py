@@ -206,6 +206,7 @@ def test_random_histories(
         num_lora_pages=3 + seed % 3,
         max_batch_size=2 + seed % 5,
         prefill_budget_tokens=(3, 7, 64)[seed % 3],
+        max_prefills=(1, 4)[seed // 3 % 2],
         host_cache_bytes=(0, 1 << 20)[seed % 2],
     )
     driver = _Driver(engine, requests, seed)

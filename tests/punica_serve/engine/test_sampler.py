@@ -15,7 +15,7 @@ def _row(prompt: tuple[int, ...] = (1,), generated: tuple[int, ...] = (), **para
 
 
 def _sampler(*eos_token_ids: int) -> Sampler:
-    return Sampler(VOCAB, eos_token_ids or (EOS,), max_batch_size=64, device=torch.device("cpu"))
+    return Sampler(VOCAB, eos_token_ids or (EOS,), max_rows=64, device=torch.device("cpu"))
 
 
 def _sampled_tokens(logits: torch.Tensor, *rows: Sequence) -> list[SampledToken | None]:

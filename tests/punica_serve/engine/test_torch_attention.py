@@ -82,7 +82,9 @@ def test_mixed_batch_equals_attention_over_each_history(
     decodes = [_History(cache, n, n - 1, heads) for n in (1, 4, 5, 13)]
     chunk = _History(cache, *prefill, heads) if prefill else None
     plan = StepPlan(
-        PrefillChunk(chunk.sequence, chunk.sequence.num_cached, len(chunk.sequence.token_ids), True) if chunk else None,
+        (PrefillChunk(chunk.sequence, chunk.sequence.num_cached, len(chunk.sequence.token_ids), True),)
+        if chunk
+        else (),
         tuple(history.sequence for history in decodes),
     )
     batch = build_rows(plan, CPU)

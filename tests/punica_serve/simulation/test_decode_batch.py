@@ -71,8 +71,8 @@ def test_different_adapters_are_counted_once() -> None:
         row.adapter = adapter_ref(name)
         row.adapter_size = adapter_size(row.adapter)
         batch.join(row)
-    assert batch.lora.num_adapters_with(None) == batch.lora.num_adapters_with("a") == 2
-    assert batch.lora.num_adapters_with("c") == 3
+    assert batch.lora.num_adapters_with([(None, None)]) == batch.lora.num_adapters_with([("a", None)]) == 2
+    assert batch.lora.num_adapters_with([("c", None)]) == 3
     batch.leave(2)
-    assert batch.lora.num_adapters_with("b") == 2
-    assert batch.lora.num_adapters_with(None) == 1
+    assert batch.lora.num_adapters_with([("b", None)]) == 2
+    assert batch.lora.num_adapters_with([(None, None)]) == 1

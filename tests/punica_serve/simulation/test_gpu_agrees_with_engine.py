@@ -33,8 +33,14 @@ class Outcome(NamedTuple):
     num_free_pages: int
 
 
+@pytest.fixture(params=[1, 3])
+def max_prefills(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
+
+
 @pytest.fixture
-def engine(tiny_llama: Path) -> Iterator[Engine]:
+def engine(tiny_llama: Path, max_prefills: int) -> Iterator[Engine]:
     config = EngineConfig(
         model=tiny_llama,
         dtype="float32",
@@ -42,6 +48,7 @@ def engine(tiny_llama: Path) -> Iterator[Engine]:
         num_kv_pages=NUM_PAGES,
         max_batch_size=BATCH_SIZE,
         prefill_budget_tokens=BUDGET,
+        max_prefills=max_prefills,
         cpu_threads=1,
         num_lora_pages=2,
     )
@@ -62,9 +69,10 @@ def adapters(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_step_is_the_engines(
-    seed: int, engine: Engine, make_gpu: Callable[..., SimulatedGpu], adapters: list[AdapterRef]
+    seed: int, engine: Engine, max_prefills: int, make_gpu: Callable[..., SimulatedGpu], adapters: list[AdapterRef]
 ) -> None:
     sizes = {"page_size": PAGE_SIZE, "num_kv_pages": NUM_PAGES, "max_batch_size": BATCH_SIZE, "num_lora_pages": 2}
+    sizes["max_prefills"] = max_prefills
     gpu = make_gpu(prefill_budget_tokens=BUDGET, **sizes)
     _load(engine, gpu, adapters)
     rng = random.Random(seed)

@@ -1,5 +1,7 @@
 """Placement by cost: CaraServe's algorithm 1, and the toy of its figure 5."""
 
+from dataclasses import replace
+
 import pytest
 
 from placed_requests import PlacedRequests
@@ -89,3 +91,14 @@ def test_where_prefills_run_beside_decodes_a_queue_makes_none_cheaper() -> None:
         counter = placed.run(uuid, placed.request(rank=8))
     placed.begin("B", counter)
     assert placed.order(rank_aware("h200-7b"), placed.request(rank=8)) == "BA"
+
+
+def test_by_a_switch_gpus_whose_hosts_have_the_adapter_go_first() -> None:
+    placed = PlacedRequests("ABC")
+    placed.run("A", placed.request(rank=8, digest="x"))
+    placed.gpus["B"].cached.add("x")
+    near_first = replace(rank_aware(), adapters_on_host=True)
+    assert placed.order(rank_aware(), placed.request(rank=8, digest="x")) == "CBA"
+    assert placed.order(near_first, placed.request(rank=8, digest="x")) == "BAC", "A has it on the GPU"
+    assert placed.order(near_first, placed.request(rank=8)) == "CBA", "no host has it"
+    assert placed.order(near_first, placed.request()) == "CBA", "it has no adapter"

@@ -65,7 +65,7 @@ class Layers:
 
     def decode(self, adapters: Sequence[int | None]) -> ForwardBatch:
         """A decode of each request at the context length; rows that share an adapter must be adjacent."""
-        plan = StepPlan(None, tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
+        plan = StepPlan((), tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
         return self._plan_on_gpu(plan, self._gpu) if self._gpu else self._plan_on_cpu(plan)
 
     def forward(self, step: ForwardBatch) -> Callable[[], Tensor]:

@@ -70,9 +70,9 @@ def engine_answers(config: EngineConfig, ref: AdapterRef) -> list[EngineAnswer]:
         vocab_size = engine.model_config.vocab_size
         params = SamplingParams(max_tokens=_NUM_GENERATED, ignore_eos=True, logprobs=min(_NUM_COMPARED, vocab_size))
         requests = {
-            f"{length}": Request(f"{length}", length, _prompt(length, vocab_size), params, ref)
+            f"{length}": Request(f"{length}", length, (*_prompt(length, vocab_size), *ref.invocation), params, ref)
             for length in _PROMPT_LENGTHS
-            if length + _NUM_GENERATED <= engine.max_context
+            if length + len(ref.invocation) + _NUM_GENERATED <= engine.max_context
         }
         if not requests:
             least = _PROMPT_LENGTHS[0] + _NUM_GENERATED
@@ -107,7 +107,7 @@ def parity_table(rows: Sequence[Parity]) -> Table:
 
 
 def _prompt(length: int, vocab_size: int) -> tuple[int, ...]:
-    """A prompt of arbitrary tokens, spread over the vocabulary."""
+    """A prompt of arbitrary tokens, spread over the vocabulary; an activated adapter is invoked behind it."""
     return tuple((7 + 31 * length + 7919 * index) % vocab_size for index in range(length))
 
 

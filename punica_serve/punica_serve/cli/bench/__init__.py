@@ -14,6 +14,7 @@ from punica_serve.cli.bench import (
     kernels,
     layer,
     overhead,
+    prefix_caching,
     prompts,
     serving,
     textgen,
@@ -38,6 +39,7 @@ app.command("just-in-time")(just_in_time.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)
 app.command("overhead")(overhead.command)
+app.command("prefix-caching")(prefix_caching.command)
 app.command("prompts")(prompts.command)
 app.command("serving")(serving.command)
 app.command("textgen")(textgen.command)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.base_model.model_spec import ModelSpec
+from punica_serve.engine.batching.invocation import invocation_start
 from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -24,6 +25,8 @@ class Sequence:
     #: The position of its first token in the model's rotary tables.
     rotary_start: int = 0
     lora_kind: LoraKind = LoraKind.NONE
+    #: The first row that its adapter updates; rows before it are the base model's.
+    invoked_at: int = 0
     #: Tokens, from the first, whose keys and values are in ``pages`` once the launched steps have run.
     num_cached: int = 0
     #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.
@@ -42,9 +45,11 @@ class Sequence:
         """``model``: whose rotary tables may depend on the request."""
         token_ids = [*request.prompt_ids, *request.generated_ids]
         max_length = min(len(request.prompt_ids) + request.sampling.max_tokens, max_context)
-        ranks = request.adapter.ranks if request.adapter else None
+        invoked_at = invocation_start(request)
+        ranks = request.adapter.ranks if request.adapter and invoked_at is not None else None
         rotary_start = model.rotary_start(max_length - 1) if model else 0  # its last token is never fed
-        return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks))
+        first_row = max_length if invoked_at is None else invoked_at
+        return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks), first_row)
 
     @property
     def request_id(self) -> str:

@@ -1,8 +1,9 @@
 """Plans the next step: plain Python over sequences and page counts, without tensors.
 
 A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step
-mixes at most one prefill, chunked past a token budget, with all decodes (Punica, section 5). A running request whose
-adapter is still loading keeps its pages and stays out of the step; no other request waits for it.
+mixes prefills, one of them in Punica (section 5), with all decodes. Prefills share a token budget, past which prompts
+are chunked. A running request whose adapter is still loading keeps its pages and stays out of the step; no other
+request waits for it.
 """
 
 from bisect import insort
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from punica_serve.base_model.lora_layout import LoraKind
-from punica_serve.batching_rules import chunk_length, give_pages, may_admit, next_prefill, pages_to_start
+from punica_serve.batching_rules import give_pages, may_admit, pages_to_start, share_budget
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.errors.invariants import require
@@ -45,17 +46,22 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One model invocation. ``decodes`` is ordered: the prefill's adapter first, then adapter by adapter."""
+    """One model invocation. Prefills of one adapter are adjacent, and so are decodes, beginning with those of the last
+    prefill's adapter.
+    """
 
-    prefill: PrefillChunk | None
+    prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Sequence, ...]
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences that get a token, in row order."""
-        if self.prefill and self.prefill.is_last:
-            return (self.prefill.sequence, *self.decodes)
-        return self.decodes
+        return (*(chunk.sequence for chunk in self.prefills if chunk.is_last), *self.decodes)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of all prefills together."""
+        return sum([chunk.num_tokens for chunk in self.prefills])
 
     @property
     def num_adapters(self) -> int:
@@ -69,15 +75,18 @@ class StepPlan:
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        return (self.prefill.sequence, *self.decodes) if self.prefill else self.decodes
+        return (*(chunk.sequence for chunk in self.prefills), *self.decodes)
 
 
 class StepPlanner:
     """Owns the waiting and the running sequences and moves pages of the KvCache between them."""
 
-    def __init__(self, cache: KvCache, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+    def __init__(
+        self, cache: KvCache, *, max_batch_size: int, prefill_budget_tokens: int, max_prefills: int = 1
+    ) -> None:
         self._cache = cache
         self._max_batch_size = max_batch_size
+        self._max_prefills = max_prefills
         self._prefill_budget_tokens = prefill_budget_tokens
         self._waiting: list[Sequence] = []  # by arrival
         self._running: list[Sequence] = []  # by arrival
@@ -141,12 +150,11 @@ class StepPlanner:
         self._name_prefilled()
         preempted = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
         decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
-        first = next_prefill(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, len(decodes))))
-        prefill = self._chunk(first) if first else None
-        self._prefilling = (first,) if first else ()
-        if prefill is None and not decodes:
+        prefills = self._prefills(is_ready, lambda sequence: may_join(sequence, len(decodes)))
+        self._prefilling = tuple(chunk.sequence for chunk in prefills)
+        if not prefills and not decodes:
             return None, preempted
-        return StepPlan(prefill, _order_decodes(decodes, prefill)), preempted
+        return StepPlan(prefills, _order_decodes(decodes, prefills)), preempted
 
     def has_runnable(self, is_ready: IsReady, may_join: MayJoin = _never) -> bool:
         """Whether ``plan`` would give a step."""
@@ -212,18 +220,38 @@ class StepPlanner:
         self._cache.prefixes.release(sequence, keep=keep)
         sequence.num_in_flight = 0
 
-    def _chunk(self, sequence: Sequence) -> PrefillChunk:
-        """The next tokens that must be computed. Others may have computed some since the sequence was admitted."""
+    def _prefills(self, is_ready: IsReady, may_join: IsReady) -> tuple[PrefillChunk, ...]:
+        """One that joins the copy of its adapter runs as the step's only prefill, since others would be held too."""
+        first = self._share(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence)), 1)
+        if self._max_prefills == 1 or not first or not is_ready(first[0].sequence):
+            return first
+        chunks = self._share(self._runnable(is_ready), self._max_prefills)
+        by_adapter: dict[str | None, list[PrefillChunk]] = {}
+        for chunk in chunks:
+            by_adapter.setdefault(chunk.sequence.digest, []).append(chunk)
+        return tuple(chunk for group in by_adapter.values() for chunk in group)
+
+    def _share(self, runnable: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
+        prefilling = (self._with_known_pages(sequence) for sequence in runnable if not sequence.is_decoding)
+        shares = share_budget(prefilling, budget_tokens=self._prefill_budget_tokens, max_prefills=max_prefills)
+        return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
+
+    def _with_known_pages(self, sequence: Sequence) -> Sequence:
+        """Others may have computed some of its tokens since it was admitted."""
         self._cache.prefixes.take(sequence)
-        end = sequence.num_cached + chunk_length(sequence.num_uncached, self._prefill_budget_tokens)
-        return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
+        return sequence
 
 
-def _order_decodes(decodes: list[Sequence], prefill: PrefillChunk | None) -> tuple[Sequence, ...]:
-    """Groups rows by adapter, those of the prefill's adapter first."""
+def _chunk(sequence: Sequence, num_tokens: int) -> PrefillChunk:
+    end = sequence.num_cached + num_tokens
+    return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
+
+
+def _order_decodes(decodes: list[Sequence], prefills: tuple[PrefillChunk, ...]) -> tuple[Sequence, ...]:
+    """Groups rows by adapter, those of the last prefill's adapter first."""
     by_adapter: dict[str | None, list[Sequence]] = {}
-    if prefill is not None:
-        by_adapter[prefill.sequence.digest] = []
+    if prefills:
+        by_adapter[prefills[-1].sequence.digest] = []
     for sequence in decodes:
         by_adapter.setdefault(sequence.digest, []).append(sequence)
     return tuple(sequence for group in by_adapter.values() for sequence in group)

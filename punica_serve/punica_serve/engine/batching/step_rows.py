@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLen:
     """How the rows divide: prefills first, decodes after (Punica, section 6)."""
 
-    #: Row where each prefill starts; at most one prefill a step.
+    #: Row where each prefill starts.
     prefill_starts: tuple[int, ...]
     num_prefill_rows: int
     num_decodes: int
@@ -24,16 +26,17 @@ class BatchLen:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of rows that share an adapter; a prefill and the decodes of its adapter form one."""
+    """Runs of rows that share an adapter; the last prefill and the decodes of its adapter form one."""
 
     #: Row where each segment starts, and the number of rows at the end.
     indptr: tuple[int, ...]
     #: Digest of each segment's adapter; None is the base model.
     digests: tuple[str | None, ...]
 
-    def rows_from(self, first_row: int) -> tuple[int, ...]:
-        """``indptr`` among the rows from ``first_row`` on; segments before it are empty."""
-        return tuple(max(0, row - first_row) for row in self.indptr)
+    def rows_among(self, rows: npt.ArrayLike) -> tuple[int, ...]:
+        """``indptr`` among some of the rows, which must not descend; segments without any of them are empty."""
+        places: list[int] = np.searchsorted(np.asarray(rows), self.indptr).tolist()
+        return tuple(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +57,40 @@ class StepRows:
 
 def build_rows(plan: StepPlan, device: torch.device) -> StepRows:
     """Lays a plan out in rows."""
-    chunk = plan.prefill
-    prefill_ids = chunk.sequence.token_ids[chunk.start : chunk.end] if chunk else []
-    prefill_positions = range(chunk.start, chunk.end) if chunk else range(0)
-    num_prefill = len(prefill_ids)
-    decode_ids = [sequence.token_ids[-1] for sequence in plan.decodes]
-    decode_positions = [sequence.num_cached for sequence in plan.decodes]
-    first_sampled = num_prefill - 1 if chunk and chunk.is_last else num_prefill
-    num_rows = num_prefill + len(plan.decodes)
-    starts = [chunk.sequence.rotary_start] * num_prefill if chunk else []
-    starts += [sequence.rotary_start for sequence in plan.decodes]
-    positions = torch.tensor([*prefill_positions, *decode_positions], dtype=torch.int64, device=device)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    starts: list[int] = []
+    rotary_starts: list[int] = []
+    sampled: list[int] = []
+    for chunk in plan.prefills:
+        starts.append(len(token_ids))
+        token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
+        positions += range(chunk.start, chunk.end)
+        rotary_starts += [chunk.sequence.rotary_start] * chunk.num_tokens
+        if chunk.is_last:
+            sampled.append(len(token_ids) - 1)
+    num_prefill = len(token_ids)
+    token_ids += [sequence.token_ids[-1] for sequence in plan.decodes]
+    positions += [sequence.num_cached for sequence in plan.decodes]
+    rotary_starts += [sequence.rotary_start for sequence in plan.decodes]
+    known = torch.tensor(positions, dtype=torch.int64, device=device)
     return StepRows(
-        batch_len=BatchLen((0,) if chunk else (), num_prefill, len(plan.decodes)),
+        batch_len=BatchLen(tuple(starts), num_prefill, len(plan.decodes)),
         segments=build_segments(plan),
-        token_ids=torch.tensor([*prefill_ids, *decode_ids], dtype=torch.int64, device=device),
-        positions=positions,
-        rotary_positions=positions + torch.tensor(starts, dtype=torch.int64, device=device),
-        sampled_rows=torch.arange(first_sampled, num_rows, device=device),
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=known,
+        rotary_positions=known + torch.tensor(rotary_starts, dtype=torch.int64, device=device),
+        sampled_rows=torch.tensor([*sampled, *range(num_prefill, len(token_ids))], dtype=torch.int64, device=device),
     )
 
 
 def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segments:
-    """Merges neighbouring rows of one adapter. ``num_prefill_rows``: the rows of a prefill padded in front."""
+    """Merges neighbouring rows of one adapter. ``num_prefill_rows``: the rows of prefills padded in front."""
     runs: list[tuple[str | None, int]] = []
-    if plan.prefill:
-        if num_prefill_rows is not None and num_prefill_rows > plan.prefill.num_tokens:
-            runs.append((None, num_prefill_rows - plan.prefill.num_tokens))
-        runs.append((plan.prefill.sequence.digest, plan.prefill.num_tokens))
-    runs.extend((sequence.digest, 1) for sequence in plan.decodes)
+    if plan.prefills and num_prefill_rows is not None and num_prefill_rows > plan.num_prefill_tokens:
+        runs.append((None, num_prefill_rows - plan.num_prefill_tokens))
+    runs.extend(run for chunk in plan.prefills for run in _runs(chunk) if run[1])
+    runs.extend((each.digest if each.num_cached >= each.invoked_at else None, 1) for each in plan.decodes)
     indptr: list[int] = [0]
     digests: list[str | None] = []
     for digest, num_rows in runs:
@@ -92,3 +100,9 @@ def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segme
             digests.append(digest)
             indptr.append(indptr[-1] + num_rows)
     return Segments(tuple(indptr), tuple(digests))
+
+
+def _runs(chunk: PrefillChunk) -> tuple[tuple[str | None, int], ...]:
+    """The adapter and the number of rows before the request's adapter is invoked, and from there on."""
+    num_base = min(max(0, chunk.sequence.invoked_at - chunk.start), chunk.num_tokens)
+    return (None, num_base), (chunk.sequence.digest, chunk.num_tokens - num_base)

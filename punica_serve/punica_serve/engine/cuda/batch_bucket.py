@@ -17,10 +17,17 @@ _PREFILL_ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class BatchBucket:
-    """The capacity of a batch: the rows of one prefill first, then one for each decode."""
+    """The capacity of a batch: the rows of all prefills first, then one for each decode."""
 
     num_prefill_rows: int
     num_decode_rows: int
+    #: Requests that share the prefill rows.
+    max_prefills: int = 1
+
+    @property
+    def num_prefills(self) -> int:
+        """Requests that may be among the prefill rows."""
+        return self.max_prefills if self.num_prefill_rows else 0
 
     @property
     def num_rows(self) -> int:
@@ -28,13 +35,13 @@ class BatchBucket:
 
     @property
     def first_sampled(self) -> int:
-        """The first row that gets a token."""
+        """The first row that gets a token, where there is one prefill at most."""
         return max(self.num_prefill_rows - 1, 0)
 
     @property
     def num_sampled(self) -> int:
-        """Rows that get a token: the prefill's last, then all decodes."""
-        return (self.num_prefill_rows > 0) + self.num_decode_rows
+        """Rows that get a token: the last one of each prefill, then all decodes."""
+        return self.num_prefills + self.num_decode_rows
 
 
 # Few sizes beside a prefill, whose cost dominates.
@@ -44,7 +51,8 @@ _BESIDE_PREFILL = (31, 127)
 class BatchBuckets:
     """The buckets of one engine."""
 
-    def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int) -> None:
+    def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int, max_prefills: int = 1) -> None:
+        self._max_prefills = max_prefills
         self._decode_rows = _up_to(max_batch_size, _DECODE_ROWS)
         self._prefill_rows = _up_to(prefill_budget_tokens, _PREFILL_ROWS)
         self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)
@@ -52,15 +60,18 @@ class BatchBuckets:
     @property
     def all(self) -> tuple[BatchBucket, ...]:
         """The largest first, so that later graphs reuse the memory of earlier ones."""
-        mixed = [BatchBucket(p, d) for p in reversed(self._prefill_rows) for d in reversed(self._beside_prefill)]
+        mixed = [self._mixed(p, d) for p in reversed(self._prefill_rows) for d in reversed(self._beside_prefill)]
         return (*mixed, *(BatchBucket(0, rows) for rows in reversed(self._decode_rows)))
 
     def fit(self, plan: StepPlan) -> BatchBucket:
         """The smallest bucket that holds a step."""
-        if plan.prefill is None:
+        if not plan.prefills:
             return BatchBucket(0, _next(self._decode_rows, len(plan.decodes)))
-        prefill_rows = _next(self._prefill_rows, plan.prefill.num_tokens)
-        return BatchBucket(prefill_rows, _next(self._beside_prefill, len(plan.decodes)))
+        prefill_rows = _next(self._prefill_rows, plan.num_prefill_tokens)
+        return self._mixed(prefill_rows, _next(self._beside_prefill, len(plan.decodes)))
+
+    def _mixed(self, num_prefill_rows: int, num_decode_rows: int) -> BatchBucket:
+        return BatchBucket(num_prefill_rows, num_decode_rows, min(self._max_prefills, num_prefill_rows))
 
 
 def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

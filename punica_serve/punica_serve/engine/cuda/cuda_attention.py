@@ -1,6 +1,6 @@
-"""Paged attention of a GPU's steps: one launch for the decodes and one for the prefill's rows, on streams of their own.
+"""Paged attention of a GPU's steps: one launch for the decodes and one for all prefills' rows, on streams of their own.
 
-The prefill's rows compute while the decodes beside them wait for memory. One object serves one bucket: its tables and
+The prefills' rows compute while the decodes beside them wait for memory. One object serves one bucket: its tables and
 launches have fixed addresses and sizes, so that ``run`` can be captured in a CUDA graph and ``plan`` repeated before
 each replay. Nothing here makes the host wait for the device.
 """
@@ -72,8 +72,7 @@ class CudaAttention:
         for decodes in self._decodes.values():
             decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size)
         for prefill in self._prefill.values():
-            rows = np.array([pages.first_prefill_row, self._bucket.num_prefill_rows][: len(pages.prefill.starts)])
-            prefill.plan(pages.prefill, rows, len(pages.decodes.indices), self._cache.page_size)
+            prefill.plan(pages.prefill, pages.prefill_rows, len(pages.decodes.indices), self._cache.page_size)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
@@ -167,7 +166,7 @@ def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) 
     for window, sections in zip(model.spec.windows, _TILES, strict=False):
         for name, shape in zip(sections, attention_shapes(cache, model, bucket, window), strict=True):
             tiles[name] = shape.num_words if shape else 0
-    num_requests = bucket.num_decode_rows + (bucket.num_prefill_rows > 0)
+    num_requests = bucket.num_decode_rows + bucket.num_prefills
     return {
         "slot_mapping": bucket.num_rows,
         **tiles,
@@ -180,7 +179,7 @@ def _flashinfer_rows(
 ) -> dict[int | None, _Rows | FlashInferRows]:
     """FlashInfer's rows for each distinct window of the model's layers."""
     heads = (model.num_attention_heads, model.num_key_value_heads)
-    shape = PrefillShape(1, bucket.num_prefill_rows, *heads, model.spec.attention_scale)
+    shape = PrefillShape(bucket.num_prefills, bucket.num_prefill_rows, *heads, model.spec.attention_scale)
     modules = fa3_modules(model, cache.pool.dtype)
     return {module.window: FlashInferRows(shape, module, buffer.device("kv_pages"), memory) for module in modules}
 
@@ -204,10 +203,11 @@ def attention_shapes(
 ) -> tuple[AttentionShape | None, AttentionShape | None]:
     """The shapes of the decodes and of the prefill in layers with that window; None if the bucket has no rows."""
 
-    def of(max_requests: int, max_query_rows: int) -> AttentionShape:
+    def of(max_requests: int, max_query_rows: int, max_rows: int) -> AttentionShape:
         return AttentionShape.of(
             max_requests,
             max_query_rows,
+            max_rows=max_rows,
             heads=model.num_attention_heads,
             kv_heads=model.num_key_value_heads,
             dtype=cache.pool.dtype,
@@ -216,6 +216,6 @@ def attention_shapes(
         )
 
     return (
-        of(bucket.num_decode_rows, 1) if bucket.num_decode_rows else None,
-        of(1, bucket.num_prefill_rows) if bucket.num_prefill_rows else None,
+        of(bucket.num_decode_rows, 1, bucket.num_decode_rows) if bucket.num_decode_rows else None,
+        of(bucket.num_prefills, *[bucket.num_prefill_rows] * 2) if bucket.num_prefill_rows else None,
     )

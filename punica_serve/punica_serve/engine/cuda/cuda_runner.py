@@ -119,7 +119,7 @@ class CudaRunner:
     def _warm_up(self, *, use_graphs: bool) -> None:
         """Compiles all kernels and captures all graphs, in one memory pool: graphs never run together."""
         pool = torch.cuda.graph_pool_handle()
-        nothing = StepPlan(None, ())
+        nothing = StepPlan((), ())
         warm: set[int] = set()
         # Collecting another engine's graphs would free device memory, which breaks a capture.
         with torch.cuda.stream(self._stream), gc_disabled():
@@ -174,8 +174,10 @@ def _make_runners(
 
 
 def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
-    """The tables of each kind of step. Most segments: the prefill, its padding, and one for each decode."""
-    num_segments = bucket.num_decode_rows + 2 * (bucket.num_prefill_rows > 0)
+    """The tables of each kind of step. Most segments: one for each decode, and two for each prefill, whose adapter may
+    be invoked within; padding is one with the rows before the first.
+    """
+    num_segments = bucket.num_decode_rows + 2 * bucket.num_prefills
     usual, wide = (
         LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
         for kind in (LoraKind.USUAL, LoraKind.WIDE)
@@ -193,8 +195,5 @@ def _workspace_numel(pool: LoraPool, tables: Mapping[LoraGroup, LoraTableShape])
 
 def logit_rows(plan: StepPlan, bucket: BatchBucket) -> dict[Sequence, int]:
     """The row of the logits, and so of the sampled tokens, of each sequence that gets one."""
-    first = 1 if bucket.num_prefill_rows else 0
-    rows = {sequence: first + number for number, sequence in enumerate(plan.decodes)}
-    if plan.prefill and plan.prefill.is_last:
-        rows[plan.prefill.sequence] = 0
-    return rows
+    rows = {sequence: bucket.num_prefills + number for number, sequence in enumerate(plan.decodes)}
+    return rows | {chunk.sequence: number for number, chunk in enumerate(plan.prefills) if chunk.is_last}

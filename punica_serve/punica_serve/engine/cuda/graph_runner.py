@@ -81,7 +81,11 @@ class GraphRunner:
         return self._logits
 
     def _forward(self) -> Tensor:
-        inputs, first_sampled = self._inputs, self._inputs.bucket.first_sampled
+        inputs = self._inputs
         fill_sampled(inputs.token_ids, inputs.sources, self._sampled_ids)
         hidden = self._model.forward(self._batch)
-        return self._model.logits(hidden[first_sampled:], self._batch.lora)
+        if inputs.sampled_rows is None:
+            sampled = hidden[inputs.bucket.first_sampled :]
+        else:
+            sampled = hidden.index_select(0, inputs.sampled_rows)
+        return self._model.logits(sampled, self._batch.lora)

@@ -26,7 +26,7 @@ _ALIGNMENT_WORDS = 32
 Section = (
     LoraGroup
     | Literal["wide_qkv", "wide_o", "wide_gate_up", "wide_down", "wide_embed", "wide_head"]
-    | Literal["token_ids", "sources", "positions"]
+    | Literal["token_ids", "sources", "positions", "sampled_rows"]
     | Literal[
         "slot_mapping", "decode_tiles", "prefill_tiles", "second_decode_tiles", "second_prefill_tiles", "kv_pages"
     ]

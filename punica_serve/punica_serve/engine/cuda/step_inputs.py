@@ -1,7 +1,7 @@
 """Token ids, positions and LoRA tables of a step, in sections of its input buffer.
 
-A prefill is padded in front. So its last row is the same in every step of a bucket, and the decodes of its adapter are
-next to it.
+Prefills are padded in front, so that the decodes of the last one's adapter are next to it. Without other prefills its
+last row is the same in every step of a bucket.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from punica_kernels.lora_table import LoraTable, LoraTableShape
+from punica_kernels.members import Indices
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.batching.step_rows import build_segments
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, TABLE_SECTIONS, Section, StepInputBuffer
+from punica_serve.engine.cuda.step_pages import prefill_rows
 from punica_serve.engine.torch_lora import PagesOf
 from punica_serve.protocol import LoraGroup
 
@@ -32,6 +34,10 @@ class StepInputs:
         self.token_ids, self.positions = buffer.device("token_ids"), buffer.device("positions")
         #: Row of the step before whose sampled token is the input; -1: it is in ``token_ids``.
         self.sources = buffer.device("sources")
+        #: int32 [num_sampled]: the rows whose logits are wanted; None if they are adjacent, the last ones.
+        self.sampled_rows = buffer.device("sampled_rows") if bucket.num_prefills > 1 else None
+        #: The same on the host.
+        self._sampled = np.arange(bucket.num_rows - bucket.num_sampled, bucket.num_rows, dtype=np.int32)
 
     def tables(self, kind: LoraKind) -> dict[LoraGroup, LoraTable]:
         """The tables that steps of this kind read; none without LoRA."""
@@ -48,7 +54,8 @@ class StepInputs:
             for group, name in sections.items()
         }
         rows: tuple[Section, ...] = (FIRST_SECTIONS[LoraKind.NONE], "sources", "positions")
-        return tables | dict.fromkeys(rows, bucket.num_rows)
+        sampled: dict[Section, int] = {"sampled_rows": bucket.num_sampled} if bucket.num_prefills > 1 else {}
+        return tables | dict.fromkeys(rows, bucket.num_rows) | sampled
 
     def write(self, plan: StepPlan, logit_rows: Mapping[Sequence, int]) -> None:
         """Writes the rows of a step. ``logit_rows``: the rows in which the step before sampled the tokens in flight."""
@@ -57,14 +64,22 @@ class StepInputs:
         token_ids.fill(0)
         positions.fill(0)
         num_prefill_rows = self.bucket.num_prefill_rows
-        if chunk := plan.prefill:
-            rows = slice(num_prefill_rows - chunk.num_tokens, num_prefill_rows)
-            token_ids[rows] = chunk.sequence.token_ids[chunk.start : chunk.end]
-            positions[rows] = np.arange(chunk.start, chunk.end, dtype=np.int32) + chunk.sequence.rotary_start
+        bounds = prefill_rows(plan, self.bucket)
+        for chunk, start, end in zip(plan.prefills, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            token_ids[start:end] = chunk.sequence.token_ids[chunk.start : chunk.end]
+            positions[start:end] = np.arange(chunk.start, chunk.end, dtype=np.int32) + chunk.sequence.rotary_start
+        self._write_sampled_rows(bounds)
         decodes = slice(num_prefill_rows, num_prefill_rows + len(plan.decodes))
         token_ids[decodes] = [0 if sequence.num_in_flight else sequence.token_ids[-1] for sequence in plan.decodes]
         sources[decodes] = [logit_rows[sequence] if sequence.num_in_flight else -1 for sequence in plan.decodes]
         positions[decodes] = [sequence.rotary_start + sequence.num_cached for sequence in plan.decodes]
+
+    def _write_sampled_rows(self, bounds: Indices) -> None:
+        """Prefills' last rows; for those that the step lacks the row before all decodes, which is always there."""
+        if self.sampled_rows is not None:
+            self._sampled[: self.bucket.num_prefills] = self.bucket.num_prefill_rows - 1
+            self._sampled[: len(bounds) - 1] = bounds[1:] - 1
+            self._buffer.write("sampled_rows", self._sampled)
 
     def write_lora(self, plan: StepPlan, pages_of: PagesOf, kind: LoraKind) -> None:
         """Writes which rows use which pages, into the tables of this kind."""
@@ -72,5 +87,5 @@ class StepInputs:
         owned = [pages_of(digest) if digest else {} for digest in segments.digests]
         for group, name in TABLE_SECTIONS.get(kind, {}).items():
             pages = [own.get(group, []) for own in owned]
-            indptr = segments.rows_from(self.bucket.first_sampled) if group == "head" else segments.indptr
+            indptr = segments.rows_among(self._sampled) if group == "head" else segments.indptr
             self._shapes[kind][group].fill(self._buffer.array(name), indptr, pages)

@@ -1,6 +1,6 @@
 """The pages of a step's requests in the KvCache, as the int32 tables that the attention kernels of a GPU read.
 
-Plain numpy, on the host. A step is laid out in a BatchBucket: the prefill's rows first, padded in front, then one row
+Plain numpy, on the host. A step is laid out in a BatchBucket: the prefills' rows first, padded in front, then one row
 for each decode, padded behind. Padding rows write no keys and values and attend to nothing; their results are not read.
 """
 
@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from punica_kernels.members import Indices
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import Int32s
@@ -35,9 +36,9 @@ class StepPages:
 
     #: page * page_size + offset of each row's key and value; NO_SLOT for padding: [rows].
     slot_mapping: Int32s
-    #: The prefill's first row after the padding: from there on, rows are the last ones of its context.
-    first_prefill_row: int
-    #: One request, or none.
+    #: [prefills + 1] The first row of each prefill, then the row after the last. Rows are the last ones of a context.
+    prefill_rows: Indices
+    #: One request for each prefill.
     prefill: PageRuns
     #: One request for each decode.
     decodes: PageRuns
@@ -48,15 +49,19 @@ def lay_out_pages(step: StepPlan, bucket: BatchBucket, *, page_size: int) -> Ste
 
     ValueError: the step does not fit the bucket.
     """
-    num_prefill_tokens = step.prefill.num_tokens if step.prefill else 0
-    if num_prefill_tokens > bucket.num_prefill_rows or len(step.decodes) > bucket.num_decode_rows:
-        raise ValueError(f"a step of {num_prefill_tokens} prefill rows and {len(step.decodes)} decodes in {bucket}")
+    _check_fits(step, bucket)
     slot_mapping = np.full(bucket.num_rows, NO_SLOT, dtype=np.int32)
-    first_prefill_row = bucket.num_prefill_rows - num_prefill_tokens
-    prefill = _lay_out_prefill(step, page_size, slot_mapping[first_prefill_row : bucket.num_prefill_rows])
+    rows = prefill_rows(step, bucket)
+    prefill = _lay_out_prefills(step, page_size, slot_mapping[rows[0] : bucket.num_prefill_rows])
     first_decode_row = bucket.num_prefill_rows
     decodes = _lay_out_decodes(step, page_size, slot_mapping[first_decode_row : first_decode_row + len(step.decodes)])
-    return StepPages(slot_mapping, first_prefill_row, prefill, decodes)
+    return StepPages(slot_mapping, rows, prefill, decodes)
+
+
+def prefill_rows(step: StepPlan, bucket: BatchBucket) -> Indices:
+    """[prefills + 1] The first row of each prefill, then the row after the last."""
+    lengths = [chunk.num_tokens for chunk in step.prefills]
+    return np.cumsum([bucket.num_prefill_rows - sum(lengths), *lengths], dtype=np.int64)
 
 
 def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size: int) -> PageRuns:
@@ -70,13 +75,23 @@ def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size:
     return PageRuns(tokens, starts, indices)
 
 
-def _lay_out_prefill(step: StepPlan, page_size: int, slot_mapping: Int32s) -> PageRuns:
-    chunk = step.prefill
-    if chunk is None:
-        return page_runs([], [], page_size)
-    runs = page_runs([chunk.end], [chunk.sequence.pages], page_size)
-    positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-    slot_mapping[:] = runs.indices[positions // page_size] * page_size + positions % page_size
+def _check_fits(step: StepPlan, bucket: BatchBucket) -> None:
+    num_prefills, num_rows = len(step.prefills), step.num_prefill_tokens
+    fits = num_rows <= bucket.num_prefill_rows and num_prefills <= bucket.num_prefills
+    if not fits or len(step.decodes) > bucket.num_decode_rows:
+        what = f"{num_prefills} prefills of {num_rows} prefill rows and {len(step.decodes)} decodes"
+        raise ValueError(f"a step of {what} in {bucket}")
+
+
+def _lay_out_prefills(step: StepPlan, page_size: int, slot_mapping: Int32s) -> PageRuns:
+    chunks = step.prefills
+    runs = page_runs([chunk.end for chunk in chunks], [chunk.sequence.pages for chunk in chunks], page_size)
+    row = 0
+    for chunk, first_page in zip(chunks, runs.starts[:-1].tolist(), strict=True):
+        positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
+        pages = runs.indices[first_page + positions // page_size]
+        slot_mapping[row : row + chunk.num_tokens] = pages * page_size + positions % page_size
+        row += chunk.num_tokens
     return runs
 
 

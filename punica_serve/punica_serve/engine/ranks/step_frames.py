@@ -19,9 +19,10 @@ from punica_serve.protocol import Request
 
 Int32s = npt.NDArray[np.int32]
 
-#: Words of a step before its rows: how many sequences have ended, how many rows follow, where the prefill's chunk ends
-#: (0: there is none), and whether that is the newest token.
-_NUM_HEADER_WORDS = 4
+#: Words of a step before its rows: how many sequences have ended, how many rows follow, and how many of them prefill.
+_NUM_HEADER_WORDS = 3
+#: Words of a prefill's chunk, which come before the rows: where it ends, and whether that is the newest token.
+_NUM_CHUNK_WORDS = 2
 #: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
 _NUM_ROW_WORDS = 5
 
@@ -49,10 +50,10 @@ class StepEncoder:
         ended = self._drop_ended()
         introduced = [(self._introduce(seq), seq.request) for seq in plan.sequences if seq not in self._known]
         rows = [word for sequence in plan.sequences for word in self._row(sequence)]
-        chunk = plan.prefill
-        header = [len(ended), len(plan.sequences), chunk.end if chunk else 0, int(bool(chunk and chunk.is_last))]
+        chunks = [word for chunk in plan.prefills for word in (chunk.end, int(chunk.is_last))]
+        header = [len(ended), len(plan.sequences), len(plan.prefills), *ended, *chunks]
         changes = [word for sequence in plan.sequences for word in self._take_changes(sequence)]
-        return introduced, np.array([*header, *ended, *rows, *changes], dtype=np.int32)
+        return introduced, np.array([*header, *rows, *changes], dtype=np.int32)
 
     @property
     def known(self) -> dict[int, list[int]]:
@@ -99,9 +100,10 @@ class StepDecoder:
 
     def decode(self, words: Int32s) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
-        num_ended, num_rows, chunk_end, is_last = words[:_NUM_HEADER_WORDS].tolist()
-        first_row = _NUM_HEADER_WORDS + num_ended
-        for number in words[_NUM_HEADER_WORDS:first_row].tolist():
+        num_ended, num_rows, num_prefills = words[:_NUM_HEADER_WORDS].tolist()
+        first_chunk = _NUM_HEADER_WORDS + num_ended
+        first_row = first_chunk + num_prefills * _NUM_CHUNK_WORDS
+        for number in words[_NUM_HEADER_WORDS:first_chunk].tolist():
             del self._sequences[number]
         changes = first_row + num_rows * _NUM_ROW_WORDS
         rows = words[first_row:changes].reshape(num_rows, _NUM_ROW_WORDS).tolist()
@@ -110,10 +112,12 @@ class StepDecoder:
         for row in rows:
             sequences.append(self._update(row, words[changes:]))
             changes += sum(row[3:])
-        if not chunk_end:
-            return StepPlan(None, tuple(sequences))
-        first, *decodes = sequences
-        return StepPlan(PrefillChunk(first, first.num_cached, chunk_end, bool(is_last)), tuple(decodes))
+        ends = words[first_chunk:first_row].reshape(num_prefills, _NUM_CHUNK_WORDS).tolist()
+        chunks = [
+            PrefillChunk(sequence, sequence.num_cached, end, bool(is_last))
+            for sequence, (end, is_last) in zip(sequences[:num_prefills], ends, strict=True)
+        ]
+        return StepPlan(tuple(chunks), tuple(sequences[num_prefills:]))
 
     @property
     def known(self) -> dict[int, list[int]]:

@@ -14,9 +14,12 @@ PAGE_SIZE = 4
 _MODEL = tiny_config()
 
 
-def _planner(num_pages: int = 16, max_batch_size: int = 4, budget: int = 8) -> tuple[StepPlanner, KvCache]:
+def _planner(
+    num_pages: int = 16, max_batch_size: int = 4, budget: int = 8, max_prefills: int = 1
+) -> tuple[StepPlanner, KvCache]:
     cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
-    return StepPlanner(cache, max_batch_size=max_batch_size, prefill_budget_tokens=budget), cache
+    limits = {"max_batch_size": max_batch_size, "prefill_budget_tokens": budget, "max_prefills": max_prefills}
+    return StepPlanner(cache, **limits), cache
 
 
 def _sequence(name: str, arrival_ns: int, num_prompt: int = 3, adapter: str | None = None) -> Sequence:
@@ -48,12 +51,12 @@ def _run(
         return None, [], [s.request_id for s in preempted]
     for sequence in plan.decodes:
         sequence.num_cached += 1
-    if plan.prefill:
-        plan.prefill.sequence.num_cached = plan.prefill.end
+    for chunk in plan.prefills:
+        chunk.sequence.num_cached = chunk.end
     for sequence in plan.sampled:
         sequence.token_ids.append(1)
-    prefill = plan.prefill.sequence.request_id if plan.prefill else None
-    return prefill, [s.request_id for s in plan.decodes], [s.request_id for s in preempted]
+    prefills = " ".join(chunk.sequence.request_id for chunk in plan.prefills) or None
+    return prefills, [s.request_id for s in plan.decodes], [s.request_id for s in preempted]
 
 
 def test_one_prefill_a_step_oldest_first_with_all_decodes() -> None:
@@ -66,6 +69,29 @@ def test_one_prefill_a_step_oldest_first_with_all_decodes() -> None:
     assert _run(planner) == (None, ["a", "b", "c"], [])
 
 
+def test_several_prefills_share_a_steps_budget_and_those_of_one_adapter_are_adjacent() -> None:
+    planner, _ = _planner(num_pages=32, max_batch_size=8, budget=12, max_prefills=3)
+    for number, adapter in enumerate(("x", "y", "x", "y")):
+        planner.add(_sequence(f"{adapter}{number}", number, num_prompt=5, adapter=adapter))
+    assert _run(planner) == ("x0 x2 y1", [], []), "x2 gets the last two tokens of the budget"
+    assert _run(planner) == ("x2 y3", ["y1", "x0"], [])
+    assert _run(planner) == (None, ["x0", "x2", "y1", "y3"], [])
+
+
+def test_a_prefill_that_joins_the_copy_of_its_adapter_is_the_only_one() -> None:
+    planner, _ = _planner(num_pages=32, max_prefills=3)
+    for number, adapter in enumerate(("late", None, None)):
+        planner.add(_sequence(f"{adapter}{number}", number, adapter=adapter))
+    _admit(planner)
+
+    def names(may_join: bool) -> list[str]:
+        plan, _ = planner.plan(lambda sequence: sequence.digest is None, lambda *_: may_join)
+        return [chunk.sequence.request_id for chunk in plan.prefills] if plan else []
+
+    assert names(may_join=True) == ["late0"]
+    assert names(may_join=False) == ["None1", "None2"]
+
+
 def test_a_long_prompt_is_chunked_and_yields_its_token_with_the_last_chunk() -> None:
     planner, _ = _planner(budget=8)
     sequence = _sequence("long", 1, num_prompt=19)
@@ -74,9 +100,10 @@ def test_a_long_prompt_is_chunked_and_yields_its_token_with_the_last_chunk() -> 
     ends = []
     while sequence.num_uncached > 1:
         plan, _ = planner.plan(_ready)
-        assert plan is not None and plan.prefill is not None
-        ends.append((plan.prefill.end, len(plan.sampled)))
-        sequence.num_cached = plan.prefill.end
+        assert plan is not None
+        (chunk,) = plan.prefills
+        ends.append((chunk.end, len(plan.sampled)))
+        sequence.num_cached = chunk.end
         for sampled in plan.sampled:
             sampled.token_ids.append(1)
     assert ends == [(8, 0), (16, 0), (19, 1)]
@@ -167,8 +194,8 @@ def test_a_preempted_request_resumes_with_a_prefill_of_all_its_tokens() -> None:
     planner.remove(old)
     _admit(planner)
     plan, _ = planner.plan(_ready)
-    assert plan is not None and plan.prefill is not None
-    assert (plan.prefill.start, plan.prefill.end) == (0, num_tokens)
+    assert plan is not None
+    assert [(chunk.start, chunk.end) for chunk in plan.prefills] == [(0, num_tokens)]
 
 
 def test_nothing_to_do_is_no_plan() -> None:

@@ -13,8 +13,8 @@ def _sequence(num_prompt: int = 1) -> Sequence:
 
 
 def _plan(num_prefill: int, num_decodes: int) -> StepPlan:
-    chunk = PrefillChunk(_sequence(num_prefill), 0, num_prefill, True) if num_prefill else None
-    return StepPlan(chunk, tuple(_sequence() for _ in range(num_decodes)))
+    chunks = (PrefillChunk(_sequence(num_prefill), 0, num_prefill, True),) if num_prefill else ()
+    return StepPlan(chunks, tuple(_sequence() for _ in range(num_decodes)))
 
 
 @pytest.mark.parametrize(("max_batch_size", "budget"), [(1, 1), (3, 20), (32, 512), (32, 500), (256, 8192), (1000, 64)])

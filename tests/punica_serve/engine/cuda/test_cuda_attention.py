@@ -78,6 +78,18 @@ def test_rows_attend_to_their_own_past(
         desk.check(step, bucket, layer, q, attention.run(layer, q))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("num_prefills", [2, 3])
+def test_prefills_of_one_step_attend_to_their_own_past(kind: Kind, kv_heads: int, num_prefills: int) -> None:
+    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(192, 7, max_prefills=3)
+    step = desk.step_of([(0, 37), (500, 570), (3, 4)][:num_prefills], _random_lengths(5))
+    attention, q = desk.attention(bucket), desk.q(bucket)
+    _plan(attention, step)
+    for layer in range(LAYERS):
+        desk.check(step, bucket, layer, q, attention.run(layer, q))
+
+
 @pytest.mark.parametrize("kind", GPU_KINDS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_heads: int) -> None:
@@ -86,7 +98,7 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_h
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        attention.plan(StepPlan(None, ()))
+        attention.plan(StepPlan((), ()))
         attention.run(1, q)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -114,8 +126,7 @@ def test_slots_are_where_the_new_tokens_go(kind: Kind) -> None:
     attention = desk.attention(bucket)
     step = desk.step((15, 18), [17])
     _plan(attention, step)
-    assert step.prefill
-    first, second = step.prefill.sequence.pages[:2]
+    first, second = step.prefills[0].sequence.pages[:2]
     expected = [-1, first * 16 + 15, second * 16, second * 16 + 1, step.decodes[0].pages[1] * 16, -1, -1]
     assert attention.slot_mapping.tolist() == expected
 
@@ -131,7 +142,7 @@ def test_a_cache_of_many_pages_makes_words_for_the_fullest_step_and_no_more() ->
     for number, sequence in enumerate(sequences):
         sequence.num_cached, sequence.pages = longest - 1, list(range(number * longest, (number + 1) * longest))
     prefill, *decodes = sequences
-    step = StepPlan(PrefillChunk(prefill, longest - 16, longest, is_last=True), tuple(decodes))
+    step = StepPlan((PrefillChunk(prefill, longest - 16, longest, is_last=True),), tuple(decodes))
     make_attentions(cache, model, {bucket: buffer})[bucket].plan(step)
     pages = buffer.array("kv_pages")[: 3 * longest].tolist()
     assert sorted(pages) == list(range(3 * longest))
@@ -152,7 +163,7 @@ def test_a_step_may_name_more_pages_than_the_cache_has_if_requests_share_them() 
         sequences.append(Sequence.of(Request("r", 0, (1,) * length, SamplingParams()), 64))
         sequences[-1].num_cached, sequences[-1].pages = length - 1, [*found, *cache.allocate(1)]
     buffer = StepInputBuffer(attention_sections(cache, model, bucket), cpu)
-    make_attentions(cache, model, {bucket: buffer})[bucket].plan(StepPlan(None, tuple(sequences)))
+    make_attentions(cache, model, {bucket: buffer})[bucket].plan(StepPlan((), tuple(sequences)))
     assert len(sequences) == 4 and num_pages < 4 * 5
     assert buffer.array("kv_pages")[: 4 * 5].tolist() == [page for sequence in sequences for page in sequence.pages]
     assert len(buffer.array("kv_pages")) == cache.max_pages_named == num_pages * 5

@@ -45,7 +45,7 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionD
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        attention.plan(StepPlan(None, ()))
+        attention.plan(StepPlan((), ()))
         attention.run(1, q)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

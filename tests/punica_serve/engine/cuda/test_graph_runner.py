@@ -6,6 +6,7 @@ The answers of an engine must not depend on them.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -32,8 +33,9 @@ from punica_serve.models.linear import Projected
 from punica_serve.models.model import Model
 from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
 
-BUCKETS = BatchBuckets(max_batch_size=4, prefill_budget_tokens=16)
 SETTINGS = {"max_batch_size": 4, "prefill_budget_tokens": 16}
+#: One prefill a step, or up to three.
+MAX_PREFILLS = [1, 3]
 
 
 class _TableLora:
@@ -83,6 +85,8 @@ def _pages(table: LoraTable) -> Iterator[tuple[slice, int]]:
 class _PaddedRunner:
     """CudaRunner without a GPU."""
 
+    buckets: BatchBuckets
+
     overlap_scheduling = True
     newest_end: torch.cuda.Event | None = None
     buckets_run: set[tuple[BatchBucket, LoraKind]]
@@ -102,7 +106,7 @@ class _PaddedRunner:
         self._loras: dict[tuple[BatchBucket, LoraKind], _TableLora] = {}
         self._logit_rows: dict[Sequence, int] = {}
         self._runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
-        for bucket in BUCKETS.all:
+        for bucket in self.buckets.all:
             shapes = table_shapes(bucket)
             sections = StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket)
             buffer = StepInputBuffer(sections, torch.device("cpu"))
@@ -117,7 +121,7 @@ class _PaddedRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "_Launched":
-        bucket, kind = BUCKETS.fit(plan), plan.lora_kind
+        bucket, kind = self.buckets.fit(plan), plan.lora_kind
         self.buckets_run.add((bucket, kind))
         runner = self._runners[bucket, kind]
         arrival = arrival_for(plan, self._arrival_of)
@@ -159,9 +163,11 @@ def _answers(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("adapters", ["none", "some", "one", "high", "vocabulary"])
+@pytest.mark.parametrize("max_prefills", MAX_PREFILLS)
+@pytest.mark.parametrize("adapters", ["none", "some", "one", "high", "vocabulary", "activated"])
 def test_padded_steps_say_what_plain_ones_say(
     adapters: str,
+    max_prefills: int,
     make_engine: Callable[..., Engine],
     make_adapter: Callable[..., AdapterRef],
     monkeypatch: pytest.MonkeyPatch,
@@ -169,18 +175,21 @@ def test_padded_steps_say_what_plain_ones_say(
     one, other = make_adapter(rank=8, seed=1), make_adapter(rank=20, seed=2)
     modules = ("embed_tokens", "lm_head", "v_proj")
     vocabulary = make_adapter(rank=9, seed=4, target_modules=modules)
+    activated = msgspec.structs.replace(make_adapter(rank=16, seed=5), invocation=(21, 26))
     high = make_adapter(rank=200, seed=3, scale=0.2)
     mixes: dict[str, list[AdapterRef | None]] = {
         "none": [None] * 6,
         "some": [one, None, other, one, other, None],
         "one": [one] * 6,
         "high": [one, high, None, high, one, other],
+        "activated": [one, activated, activated, other, activated, None],
         "vocabulary": [one, vocabulary, None, vocabulary, high, vocabulary],
     }
     refs = mixes[adapters]
     expected = _answers(make_engine(**SETTINGS), _requests(refs))
     monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
-    assert _answers(make_engine(**SETTINGS), _requests(refs)) == expected
+    _PaddedRunner.buckets = BatchBuckets(**SETTINGS, max_prefills=max_prefills)
+    assert _answers(make_engine(**SETTINGS, max_prefills=max_prefills), _requests(refs)) == expected
     kinds = {(bucket.num_prefill_rows > 0, kind) for bucket, kind in _PaddedRunner.buckets_run}
     kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE, "vocabulary": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
     assert kinds >= {(True, kind), (False, kind)}

@@ -32,12 +32,12 @@ def test_rows_are_the_prefills_then_the_decodes_and_those_in_flight_name_their_s
     unknown.num_in_flight = 1
     chunk = PrefillChunk(_sequence(5, 6, 7, 8, 9), 1, 4, is_last=False)
     for _ in range(2):  # whatever the step before has left
-        inputs.write(StepPlan(chunk, (known, unknown)), {unknown: 2})
+        inputs.write(StepPlan((chunk,), (known, unknown)), {unknown: 2})
         buffer.copy_to_device()
     assert inputs.token_ids.tolist() == [0, 6, 7, 8, 12, 0, 0]
     assert inputs.positions.tolist() == [0, 1, 2, 3, 1, 1, 0]
     assert inputs.sources.tolist() == [-1, -1, -1, -1, -1, 2, -1]
-    inputs.write(StepPlan(None, ()), {})
+    inputs.write(StepPlan((), ()), {})
     buffer.copy_to_device()
     assert not inputs.token_ids.any() and not inputs.positions.any() and (inputs.sources == -1).all()
 
@@ -62,13 +62,13 @@ def test_steps_without_high_ranks_have_the_tables_that_they_had() -> None:
 def test_a_steps_kind_is_the_highest_of_its_requests(ranks: list[int], kind: LoraKind) -> None:
     refs = [None, *map(_ref, ranks)]
     decodes = [Sequence.of(Request("r", 0, (1,), SamplingParams(), ref), 64) for ref in refs]
-    assert StepPlan(None, tuple(decodes)).lora_kind is kind
+    assert StepPlan((), tuple(decodes)).lora_kind is kind
 
 
 def test_each_kind_writes_its_own_tables() -> None:
     inputs, buffer = _inputs(BatchBucket(0, 2))
     decodes = tuple(Sequence.of(Request("r", 0, (1, 2), SamplingParams(), _ref(rank)), 64) for rank in (8, 256))
-    inputs.write_lora(StepPlan(None, decodes), lambda digest: {"qkv": list(range(int(digest) // 8))}, LoraKind.WIDE)
+    inputs.write_lora(StepPlan((), decodes), lambda digest: {"qkv": list(range(int(digest) // 8))}, LoraKind.WIDE)
     buffer.copy_to_device(FIRST_SECTIONS[LoraKind.WIDE])
     table = inputs.tables(LoraKind.WIDE)["qkv"]
     first = table.words[: table.shape.tile_words].tolist()

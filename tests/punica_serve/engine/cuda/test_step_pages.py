@@ -42,7 +42,7 @@ def test_a_request_without_a_page_for_its_last_token_is_refused() -> None:
 
 
 def test_decodes_write_behind_what_is_cached_and_rows_that_pad_nowhere() -> None:
-    step = StepPlan(None, (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0]), _sequence(4, 3, [6])))
+    step = StepPlan((), (_sequence(6, 5, [3, 8]), _sequence(5, 4, [2, 0]), _sequence(4, 3, [6])))
     pages = _lay_out(step, BatchBucket(0, 5))
     assert pages.slot_mapping.tolist() == [8 * 4 + 1, 0 * 4 + 0, 6 * 4 + 3, -1, -1]
     assert _numbers(pages.decodes) == ([6, 5, 4], [0, 2, 4, 5], [3, 8, 2, 0, 6])
@@ -50,16 +50,29 @@ def test_decodes_write_behind_what_is_cached_and_rows_that_pad_nowhere() -> None
 
 
 def test_a_chunk_sees_the_context_before_it_and_writes_only_itself() -> None:
-    step = StepPlan(PrefillChunk(_sequence(20, 3, [5, 9, 1, 0, 2, 4]), 3, 9, is_last=False), (_sequence(2, 1, [7]),))
+    step = StepPlan((PrefillChunk(_sequence(20, 3, [5, 9, 1, 0, 2, 4]), 3, 9, is_last=False),), (_sequence(2, 1, [7]),))
     pages = _lay_out(step, BatchBucket(8, 2))
-    assert pages.first_prefill_row == 2
+    assert pages.prefill_rows.tolist() == [2, 8]
     assert pages.slot_mapping.tolist() == [-1, -1, 5 * 4 + 3, 36, 37, 38, 39, 4, 29, -1]
     assert _numbers(pages.prefill) == ([9], [0, 3], [5, 9, 1])
     assert _numbers(pages.decodes) == ([2], [0, 1], [7])
 
 
+def test_prefills_lie_behind_each_other_and_behind_the_padding() -> None:
+    chunks = (
+        PrefillChunk(_sequence(5, 3, [5, 9]), 3, 5, is_last=True),
+        PrefillChunk(_sequence(9, 0, [1, 2, 3]), 0, 5, is_last=False),
+    )
+    pages = _lay_out(StepPlan(chunks, ()), BatchBucket(8, 1, max_prefills=2))
+    assert pages.prefill_rows.tolist() == [1, 3, 8]
+    assert pages.slot_mapping.tolist() == [-1, 5 * 4 + 3, 9 * 4, 4, 5, 6, 7, 8, -1]
+    assert _numbers(pages.prefill) == ([5, 5], [0, 2, 4], [5, 9, 1, 2])
+    with pytest.raises(ValueError, match="2 prefills of 7 prefill rows"):
+        _lay_out(StepPlan(chunks, ()), BatchBucket(8, 1))
+
+
 def test_an_empty_step_is_padding_that_attends_to_nothing() -> None:
-    pages = _lay_out(StepPlan(None, ()), BatchBucket(6, 1))
+    pages = _lay_out(StepPlan((), ()), BatchBucket(6, 1))
     assert pages.slot_mapping.tolist() == [-1] * 7
     assert _numbers(pages.prefill) == _numbers(pages.decodes) == ([], [0], [])
 
@@ -67,6 +80,6 @@ def test_an_empty_step_is_padding_that_attends_to_nothing() -> None:
 def test_a_step_that_does_not_fit_is_refused() -> None:
     sequence = _sequence(9, 0, [0, 1, 2])
     with pytest.raises(ValueError, match="9 prefill rows"):
-        _lay_out(StepPlan(PrefillChunk(sequence, 0, 9, is_last=True), ()), BatchBucket(8, 1))
+        _lay_out(StepPlan((PrefillChunk(sequence, 0, 9, is_last=True),), ()), BatchBucket(8, 1))
     with pytest.raises(ValueError, match="1 decodes"):
-        _lay_out(StepPlan(None, (sequence,)), BatchBucket(8, 0))
+        _lay_out(StepPlan((), (sequence,)), BatchBucket(8, 0))

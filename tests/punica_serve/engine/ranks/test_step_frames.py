@@ -18,12 +18,12 @@ CONTEXT = 64
 
 def _seen(plan: StepPlan) -> object:
     """All that a runner reads of a plan."""
-    chunk = plan.prefill and (plan.prefill.start, plan.prefill.end, plan.prefill.is_last)
+    chunks = [(chunk.start, chunk.end, chunk.is_last) for chunk in plan.prefills]
     rows = [
         (s.request, s.token_ids, s.num_cached, s.num_in_flight, s.pages, s.max_length, s.position)
         for s in plan.sequences
     ]
-    return chunk, rows
+    return chunks, rows
 
 
 def _request(random: Random, number: int) -> Request:
@@ -44,7 +44,7 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
     """Pages that are shared replace those of a sequence that has begun."""
     random = Random(0)
     cache = KvCache(tiny_model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
-    planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=8)
+    planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=16, max_prefills=3)
     encoder, decoder = StepEncoder(), StepDecoder(CONTEXT, 4)
     num_preempted = num_steps = 0
     waiting = [_sequence(_request(random, number), is_sharing=is_sharing) for number in range(40)]
@@ -65,8 +65,8 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
             assert encoder.known == decoder.known
             for sequence in plan.decodes:
                 sequence.num_cached += 1
-            if plan.prefill:
-                plan.prefill.sequence.num_cached = plan.prefill.end
+            for chunk in plan.prefills:
+                chunk.sequence.num_cached = chunk.end
             for sequence in plan.sampled:
                 sequence.num_in_flight += 1
         if in_flight:  # steps overlap: the tokens of one are known after the launch of the next

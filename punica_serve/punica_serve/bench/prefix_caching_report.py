@@ -1,0 +1,126 @@
+"""The report of `bench prefix-caching`: each load without sharing and with it, the goals, and the host's time."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from rich.progress import Progress
+
+from punica_serve.bench.goals import Goal, goals_table
+from punica_serve.bench.prefix_caching import Replay, Row, Settings, loads_of, run
+from punica_serve.bench.prefix_host_time import HostTime, measure_host_time
+from punica_serve.bench.reference_figures import goals
+from punica_serve.bench.report import Column, Report, TableData, Value, machine
+from punica_serve.bench.subject import Subject
+
+#: The shape that the goals are for.
+GOAL_SHAPE = "llama-3.1-8b"
+
+_COLUMNS = (
+    Column("load", "arrivals"),
+    Column("caching", "caching"),
+    Column("hit_first_token_ms", "first token ms, hits", ",.1f"),
+    Column("first_token_ms", "all", ",.1f"),
+    Column("tokens_per_s", "tokens/s", ",.0f"),
+    Column("prefill_tokens", "prefilled tokens", ",.0f"),
+    Column("full_prefills", "prefixes computed", ",.1f"),
+)
+_RATIO_COLUMNS = (
+    Column("load", "arrivals"),
+    Column("hit_first_token", "first token, hits, on / off", ".2f"),
+    Column("tokens_per_s", "tokens/s, on / off", ".3f"),
+)
+_HOST_COLUMNS = (
+    Column("num_known_pages", "known pages", ",d"),
+    Column("batch_size", "batch", ",d"),
+    Column("step_us", "decode step µs", ".1f"),
+    Column("request_us", "request µs", ".0f"),
+)
+
+
+def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+    """Measures all loads. Raises RequestFailed if any request fails."""
+    rows = run(subject, settings, progress)
+    return make_report(subject, settings, rows, measure_host_time(batch_size=settings.batch_size))
+
+
+def make_report(subject: Subject, settings: Settings, rows: tuple[Row, ...], host: HostTime) -> Report:
+    """The tables of one run."""
+    tables = [_loads_table(subject, settings, rows), _ratios_table(rows), _host_table(host)]
+    if subject.on_gpu and subject.model.name == GOAL_SHAPE:
+        tables.append(goals_table(_goals(settings, rows, host), "Goals (one H200, Llama-3.1-8B shape)"))
+    return Report(
+        name="prefix-caching",
+        machine=machine(str(subject.device)),
+        settings={**asdict(settings), "model": subject.model.name},
+        tables=tables,
+        figures={},
+        facts={},
+    )
+
+
+def hit_first_token_s(row: Row) -> tuple[float, float]:
+    """Median first token without sharing and with it, of the requests that find pages: rounds differ in prompts only,
+    so the same places in the order of arrival are compared. (nan, nan) if none finds any.
+    """
+    off, on = list[float](), list[float]()
+    for one, other in zip(row.off, row.on, strict=True):
+        pairs = zip(_by_arrival(one), _by_arrival(other), strict=True)
+        hits = [(first_s, request_id) for first_s, request_id in pairs if request_id[0] in other.cached]
+        off += [first_s for (_, first_s), _ in hits]
+        on += [first_s for _, (_, first_s) in hits]
+    return _median(off), _median(on)
+
+
+def _by_arrival(replay: Replay) -> list[tuple[str, float]]:
+    return sorted(replay.first_token_s.items(), key=lambda item: int(item[0]))
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median([*values] or [float("nan")])
+
+
+def _tokens_per_s(replays: tuple[Replay, ...]) -> float:
+    return _median(replay.tokens_per_s for replay in replays)
+
+
+def _loads_table(subject: Subject, settings: Settings, rows: tuple[Row, ...]) -> TableData:
+    cells: list[tuple[Value, ...]] = []
+    for row in rows:
+        for caching, replays, hit_s in zip(("off", "on"), (row.off, row.on), hit_first_token_s(row), strict=True):
+            first_s = _median(first for replay in replays for first in replay.first_token_s.values())
+            prefilled = _median(replay.num_prefill_tokens for replay in replays)
+            full = _median(len(replay.first_token_s) - len(replay.cached) for replay in replays)
+            figures = (hit_s * 1e3, first_s * 1e3, _tokens_per_s(replays), prefilled, full)
+            cells.append((row.load.name, caching, *figures))
+    groups = f"{settings.num_groups} groups of {settings.group_size}, a prefix of {settings.prefix_tokens} tokens each"
+    notes = (f"{groups}; medians of {settings.rounds} rounds; hits: the requests that find pages where caching is on",)
+    return TableData("loads", f"prefix caching: {subject.model.name}", _COLUMNS, cells, notes)
+
+
+def _ratios_table(rows: tuple[Row, ...]) -> TableData:
+    cells: list[tuple[Value, ...]] = []
+    for row in rows:
+        off_s, on_s = hit_first_token_s(row)
+        cells.append((row.load.name, on_s / off_s, _tokens_per_s(row.on) / _tokens_per_s(row.off)))
+    return TableData("ratios", "on over off", _RATIO_COLUMNS, cells)
+
+
+def _host_table(host: HostTime) -> TableData:
+    cells = [(host.num_known_pages, host.batch_size, host.step_us, host.request_us)]
+    notes = ("added to a decode step, and to a request whose whole prompt is known",)
+    return TableData("host", "host time of known pages", _HOST_COLUMNS, cells, notes)
+
+
+def _goals(settings: Settings, rows: tuple[Row, ...], host: HostTime) -> list[Goal]:
+    bounds, by_name = goals().prefix_caching, {row.load.name: row for row in rows}
+    apart, _, at_once, no_reuse = (by_name[load.name] for load in loads_of(settings))
+    off_s, on_s = hit_first_token_s(apart)
+    full = max(len(replay.first_token_s) - len(replay.cached) for replay in at_once.on)
+    return [
+        Goal(bounds["hit_first_token"], on_s / off_s),
+        Goal(bounds["tokens_per_s"], _tokens_per_s(apart.on) / _tokens_per_s(apart.off)),
+        Goal(bounds["full_prefills"], full / settings.num_groups),
+        Goal(bounds["no_reuse"], _tokens_per_s(no_reuse.on) / _tokens_per_s(no_reuse.off)),
+        Goal(bounds["step_us"], host.step_us),
+    ]
