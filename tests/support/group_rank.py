@@ -1,4 +1,4 @@
-"""A rank of a group in a process of its own: `python group_rank.py STORE INDEX SIZE DEVICE MODEL ADAPTER...`."""
+"""A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE ONE_SHOT MODEL ADAPTER...`."""
 
 import os
 import subprocess
@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import FileStore
 from mixed_batch import Answers, serve
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.protocol import AdapterRef
 
@@ -23,18 +24,18 @@ _DEADLINE_S = 90
 
 
 @contextmanager
-def joined(store: Path, index: int, size: int, device: str) -> Iterator[TorchCollectives]:
+def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
     """This process as a rank of the group that meets at the file ``store``; ``device`` is cpu or cuda, a GPU each."""
     is_gpu = device == "cuda"
     if is_gpu:
-        torch.cuda.set_device(index)
+        torch.cuda.set_device(rank.index)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
-        store=FileStore(str(store), size),
-        rank=index,
-        world_size=size,
+        store=FileStore(str(store), rank.size),
+        rank=rank.index,
+        world_size=rank.size,
         timeout=_TIMEOUT,
-        device_id=torch.device(device, index) if is_gpu else None,
+        device_id=torch.device(device, rank.index) if is_gpu else None,
     )
     try:
         assert dist.group.WORLD is not None
@@ -43,28 +44,34 @@ def joined(store: Path, index: int, size: int, device: str) -> Iterator[TorchCol
         dist.destroy_process_group()
 
 
-def serve_in_two(store: Path, device: str, model: Path, adapters: Sequence[AdapterRef]) -> Answers:
+def serve_in_two(
+    store: Path, device: str, model: Path, adapters: Sequence[AdapterRef], one_shot_bytes: int = 0
+) -> Answers:
     """The answers of the first of two ranks, which is this process."""
-    command = [sys.executable, __file__, str(store), "1", "2", device, str(model), *(ref.uri for ref in adapters)]
+    command = [sys.executable, __file__, str(store), "1", "2", device, str(one_shot_bytes), str(model)]
+    command += [ref.uri for ref in adapters]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
         try:
-            answers = _serve_one(store, 0, 2, device, model, adapters)
+            answers = _serve_one(store, Rank(0, 2), device, one_shot_bytes, model, adapters)
             assert other.wait(_DEADLINE_S) == 0
             return answers
         finally:
             other.kill()
 
 
-def _serve_one(store: Path, index: int, size: int, device: str, model: Path, adapters: Sequence[AdapterRef]) -> Answers:
-    with joined(store, index, size, device) as collectives:
-        return serve(model, adapters, collectives, device="cpu" if device == "cpu" else f"{device}:{index}")
+def _serve_one(
+    store: Path, rank: Rank, device: str, one_shot_bytes: int, model: Path, adapters: Sequence[AdapterRef]
+) -> Answers:
+    own = "cpu" if device == "cpu" else f"{device}:{rank.index}"
+    with joined(store, rank, device) as collectives:
+        return serve(model, adapters, collectives, device=own, one_shot_bytes=one_shot_bytes)
 
 
-def main(store: str, index: str, size: str, device: str, model: str, *adapters: str) -> None:
+def main(store: str, index: str, size: str, device: str, one_shot_bytes: str, model: str, *adapters: str) -> None:
     folder = Path(model)
     refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
-    _serve_one(Path(store), int(index), int(size), device, folder, refs)
+    _serve_one(Path(store), Rank(int(index), int(size)), device, int(one_shot_bytes), folder, refs)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,14 @@ Answers = dict[str, list[tuple[int, TokenLogprobs | None]]]
 
 
 def write_adapters(folder: Path, model: ModelConfig) -> list[AdapterRef]:
-    """Random adapters of several ranks on all linear modules, strong enough to change what the model says."""
+    """Random adapters of several ranks on all linear modules, strong enough to change what the model says.
+
+    One updates the embedding and the head, too.
+    """
     refs = []
     for rank in _RANKS:
-        write_random_adapter(folder / f"{rank}", model, rank=rank, seed=rank, scale=0.5)
+        modules = tuple(model.spec.lora_shapes if rank == 12 else model.linear_shapes)
+        write_random_adapter(folder / f"{rank}", model, rank=rank, seed=rank, scale=0.5, target_modules=modules)
         refs.append(read_adapter(folder / f"{rank}", model))
     return refs
 

@@ -99,6 +99,10 @@ class EngineConfig(ConfigModel):
     attention: AttentionBackend = "auto"
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
+    #: The ranks of a group of GPUs add up tensors of so many bytes and less in one shot, over memory that all of them
+    #: map, and larger ones by NCCL, which takes all if it is 0. `punica-serve bench collectives` tells where the two
+    #: cross on a machine.
+    one_shot_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 30, multiple_of=256)] = 0
     #: Torch threads of a CPU worker; torch's own choice by default.
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 

@@ -11,6 +11,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.ranks.one_shot import exchanges_of
 from punica_serve.engine.sampler import Sampler
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
@@ -39,7 +40,8 @@ class EngineParts:
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
         share = model.shard(collectives.rank)
-        loaded = load_model(config, share, dtype, device, collectives)
+        exchanges = exchanges_of(collectives, config.one_shot_bytes, dtype, device)
+        loaded = load_model(config, share, dtype, device, exchanges)
         lora_pool = make_lora_pool(config, share, dtype, device)
         sampler = Sampler(
             model.vocab_size,

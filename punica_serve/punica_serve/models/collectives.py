@@ -13,7 +13,7 @@ class Collectives(Protocol):
     rank: Rank
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks in a fixed order, the same bits on each: ``tensor`` itself, overwritten.
+        """The sum over all ranks in a fixed order, the same bits on each. ``tensor`` may be overwritten.
 
         tensor: contiguous, any shape and floating dtype.
         """

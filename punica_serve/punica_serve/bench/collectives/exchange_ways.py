@@ -24,6 +24,13 @@ def _one_shot(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     return lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group)
 
 
+def _one_shot_copy(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
+    """The same of a tensor that only its rank can read: what the engine does up to `engine.one_shot_bytes`."""
+    buffer, group = _symmetric(device, numel, dtype)
+    tensor = torch.zeros(numel, dtype=dtype, device=device)
+    return lambda: torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, tensor, "sum", group)
+
+
 def _two_shot(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     """Each rank adds up its part of the tensors, then all read the parts."""
     tensor, group = _symmetric(device, numel, dtype)
@@ -42,13 +49,14 @@ def _symmetric(device: torch.device, numel: int, dtype: torch.dtype) -> tuple[Te
 
     assert dist.group.WORLD is not None
     tensor = symmetric_memory.empty(numel, dtype=dtype, device=device).zero_()
-    symmetric_memory.rendezvous(tensor, dist.group.WORLD.group_name)
+    symmetric_memory.rendezvous(tensor, dist.group.WORLD)
     return tensor, dist.group.WORLD.group_name
 
 
 WAYS: dict[str, Callable[[torch.device, int, torch.dtype], Exchange]] = {
     "library": _library,
     "one_shot": _one_shot,
+    "one_shot_copy": _one_shot_copy,
     "two_shot": _two_shot,
     "multimem": _multimem,
 }
@@ -56,7 +64,7 @@ WAYS: dict[str, Callable[[torch.device, int, torch.dtype], Exchange]] = {
 #: Needs no memory that several GPUs map.
 ON_CPU = ("library",)
 #: Multimem adds in no fixed order, and needs a switch that can, so it is measured only if asked for.
-ON_GPUS = ("library", "one_shot", "two_shot")
+ON_GPUS = ("library", "one_shot", "one_shot_copy", "two_shot")
 
 
 def parse_ways(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:

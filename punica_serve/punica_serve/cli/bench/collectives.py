@@ -18,7 +18,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="library (NCCL or gloo), one_shot, two_shot; multimem only if asked for: it adds in no fixed order.",
+            help="library (NCCL or gloo), one_shot, one_shot_copy (the engine's), two_shot; multimem only if asked for:"
+            " it adds in no fixed order.",
         ),
     ] = None,
     size: Annotated[

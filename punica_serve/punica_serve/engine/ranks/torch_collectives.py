@@ -16,16 +16,16 @@ class TorchCollectives:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self.rank = Rank(group.rank(), group.size())
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. Raises RuntimeError if a rank does not come within the timeout."""
-        dist.all_reduce(tensor, group=self._group)
+        dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """See ``Collectives.all_gather``. Raises RuntimeError if a rank does not come within the timeout."""
         gathered = tensor.new_empty(self.rank.size, *tensor.shape)
-        _all_gather(gathered.flatten(0, 1) if tensor.dim() else gathered, tensor, group=self._group)
+        _all_gather(gathered.flatten(0, 1) if tensor.dim() else gathered, tensor, group=self.group)
         return gathered

@@ -21,7 +21,11 @@ def test_two_processes_say_what_one_says(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
-def test_two_gpus_say_what_one_says(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("one_shot_bytes", [0, 1 << 20])
+def test_two_gpus_say_what_one_says(
+    tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, one_shot_bytes: int
+) -> None:
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     expected = serve(tiny_llama, adapters, device="cuda:0")
-    assert_same(serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters), expected)
+    answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, one_shot_bytes)
+    assert_same(answers, expected)
