@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol, TypeVar
 
+from punica_serve.prefill_chunks import ChunkCosts
+
 
 class _Running(Protocol):
     @property
     def num_uncached(self) -> int: ...
+
+    @property
+    def num_cached(self) -> int: ...
 
 
 T = TypeVar("T")
@@ -44,18 +49,24 @@ def default_max_prefills(max_batch_size: int) -> int:
 
 
 def share_budget(
-    prefilling: Iterable[RunningT], *, budget_tokens: int, max_prefills: int | None
+    prefilling: Iterable[RunningT], *, budget_tokens: int, max_prefills: int | None, costs: ChunkCosts | None = None
 ) -> list[tuple[RunningT, int]]:
     """The prefills of the next step, and how many tokens of each: first come, first served, until the budget ends.
 
     ``prefilling`` has the running requests that do not decode and whose adapters are there, by arrival. The last
     one is cut where the budget ends; none behind it is looked at. ``max_prefills`` of None sets no limit.
+    With ``costs``, chunks behind long contexts are shorter.
     """
     chosen: list[tuple[RunningT, int]] = []
+    allowance = costs.allowance(budget_tokens) if costs else 0.0
     for request in islice(prefilling, max_prefills):
-        chosen.append((request, min(request.num_uncached, budget_tokens)))
-        budget_tokens -= chosen[-1][1]
-        if not budget_tokens:
+        num_tokens = min(request.num_uncached, budget_tokens)
+        if costs:
+            num_tokens = costs.longest(request.num_cached, num_tokens, allowance)
+            allowance -= costs.cost(request.num_cached, num_tokens)
+        chosen.append((request, num_tokens))
+        budget_tokens -= num_tokens
+        if not budget_tokens or num_tokens < request.num_uncached:
             break
     return chosen
 

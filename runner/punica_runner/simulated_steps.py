@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.supervisor_link import SupervisorLink
+from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
@@ -25,11 +26,13 @@ def run(
 ) -> NoReturn:
     """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
     info = simulated_gpu_info(engine, host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
+    model = read_model_config(engine.model)
     worker = SimulatedWorker(
         info,
         StepTimeModel(load_profile(simulation.profile)),
         prefill_budget_tokens=engine.prefill_budget_tokens,
-        vocab_size=read_model_config(engine.model).vocab_size,
+        vocab_size=model.vocab_size,
+        chunk_costs=chunk_costs_of(model),
     )
     has_work = threading.Event()
     link.wake = has_work.set

@@ -12,6 +12,7 @@ from punica_serve.batching_rules import (
     pages_to_start,
     share_budget,
 )
+from punica_serve.prefill_chunks import ChunkCosts
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
@@ -36,6 +37,7 @@ def test_a_request_is_admitted_if_batch_and_cache_have_room(
 class Running:
     name: str
     num_uncached: int
+    num_cached: int = 0
 
 
 def shares(budget_tokens: int, max_prefills: int | None, *running: tuple[str, int]) -> list[tuple[str, int]]:
@@ -54,6 +56,15 @@ def test_prefills_share_the_budget_and_the_last_is_cut() -> None:
     assert shares(20, 4, ("a", 8), ("c", 8), ("d", 9), ("e", 9)) == [("a", 8), ("c", 8), ("d", 4)]
     assert shares(20, 2, ("a", 3), ("b", 3), ("c", 3)) == [("a", 3), ("b", 3)]
     assert shares(20, None, *[(f"{number}", 2) for number in range(30)])[-1] == ("9", 2)
+
+
+def test_prefills_behind_long_contexts_share_what_a_step_may_cost() -> None:
+    costs = ChunkCosts(dense=100.0, attention=((None, 0.05),))
+    running = [Running("long", 30_000, 20_000), Running("short", 400), Running("next", 400)]
+    (first, num_tokens), *others = share_budget(running, budget_tokens=512, max_prefills=3, costs=costs)
+    assert (first.name, num_tokens) == ("long", 64) and not others
+    shares = share_budget(running[1:], budget_tokens=512, max_prefills=3, costs=costs)
+    assert [num_tokens for _, num_tokens in shares] == [400, 112]
 
 
 def test_one_prefill_up_to_the_papers_batch_and_more_beyond() -> None:

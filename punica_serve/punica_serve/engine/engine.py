@@ -14,6 +14,7 @@ from threading import Event
 import msgspec
 import torch
 
+from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS
 from punica_serve.engine.adapters.host_cache import HostCache
@@ -113,6 +114,7 @@ class Engine:
             max_batch_size=config.max_batch_size,
             prefill_budget_tokens=config.prefill_budget_tokens,
             max_prefills=config.num_prefills,
+            chunk_costs=chunk_costs_of(self.model_config),
         )
         try:
             self._runner = self._make_runner(config, parts)

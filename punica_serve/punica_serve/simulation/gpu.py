@@ -13,6 +13,7 @@ from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
@@ -34,8 +35,17 @@ class SimulatedStep(NamedTuple):
 class SimulatedGpu:
     """Requests are added and cancelled between steps: after ``begin_step`` only ``end_step`` may follow."""
 
-    def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        info: GpuInfo,
+        model: StepTimeModel,
+        *,
+        prefill_budget_tokens: int,
+        vocab_size: int,
+        chunk_costs: ChunkCosts | None = None,
+    ) -> None:
         self._info = info
+        self._chunk_costs = chunk_costs
         self._model = model
         self._prefills_apart = model.profile.prefills == "apart"
         self._prefill_budget_tokens = prefill_budget_tokens
@@ -194,7 +204,8 @@ class SimulatedGpu:
         preempted = self._give_pages() if self._decodes.num_pages_due else ()
         prefills: tuple[Prefill, ...] = ()
         if self._starting:
-            prefills = prefills_of(self._ready(), self._prefill_budget_tokens, self._info.max_prefills)
+            limits = (self._prefill_budget_tokens, self._info.max_prefills, self._chunk_costs)
+            prefills = prefills_of(self._ready(), *limits)
         num_decodes = len(self._decodes)
         if not prefills and not num_decodes and not preempted:
             return None

@@ -12,6 +12,7 @@ from punica_serve.config.cluster import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.protocol import (
     SIMULATED_DEVICE,
     AdaptersCached,
@@ -57,9 +58,19 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
 class SimulatedWorker:
     """Call ``apply`` between steps; ``begin_step`` and, when its time has passed, ``end_step``."""
 
-    def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        info: GpuInfo,
+        model: StepTimeModel,
+        *,
+        prefill_budget_tokens: int,
+        vocab_size: int,
+        chunk_costs: ChunkCosts | None = None,
+    ) -> None:
         self._info = info
-        self._gpu = SimulatedGpu(info, model, prefill_budget_tokens=prefill_budget_tokens, vocab_size=vocab_size)
+        self._gpu = SimulatedGpu(
+            info, model, prefill_budget_tokens=prefill_budget_tokens, vocab_size=vocab_size, chunk_costs=chunk_costs
+        )
         self._epoch = 0
         self._applied_seq = 0
         self._incarnation = 0

@@ -17,6 +17,7 @@ from punica_scheduler.simulator.recorder import Recorder
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentsFailed,
@@ -66,6 +67,7 @@ class SimulatedCluster:
         *,
         prefill_budget_tokens: int,
         vocab_size: int,
+        chunk_costs: ChunkCosts,
         link_latency_s: float,
         interval_s: float,
     ) -> None:
@@ -74,7 +76,13 @@ class SimulatedCluster:
         infos = [info for infos in runners.values() for info in infos]
         self._gpus = {
             info.uuid: _Gpu(
-                SimulatedWorker(info, model, prefill_budget_tokens=prefill_budget_tokens, vocab_size=vocab_size)
+                SimulatedWorker(
+                    info,
+                    model,
+                    prefill_budget_tokens=prefill_budget_tokens,
+                    vocab_size=vocab_size,
+                    chunk_costs=chunk_costs,
+                )
             )
             for info in infos
         }

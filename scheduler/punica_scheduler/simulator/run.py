@@ -11,6 +11,7 @@ from punica_scheduler.simulator.request_times import RequestTimes, attainment, r
 from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
+from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
 from punica_serve.config.simulation_section import SloConfig
@@ -82,6 +83,7 @@ def simulate(
         slos_of(config, arrivals, adapters),
         prefill_budget_tokens=config.engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
+        chunk_costs=chunk_costs_of(model),
         link_latency_s=simulation.link_latency_ms / 1e3,
         interval_s=simulation.interval_s,
     )

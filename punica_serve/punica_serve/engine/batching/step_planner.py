@@ -16,6 +16,7 @@ from punica_serve.batching_rules import give_pages, may_admit, pages_to_start, s
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.errors.invariants import require
+from punica_serve.prefill_chunks import ChunkCosts
 
 _by_arrival = attrgetter("arrival")
 
@@ -82,9 +83,17 @@ class StepPlanner:
     """Owns the waiting and the running sequences and moves pages of the KvCache between them."""
 
     def __init__(
-        self, cache: KvCache, *, max_batch_size: int, prefill_budget_tokens: int, max_prefills: int = 1
+        self,
+        cache: KvCache,
+        *,
+        max_batch_size: int,
+        prefill_budget_tokens: int,
+        max_prefills: int = 1,
+        chunk_costs: ChunkCosts | None = None,
     ) -> None:
+        """``chunk_costs``: chunks behind long contexts are shorter by it."""
         self._cache = cache
+        self._chunk_costs = chunk_costs
         self._max_batch_size = max_batch_size
         self._max_prefills = max_prefills
         self._prefill_budget_tokens = prefill_budget_tokens
@@ -233,7 +242,8 @@ class StepPlanner:
 
     def _share(self, runnable: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
         prefilling = (self._with_known_pages(sequence) for sequence in runnable if not sequence.is_decoding)
-        shares = share_budget(prefilling, budget_tokens=self._prefill_budget_tokens, max_prefills=max_prefills)
+        budget, costs = self._prefill_budget_tokens, self._chunk_costs
+        shares = share_budget(prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs)
         return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
 
     def _with_known_pages(self, sequence: Sequence) -> Sequence:

@@ -18,8 +18,8 @@ def _planner(
     num_pages: int = 16, max_batch_size: int = 4, budget: int = 8, max_prefills: int = 1
 ) -> tuple[StepPlanner, KvCache]:
     cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
-    limits = {"max_batch_size": max_batch_size, "prefill_budget_tokens": budget, "max_prefills": max_prefills}
-    return StepPlanner(cache, **limits), cache
+    planner = StepPlanner(cache, max_batch_size=max_batch_size, prefill_budget_tokens=budget, max_prefills=max_prefills)
+    return planner, cache
 
 
 def _sequence(name: str, arrival_ns: int, num_prompt: int = 3, adapter: str | None = None) -> Sequence:
