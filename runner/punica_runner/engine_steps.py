@@ -1,5 +1,6 @@
 """The step loop of a worker that runs an engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -7,11 +8,13 @@ from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.step_loop import StepLoop
 from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.cluster import EngineConfig
-from punica_serve.errors import ConfigError
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.run import missing_extra
 from punica_serve.process.tracing import span_sink
 from punica_serve.protocol import GpuInfo, WorkerReady
+from punica_serve.store.packed_folder import PackedCache
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
@@ -29,12 +32,15 @@ def run(
     cache_folder: Path,
     cache_bytes: int,
     otlp_endpoint: str | None,
+    settings: GroupSettings,
+    on_loss: Callable[[PunicaError], None],
 ) -> NoReturn:
     """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected.
 
     Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
+    ``settings`` are a group's, and ``on_loss`` is called on another thread when one of its ranks is lost.
     """
-    engine = _make_engine(config, device, link, cache_folder, cache_bytes)
+    engine = _make_engine(config, device, link, PackedCache(cache_folder, cache_bytes), settings, on_loss)
     gpu = _describe(engine, config, device, runner_id, index)
     link.wake = engine.wake
     freeze_gc()
@@ -51,15 +57,19 @@ def run(
 
 
 def _make_engine(
-    config: EngineConfig, device: str, link: SupervisorLink, cache_folder: Path, cache_bytes: int
+    config: EngineConfig,
+    device: str,
+    link: SupervisorLink,
+    packed_cache: PackedCache,
+    settings: GroupSettings,
+    on_loss: Callable[[PunicaError], None],
 ) -> "Engine":
     """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
     try:
         # Imported here, because it takes seconds: signals and the pipe's end are handled by now.
         from punica_serve.engine.engine import Engine
-        from punica_serve.store.packed_folder import PackedCache
 
-        return Engine(config, device, link.fetch, PackedCache(cache_folder, cache_bytes))
+        return Engine(config, device, link.fetch, packed_cache, settings=settings, on_loss=on_loss)
     except ModuleNotFoundError as error:
         message = missing_extra(error)
         if message is None:
@@ -79,7 +89,16 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
         device_name=_device_name(engine),
         prefix_caching=engine.prefix_caching,
         max_prefills=config.num_prefills,
+        ranks=_rank_uuids(engine, runner_id, index),
     )
+
+
+def _rank_uuids(engine: "Engine", runner_id: str, index: int) -> tuple[str, ...]:
+    """Of a group's devices, the leader's first; none without a group."""
+    if not engine.ranks:
+        return ()
+    others = (rank.gpu_uuid or f"{host_uuid('CPU', runner_id, index)}/{rank.index}" for rank in engine.ranks)
+    return (_gpu_uuid(engine, runner_id, index), *others)
 
 
 def _device_name(engine: "Engine") -> str:

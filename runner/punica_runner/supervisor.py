@@ -89,7 +89,7 @@ async def serve(
     async with contextlib.aclosing(supervisor), asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(supervisor.keep_worker(index, command(index)))
-            for index in range(len(config.runner.devices))
+            for index in range(len(config.runner.workers))
         ]
         running.append(
             tasks.create_task(
@@ -109,7 +109,8 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
         *(sys.executable, "-P", "-m", "punica_runner.worker"),
         *("--engine-config", config.engine.model_dump_json()),
         *("--simulation", config.simulation.model_dump_json()),
-        *("--device", config.runner.devices[index]),
+        *("--runner-config", config.runner.model_dump_json()),
+        *("--device", config.runner.workers[index]),
         *("--runner-id", runner_id),
         *("--index", str(index)),
         *("--cache-folder", str(_cache_folder(config))),
@@ -130,7 +131,7 @@ class Supervisor:
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         #: One for each device, whether its worker is ready or not.
         has_host_memory = config.engine.host_cache_bytes > 0
-        self._tiers = [WorkerTiers(has_host_memory=has_host_memory) for _ in self._config.devices]
+        self._tiers = [WorkerTiers(has_host_memory=has_host_memory) for _ in self._config.workers]
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is right, and a restart may help after any later failure.
         self._was_ready = False
@@ -141,7 +142,7 @@ class Supervisor:
     async def keep_worker(self, index: int, command: Sequence[str]) -> None:
         """Runs a worker, and restarts it when it dies, until cancelled. Raises ConfigError if a restart can't help."""
         config = self._config
-        name = f"worker {index} ({config.devices[index]})"
+        name = f"worker {index} ({config.workers[index]})"
         backoff = Backoff(RESTART_BACKOFF_S, RESTART_BACKOFF_MAX_S, reset_after_s=BACKOFF_RESET_S)
         has_died = False
         while True:
@@ -206,10 +207,11 @@ class Supervisor:
 
     def _join(self, name: str, worker: WorkerProcess, *, is_back: bool) -> None:
         uuid = worker.gpu.uuid
-        if uuid in self._workers:
+        taken = {gpu: other.gpu.name for other in self._workers.values() for gpu in other.gpu.rank_uuids}
+        if twice := taken.keys() & set(worker.gpu.rank_uuids):
+            gpu = min(twice)
             raise ConfigError(
-                f"{name} can't run: {self._workers[uuid].gpu.name} has its GPU ({uuid}) already; "
-                "name each device once in runner.devices",
+                f"{name} can't run: {taken[gpu]} has its GPU ({gpu}) already; name each device once in runner.devices",
                 param="runner.devices",
             )
         self._workers[uuid] = worker

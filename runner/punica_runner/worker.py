@@ -20,8 +20,9 @@ from typing import NoReturn
 from punica_runner import engine_steps, simulated_steps
 from punica_runner.pipes import WorkerPipe
 from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.cluster import EngineConfig, RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
+from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
@@ -39,7 +40,7 @@ def main() -> None:
     link = SupervisorLink(pipe)
     threading.Thread(target=_read, args=(link,), name="pipe-reader", daemon=True).start()
     try:
-        _run(options, link)
+        _run(options, pipe, link)
     except BrokenPipeError:
         os._exit(0)  # the supervisor is gone
     except (ModelRejected, ConfigError) as error:
@@ -53,7 +54,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="punica_runner.worker", description="Started by the runner, not by hand.")
     parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
     parser.add_argument("--simulation", required=True, type=SimulationConfig.model_validate_json, help="JSON")
-    parser.add_argument("--device", required=True, help="cpu, cuda:0, or simulated")
+    parser.add_argument("--runner-config", required=True, type=RunnerConfig.model_validate_json, help="JSON")
+    parser.add_argument("--device", required=True, help="cpu, cuda:0, simulated, or a group such as cuda:0,cuda:1")
     parser.add_argument("--runner-id", required=True)
     parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
     parser.add_argument("--log-level", required=True, type=LogLevel)
@@ -93,7 +95,7 @@ def _read(link: SupervisorLink) -> None:
     os._exit(1)
 
 
-def _run(options: argparse.Namespace, link: SupervisorLink) -> NoReturn:
+def _run(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
         simulated_steps.run(options.engine_config, options.simulation, options.runner_id, options.index, link)
     engine_steps.run(
@@ -105,6 +107,22 @@ def _run(options: argparse.Namespace, link: SupervisorLink) -> NoReturn:
         options.cache_folder,
         options.cache_bytes,
         options.otlp_endpoint,
+        _group_settings(options),
+        lambda loss: _fail(pipe, loss, permanent=isinstance(loss, ConfigError)),
+    )
+
+
+def _group_settings(options: argparse.Namespace) -> GroupSettings:
+    """The deadlines of a group, which are this worker's own."""
+    runner: RunnerConfig = options.runner_config
+    return GroupSettings(
+        ready_timeout_s=runner.ready_timeout_s,
+        silence_timeout_s=runner.silence_timeout_s,
+        exchange_timeout_s=runner.step_timeout_s,
+        stop_timeout_s=runner.stop_timeout_s,
+        name=f"worker {options.index} rank",
+        log_level=options.log_level,
+        log_format=options.log_format,
     )
 
 

@@ -18,7 +18,7 @@ from punica_runner import worker
 
 class Engine:
     num_kv_pages = num_free_kv_pages = 4
-    resident_adapters = ()
+    resident_adapters = ranks = ()
     num_shared_kv_pages = num_known_kv_pages = 0
     prefix_tokens = (0, 0)
     prefix_caching = None
@@ -26,7 +26,7 @@ class Engine:
 
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))
 
-    def __init__(self, config: Any, device: str, fetch: Any, packed_cache: Any) -> None:
+    def __init__(self, config: Any, device: str, fetch: Any, packed_cache: Any, **group: Any) -> None:
         self.behaviour = device
         self.has_runnable = device == "lazy"
         self.device = SimpleNamespace(type="cpu")

@@ -134,14 +134,16 @@ def started(
     num_runners: int = 1,
     num_frontends: int = 1,
     log_level: str = "info",
+    runner: dict[str, Any] | None = None,
     **engine: Any,
 ) -> Iterator[UpCluster]:
-    """A cluster of one of our config files, with these engine settings, on ports that nobody takes before it does.
+    """A cluster of one of our config files, with these settings, on ports that nobody takes before it does.
 
     On the way out it is stopped, and leaves nothing behind.
     """
     config = yaml.safe_load((CONFIGS / config_name).read_text())
     config["engine"] |= engine
+    config["runner"] |= runner or {}
     config.setdefault("adapters", {})["broken"] = str(folder / "broken")
     scheduler_port, frontend_port, *_ = free_ports(1 + num_frontends)
     for role, port in (("scheduler", scheduler_port), ("frontend", frontend_port)):
@@ -152,7 +154,8 @@ def started(
     command += ["--runners", str(num_runners), "--frontends", str(num_frontends)]
     with (folder / "log").open("wb") as log:
         up = subprocess.Popen([*command, "--config", str(folder / "cluster.yaml")], stdout=log, stderr=log)
-    cluster = UpCluster(up, folder / "log", num_runners * len(config["runner"]["devices"]))
+    num_workers = len(config["runner"]["devices"]) // config["runner"].get("tensor_parallel", 1)
+    cluster = UpCluster(up, folder / "log", num_runners * num_workers)
     try:
         cluster.wait_until_ready(ready_timeout_s)
         yield cluster

@@ -47,7 +47,7 @@ def command(
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
-    if gpus := [device for device in config.runner.devices if device.startswith("cuda")]:
+    if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
     if config.adapters:
         console.print(_table(shared))
@@ -61,8 +61,10 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     Raises ModelRejected and ConfigError.
     """
     from punica_serve.adapters.pool_fit import check_dummies_fit_pool
+    from punica_serve.base_model.group_sizes import check_group_size
     from punica_serve.base_model.model_config import read_model_config
     from punica_serve.base_model.weight_files import weight_files
+    from punica_serve.config.device_groups import ranks_of
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
     from punica_serve.performance.cluster_model import cluster_model
@@ -80,6 +82,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
         server_context(config.frontend.tls)
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
+    for worker in config.runner.workers:
+        check_group_size(model, len(ranks_of(worker)))
     Tokenizer.from_folder(config.engine.tokenizer_folder)
     if config.engine.load_format == "safetensors":
         weight_files(config.engine.model)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.batching_rules import default_max_prefills
+from punica_serve.config.device_groups import grouped
 from punica_serve.config.fields import (
     ConfigModel,
     Device,
@@ -207,8 +208,11 @@ class SchedulerConfig(ConfigModel):
 class RunnerConfig(ConfigModel):
     """The workers of one host."""
 
-    #: One worker for each: "cpu", "cuda:0", or "simulated", which only keeps accounts and runs no model.
+    #: One worker for each: "cpu", "cuda:0", or "simulated", which only keeps accounts and runs no model. A group, such
+    #: as "cuda:0,cuda:1", serves one copy of the model together: each GPU a share of it, in a process of its own.
     devices: Annotated[tuple[Device, ...], Field(min_length=1)] = ("cpu",)
+    #: Makes groups of so many neighbouring `devices`.
+    tensor_parallel: PositiveInt = 1
     #: A worker that is not ready by then is killed and restarted.
     ready_timeout_s: Seconds = 300.0
     #: A worker that answers no ping for this long, as after SIGSTOP, is killed and restarted.
@@ -223,6 +227,16 @@ class RunnerConfig(ConfigModel):
     stop_timeout_s: Seconds = 5.0
     #: After SIGTERM, how long requests have to move to other runners before the workers stop anyway.
     drain_timeout_s: Seconds = 30.0
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The device or group of each worker."""
+        return grouped(self.devices, self.tensor_parallel)
+
+    @model_validator(mode="after")
+    def _groups_are_possible(self) -> Self:
+        grouped(self.devices, self.tensor_parallel)
+        return self
 
 
 #: How to treat a field of OpenAI's or TGI's API that is not implemented and would change the answer.

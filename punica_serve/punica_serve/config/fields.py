@@ -1,12 +1,12 @@
 """Building blocks of config files: a frozen base class and strict types of values."""
 
-import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from punica_serve.config.device_groups import why_no_device
 from punica_serve.numbers import MAX_COUNT
 
 #: Prefixes of folders that ship with the package, and the packages that hold them.
@@ -38,8 +38,8 @@ def _resolve_file(name: str, info: ValidationInfo) -> str:
 
 def _refuse_unknown_device(name: str) -> str:
     """Checks only the form: each host finds out at startup whether it has the device."""
-    if not re.fullmatch(r"cpu|simulated|cuda:\d+", name):
-        raise ValueError("must be cpu, cuda:N (such as cuda:0) or simulated")
+    if reason := why_no_device(name):
+        raise ValueError(reason)
     return name
 
 

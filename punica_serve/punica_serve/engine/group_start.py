@@ -1,6 +1,5 @@
 """Starts the ranks of a group, which meet before any of them loads anything."""
 
-import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,6 +7,7 @@ import torch
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
@@ -18,14 +18,10 @@ from punica_serve.store.packed_folder import PackedCache
 
 
 def devices_of(device: str) -> tuple[str, ...]:
-    """The devices of a group, "cuda:0,cuda:1", or of a single worker. Raises ConfigError for a GPU named twice."""
-    devices = tuple(name.strip() for name in device.split(","))
-    twice = [name for name in devices if re.search(r"\d$", name) and devices.count(name) > 1]
-    if twice:
-        message = f"the group {device!r} names {twice[0]} twice; every rank needs a GPU of its own"
-        raise ConfigError(message, param="runner.devices")
-    if len({name.split(":")[0] for name in devices}) > 1:
-        raise ConfigError(f"the group {device!r} mixes CPUs and GPUs; group equal devices", param="runner.devices")
+    """The devices of a group, "cuda:0,cuda:1", or the one device. Raises ConfigError for a GPU named twice."""
+    devices = ranks_of(device)
+    if reason := why_no_group(devices):
+        raise ConfigError(f"the group {device!r} {reason}", param="runner.devices")
     return devices
 
 

@@ -1,5 +1,8 @@
 """Messages between the scheduler, a runner and its workers."""
 
+from typing import Annotated
+
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from punica_serve.protocol.base import EndReason, LoraGroup, Message, PrefixScope, Struct, TokenId
@@ -10,6 +13,8 @@ from punica_serve.protocol.request import AdapterRef, AssignmentId, Request, Tok
 
 #: The device of a worker that only keeps accounts.
 SIMULATED_DEVICE = "simulated"
+#: Devices of a group, which serve one copy of a model together.
+MAX_RANKS = 64
 
 
 class PrefixCaching(Struct, frozen=True):
@@ -41,6 +46,13 @@ class GpuInfo(Struct, frozen=True):
     prefix_caching: PrefixCaching | None = None
     #: Requests that are prefilled in one step at most.
     max_prefills: int = 1
+    #: UUIDs of a group's devices, by rank: the first is ``uuid``. Empty: there is no group.
+    ranks: Annotated[tuple[str, ...], Meta(max_length=MAX_RANKS)] = ()
+
+    @property
+    def rank_uuids(self) -> tuple[str, ...]:
+        """UUIDs of all devices of the worker."""
+        return self.ranks or (self.uuid,)
 
     def __post_init__(self) -> None:
         """A device without a runner is called by its UUID."""

@@ -65,7 +65,7 @@ def simulate(
     # All join before the first request: nothing is to be waited for.
     step_times = StepTimeModel(load_profile(simulation.profile))
     scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION, step_times)
-    num_gpus = len(config.runner.devices)
+    num_gpus = len(config.runner.workers)
     width = len(str(simulation.num_runners * num_gpus - 1))
     runners = {
         f"runner-{runner}": [
@@ -117,7 +117,7 @@ def unloaded_s(config: ClusterConfig, length: RequestLength, rank: int) -> float
     alone = {"num_runners": 1, "slo": SloConfig()}
     changed = {
         "dummy_adapters": config.dummy_adapters.model_copy(update={"count": min(rank, 1), "rank": (rank,)}),
-        "runner": config.runner.model_copy(update={"devices": (SIMULATED_DEVICE,)}),
+        "runner": config.runner.model_copy(update={"devices": (SIMULATED_DEVICE,), "tensor_parallel": 1}),
         "scheduler": SchedulerConfig(),
         "simulation": config.simulation.model_copy(update=alone),
     }

@@ -17,13 +17,16 @@ def model() -> ModelConfig:
     return read_model_config(load_config(CONFIGS / "demo.yaml").engine.model)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("demo.yaml", ("cpu", "cpu")), ("gpu.yaml", ("cuda:0",))])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("demo.yaml", ("cpu", "cpu")), ("gpu.yaml", ("cuda:0",)), ("demo-tp2.yaml", ("cpu,cpu", "cpu,cpu"))],
+)
 def test_our_configs_are_valid_and_point_into_the_package(name: str, devices: tuple[str, ...]) -> None:
     config = load_config(CONFIGS / name)
     assert config.engine.served_name == "numbers"
     assert config.engine.model.parts[-2:] == ("demo", "model")
     assert set(config.adapters) == {"roman", "english", "french", "binary", "hex"}
-    assert config.runner.devices == devices
+    assert config.runner.workers == devices
 
 
 def test_folders_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -89,6 +92,11 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ('engine: {model: m}\nrunner: {devices: [""]}', "`runner.devices.0`: must be cpu, .* got ''$"),
         ("engine: {model: m}\nrunner: {devices: [cpu, gpu9]}", "`runner.devices.1`: .* cuda:N .* got 'gpu9'$"),
         ("engine: {model: m}\nrunner: {devices: [cuda]}", "`runner.devices.0`: .* got 'cuda'$"),
+        ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:0"]}', "`runner.devices.0`: names cuda:0 twice"),
+        ('engine: {model: m}\nrunner: {devices: ["cpu,cuda:0"]}', "`runner.devices.0`: mixes kinds of devices"),
+        ("engine: {model: m}\nrunner: {devices: [cpu], tensor_parallel: 2}", "2 does not divide 1 `devices`"),
+        ('engine: {model: m}\nrunner: {devices: ["cuda:0", "cuda:0"], tensor_parallel: 2}', "names cuda:0 twice"),
+        ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),
         ('engine: {model: m}\nfrontend: {host: ""}', "`frontend.host`"),
         ("engine: {model: m, num_kv_pages: true}", "`engine.num_kv_pages`: must be a whole number, got True"),
         ('engine: {model: m, num_kv_pages: "7"}', "`engine.num_kv_pages`: must be a whole number, got '7'"),

@@ -73,7 +73,7 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     ("device", "tensor_parallel", "message"),
     [
         ("cuda:0,cuda:0", 1, "names cuda:0 twice"),
-        ("cpu,cuda:0", 1, "mixes CPUs and GPUs"),
+        ("cpu,cuda:0", 1, "mixes kinds of devices"),
         ("cpu", 3, "can't divide this model"),
         ("cpu,cpu", 2, "not both"),
         ("cpu", 0, "a number of devices"),

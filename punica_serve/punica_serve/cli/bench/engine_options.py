@@ -61,7 +61,7 @@ def subject_of(config: Path | None, shape: str | None, device: str | None, rank:
 
     if shape is None:
         cluster = load_config(find_config(config or DEFAULT_CONFIG))
-        return Subject.of(cluster.engine, device or cluster.runner.devices[0], rank)
+        return Subject.of(cluster.engine, device or cluster.runner.workers[0], rank)
     if config is not None:
         raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
     return Subject.of_shape(shape, device or "cuda:0", rank)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from punica_serve.config.device_groups import ranks_of
 from punica_serve.errors import ConfigError
 from punica_serve.process.run import EXIT_USER_MISTAKE, missing_extra
 
@@ -17,7 +18,7 @@ TIMEOUT_S = 120.0
 
 def check_devices(devices: Sequence[str]) -> None:
     """Raises ConfigError that names the first unusable GPU. Other devices need no check."""
-    gpus = [device for device in devices if device.startswith("cuda")]
+    gpus = [name for device in devices for name in ranks_of(device) if name.startswith("cuda")]
     if not gpus:
         return
     command = [sys.executable, "-P", "-m", __name__, *gpus]

@@ -186,6 +186,7 @@ class RankGroup:
         """On the watch's thread."""
         match message:
             case RankHello():
+                rank.gpu_uuid = message.gpu_uuid
                 self._arrive("hello", rank, message)
             case RankReady():
                 self._arrive("ready", rank, message)

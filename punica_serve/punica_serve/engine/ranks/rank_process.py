@@ -27,6 +27,8 @@ class RankProcess:
         """``command``: the command line, to which the file descriptors are appended."""
         self.index = index
         self.name = f"rank {index} ({device})"
+        #: Its GPU's, once it has said hello; "" on a CPU.
+        self.gpu_uuid = ""
         self.bell = Doorbell()
         ours, theirs = multiprocessing.Pipe()
         self.link = RankLink(ours, RankToLeader, _MESSAGE_TIMEOUT_S)

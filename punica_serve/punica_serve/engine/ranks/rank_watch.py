@@ -14,7 +14,7 @@ from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.errors import ConfigError, ProtocolError, PunicaError
 from punica_serve.process.stall_detector import StallDetector
 
-#: Pings within the silence timeout; the last one has had its time when that ends.
+#: Pings within the silence timeout. Answers that stop between two of them have been missed for it by the fifth.
 _NUM_PINGS = 5
 #: Longest wait for the thread's end.
 _JOIN_S = 5.0
@@ -42,7 +42,7 @@ class RankWatch:
         self._bell = Doorbell()
         #: The newest answer of each rank, once it has said hello: until then it may be importing torch.
         self._pongs: dict[int, int] = {}
-        self._stalls = {fd: StallDetector(0, _NUM_PINGS) for fd in self._ranks}
+        self._stalls = {fd: StallDetector(0, _NUM_PINGS - 1) for fd in self._ranks}
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
         self._thread.start()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.cli.up.on_ray.fleet import runner_id
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
+from punica_serve.config.device_groups import ranks_of
 from punica_serve.process.logs import LogLevel
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class RayPlan:
         """A runner's resources; by default one CPU or GPU for each device."""
         if self.config.ray.runner is not None:
             return self.config.ray.runner
-        return Counter("GPU" if device.startswith("cuda") else "CPU" for device in self.config.runner.devices)
+        ranks = (name for worker in self.config.runner.workers for name in ranks_of(worker))
+        return Counter("GPU" if name.startswith("cuda") else "CPU" for name in ranks)
 
     @property
     def needs(self) -> Resources:

@@ -27,7 +27,7 @@ class Runners:
 
     async def follow(self, alive: Set[str], advice: ScaleAdvice, num_gpus: int) -> None:
         """Starts and stops runners. ``alive`` nodes have room for one; ``num_gpus`` have joined the scheduler."""
-        devices = len(self._plan.config.runner.devices)
+        devices = len(self._plan.config.runner.workers)
         fleet = next_fleet(self._fleet, alive, advice, num_gpus=num_gpus, gpus_per_runner=devices)
         if fleet.num_wanted != self._fleet.num_wanted:
             log.info("asking Ray for %s with %s", counted(fleet.num_wanted, "node"), dict(self._plan.runner_bundle))

@@ -1,0 +1,56 @@
+"""The devices of workers: one each, or a group of equal ones that serve one copy of the model together."""
+
+import re
+from collections.abc import Sequence
+
+from punica_serve.protocol.runner import MAX_RANKS
+
+_SEPARATOR = ","
+
+
+def ranks_of(device: str) -> tuple[str, ...]:
+    """The devices of a worker's ranks, the leader's first: ("cuda:0", "cuda:1") of "cuda:0,cuda:1"."""
+    return tuple(name.strip() for name in device.split(_SEPARATOR))
+
+
+def group_of(ranks: Sequence[str]) -> str:
+    """The name of a group as a worker's device."""
+    return _SEPARATOR.join(ranks)
+
+
+def why_no_device(device: str) -> str | None:
+    """Why a name can't be a worker's device; None if it can. Whether there is such a device, its host finds out."""
+    ranks = ranks_of(device)
+    if not all(re.fullmatch(r"cpu|simulated|cuda:\d+", name) for name in ranks):
+        return "must be cpu, cuda:N (such as cuda:0) or simulated, or a group such as 'cuda:0,cuda:1'"
+    return why_no_group(ranks)
+
+
+def why_no_group(ranks: Sequence[str]) -> str | None:
+    """Why devices can't be a group; None if they can, or if it is a single one."""
+    if len(ranks) > MAX_RANKS:
+        return f"a group has at most {MAX_RANKS} devices, not {len(ranks)}"
+    gpus = [name for name in ranks if name.startswith("cuda")]
+    twice = next((name for name in gpus if gpus.count(name) > 1), None)
+    if twice:
+        return f"names {twice} twice; each rank of a group needs a GPU of its own"
+    if len({name.split(":")[0] for name in ranks}) > 1:
+        return "mixes kinds of devices; group equal ones"
+    if len(ranks) > 1 and ranks[0] == "simulated":
+        return "simulated devices need no groups: the profile says how long steps take"
+    return None
+
+
+def grouped(devices: Sequence[str], size: int) -> tuple[str, ...]:
+    """The devices of each worker: the devices as they are, or groups of ``size`` neighbours. Raises ValueError."""
+    if size == 1:
+        return tuple(devices)
+    if any(len(ranks_of(device)) > 1 for device in devices):
+        raise ValueError("give groups in `devices` or their size in `tensor_parallel`, not both")
+    if len(devices) % size:
+        raise ValueError(f"`tensor_parallel` of {size} does not divide {len(devices)} `devices`")
+    groups = tuple(group_of(devices[first : first + size]) for first in range(0, len(devices), size))
+    for group in groups:
+        if reason := why_no_group(ranks_of(group)):
+            raise ValueError(f"the group {group!r} {reason}")
+    return groups

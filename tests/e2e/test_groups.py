@@ -1,0 +1,62 @@
+"""Two groups of two ranks each serve the demo, and get over the death and the freeze of each process."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from process_tree import alive
+from punica_serve import LLM, SamplingParams
+from up_cluster import CONFIGS, Stream, UpCluster, started
+from waits import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+_LEADERS, _FOLLOWERS = "punica_runner.worker", "punica_serve.engine.rank_main"
+_LORA_IDS = ("roman", "english", None, "hex")
+_NUM_TOKENS = 250
+
+
+def _requests() -> list[dict[str, Any]]:
+    shared = {"max_tokens": _NUM_TOKENS, "ignore_eos": True, "temperature": 1.0}
+    return [{"prompt": f"{40 + seed}", "lora_id": _LORA_IDS[seed % 4], "seed": seed, **shared} for seed in range(8)]
+
+
+def _of_one_device(requests: list[dict[str, Any]]) -> list[list[int]]:
+    adapters = yaml.safe_load((CONFIGS / "demo.yaml").read_text())["adapters"]
+    params = [
+        SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True, temperature=1.0, seed=request["seed"])
+        for request in requests
+    ]
+    with LLM("demo:model", adapters, dtype="float32", num_kv_pages=2_048) as llm:
+        prompts, lora_ids = ([request[key] for request in requests] for key in ("prompt", "lora_id"))
+        return [answer.token_ids for answer in llm.generate(prompts, lora_ids, params, progress=False)]
+
+
+async def _serve_through(cluster: UpCluster, role: str, expected: list[list[int]]) -> None:
+    """Kills one process of a role and freezes the other's while all streams run; they come out whole."""
+    killed, frozen = cluster.processes(role)
+    both = cluster.processes(_LEADERS) + cluster.processes(_FOLLOWERS)
+    streams = [Stream() for _ in expected]
+    async with asyncio.TaskGroup() as tasks:
+        for request, stream in zip(_requests(), streams, strict=True):
+            tasks.create_task(cluster.stream(request, stream))
+        await until(lambda: all(stream.token_ids for stream in streams))
+        assert not any(stream.finish_reason for stream in streams)
+        os.kill(killed, signal.SIGKILL)
+        os.kill(frozen, signal.SIGSTOP)
+    assert [stream.token_ids for stream in streams] == expected
+    await until(lambda: not alive(both))
+    await until(lambda: cluster.num_gpus() == cluster.num_workers)
+
+
+async def test_groups_get_over_the_end_of_each_process(tmp_path: Path) -> None:
+    expected = await asyncio.to_thread(_of_one_device, _requests())
+    with started(tmp_path, "demo-tp2.yaml", runner={"silence_timeout_s": 2.0}) as cluster:
+        assert [len(gpu["gpu"]["ranks"]) for gpu in cluster.snapshot()["gpus"]] == [2, 2]
+        for role in (_FOLLOWERS, _LEADERS):
+            await _serve_through(cluster, role, expected)

@@ -1,0 +1,32 @@
+"""Which devices form which workers."""
+
+import pytest
+
+from punica_serve.config.device_groups import grouped, ranks_of, why_no_device
+
+
+def test_devices_are_workers_by_themselves_or_in_groups_of_neighbours() -> None:
+    gpus = tuple(f"cuda:{number}" for number in range(4))
+    assert grouped(gpus, 1) == gpus
+    assert grouped(gpus, 2) == ("cuda:0,cuda:1", "cuda:2,cuda:3")
+    assert grouped(("cuda:0,cuda:1", "cuda:2"), 1) == ("cuda:0,cuda:1", "cuda:2")
+    assert ranks_of("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
+    assert ranks_of("cpu") == ("cpu",)
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cuda", "must be cpu"),
+        ("cuda:0,", "must be cpu"),
+        ("cuda:0,cuda:1,cuda:0", "names cuda:0 twice"),
+        ("cpu,cuda:0", "mixes kinds"),
+        ("simulated,simulated", "simulated devices need no groups"),
+        (",".join(["cpu"] * 65), "at most 64 devices, not 65"),
+        ("cpu,cpu", None),
+        ("simulated", None),
+    ],
+)
+def test_the_reason_against_a_device_is_told(device: str, reason: str | None) -> None:
+    told = why_no_device(device)
+    assert told is reason if reason is None else told is not None and reason in told
