@@ -47,7 +47,7 @@ Resources = Annotated[dict[Name, Annotated[float, Field(gt=0)]], Field(min_lengt
 
 #: How a request starts whose adapter is not on the device. wait: when all of it is there. layerwise: while it is being
 #: copied, as each layer waits for its own weights.
-ColdStart = Literal["wait", "layerwise"]
+ColdStart = Literal["wait", "layerwise", "cpu_assist", "auto"]
 
 #: The kernels that serve prefills' attention on a GPU.
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
@@ -93,8 +93,11 @@ class EngineConfig(ConfigModel):
     #: tells what others have asked.
     prefix_scope: PrefixScope = "tenant"
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
-    #: layer. wait: when all of it is there.
+    #: layer. wait: when all of it is there. cpu_assist: as layerwise, but while nobody decodes, CPU processes compute
+    #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is faster as foreseen.
     cold_start: ColdStart = "layerwise"
+    #: CPU processes of cpu_assist and auto, each bound to a core; fewer where the worker may use fewer cores.
+    cpu_assist_processes: Annotated[int, Field(strict=True, ge=1, le=32)] = 8
     #: Attention of prefills on a GPU. triton: our kernel. flashinfer: FlashInfer's for Hopper, compiled at the start if
     #: need be. auto: FlashInfer's for prefills so long that it measured faster, if it is installed and compiled.
     attention: AttentionBackend = "auto"
@@ -106,6 +109,16 @@ class EngineConfig(ConfigModel):
     one_shot_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 30, multiple_of=256)] = 0
     #: Torch threads of a CPU worker; torch's own choice by default.
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+
+    @property
+    def starts_by_layer(self) -> bool:
+        """Whether a prefill may start before all of its adapter is on the device."""
+        return self.cold_start != "wait"
+
+    @property
+    def uses_cpu_assist(self) -> bool:
+        """Whether CPU processes may help."""
+        return self.cold_start in ("cpu_assist", "auto")
 
     @property
     def served_name(self) -> str:

@@ -1,8 +1,13 @@
 """Makes the step runner of a device."""
 
+from typing import Protocol
+
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_profile import measure_exchanges
+from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cuda.batch_bucket import BatchBuckets
 from punica_serve.engine.memory.device_memory import first_line, free_bytes, gib, is_out_of_memory
 from punica_serve.engine.sampler import Sampler
@@ -21,11 +26,14 @@ def make_runner(
     sampler: Sampler,
     pages_of: PagesOf,
     arrival_of: ArrivalOf,
+    assist: CpuAssist | None = None,
 ) -> StepRunner:
-    """Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
+    """``assist``: its exchanges with the device are measured.
+
+    Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
     if device.type != "cuda":
-        return CpuRunner(*parts)
+        return _measured(CpuRunner(*parts), assist)
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
@@ -36,13 +44,15 @@ def make_runner(
     )
     before = free_bytes(device)
     try:
-        return CudaRunner(
+        runner = CudaRunner(
             *parts,
             buckets,
             use_graphs=config.cuda_graphs,
-            by_layer=config.cold_start == "layerwise",
+            by_layer=config.starts_by_layer,
             flashinfer_from=flashinfer_rows(config.attention, model.config, cache.pool.dtype, device),
+            assist=assist,
         )
+        return _measured(runner, assist)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -56,3 +66,17 @@ def make_runner(
             f" ({first_line(error)})",
             param="engine.device_memory_share",
         ) from error
+
+
+class _TimedRunner(StepRunner, Protocol):
+    def time_exchanges(self, job: AssistJob) -> float:
+        """Seconds of one exchange with CPU processes of a job of the first group alone, which has just begun."""
+        ...
+
+
+def _measured(runner: _TimedRunner, assist: CpuAssist | None) -> StepRunner:
+    """The runner, once CPU assistance knows how long its exchanges take."""
+    if assist is not None:
+        assist.wait_until_ready()
+        assist.set_times(measure_exchanges(assist, runner.time_exchanges))
+    return runner

@@ -17,6 +17,7 @@ import torch
 from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS
+from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
@@ -24,6 +25,8 @@ from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.cold_starts import ColdStarts
+from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
 from punica_serve.engine.group_runner import GroupRunner
@@ -94,7 +97,9 @@ class Engine:
         self._sampler = parts.sampler
         self._work = Event()
         #: Adapters in host memory.
-        self.host_cache = HostCache(open_host_memory(config.host_cache_bytes, self.device))
+        host_memory = open_host_memory(config.host_cache_bytes, self.device, is_shared=config.uses_cpu_assist)
+        self.host_cache = HostCache(host_memory)
+        self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device)
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         self._loader = AdapterLoader(
             self._lora_pool,
@@ -106,7 +111,8 @@ class Engine:
             fetch,
             packed_store,
             GroupAdapters(group, self._work.set) if group else NO_PEERS,
-            by_layer=config.cold_start == "layerwise",
+            by_layer=config.starts_by_layer,
+            arrival_words=self._assist.arrival_words if self._assist else None,
         )
         self.prefix_caching = prefix_caching_of(config, self.model_config)
         planner = StepPlanner(
@@ -126,7 +132,8 @@ class Engine:
         self._check = RequestCheck(
             self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
         )
-        self._requests = RequestTable(planner, self._loader)
+        self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
+        self._requests = RequestTable(planner, self._loader, self._cold_starts)
 
     @property
     def ranks(self) -> tuple[RankProcess, ...]:
@@ -238,10 +245,11 @@ class Engine:
         self._requests.prefetch_to_host()
         failures += self._await_copies()
         in_flight = self._in_flight
-        plan, preempted = self._requests.plan(self._clock.forecast(in_flight.launched_s if in_flight else None))
+        forecast = self._clock.forecast(in_flight.launched_s if in_flight else None)
+        plan, preempted = self._requests.plan(forecast)
         if preempted:
             self._work.set()  # their adapters can be evicted, so the next step may run others
-        launched = self._launch(plan) if plan else None
+        launched = self._launch(plan, forecast) if plan else None
         ended = launched
         if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched
@@ -266,6 +274,8 @@ class Engine:
         """
         if self._in_flight is not None and (self._group is None or not self._group.is_lost):
             self._in_flight.step.sampled_tokens()
+            if self._in_flight.plan.assist is not None:
+                self._in_flight.plan.assist.end()
         self._in_flight = None
         self._close_loader()
         self._end_group()
@@ -293,6 +303,8 @@ class Engine:
     def _close_loader(self) -> None:
         """Closes the loader first: its threads write to the host cache's pinned memory."""
         self._loader.close()
+        if self._assist is not None:
+            self._assist.close()
         self.host_cache.close()
 
     def check_invariants(self) -> None:
@@ -310,6 +322,7 @@ class Engine:
             parts.sampler,
             self._loader.pages,
             self._loader.arrival,
+            self._assist,
         )
         if self._group is None:
             return runner
@@ -317,17 +330,23 @@ class Engine:
         self._group_runner = GroupRunner(runner, self._group)
         return self._group_runner
 
-    def _launch(self, plan: StepPlan) -> InFlight | None:
-        """None if the step was given up, since the copy that it waited for has failed. It is planned anew."""
+    def _launch(self, planned: StepPlan, forecast: StepForecast) -> InFlight | None:
+        """None if the step was given up, since what it waited for has failed. It is planned anew."""
+        plan = self._cold_starts.begin(planned, forecast)
+        if plan is None:
+            self._work.set()
+            return None
         digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
         try:
             launched = launch(plan, self._runner)
         except ArrivalFailed:
+            if plan.assist is not None:
+                plan.assist.end()
             for digest in digests:
                 self._loader.stop_joining(digest)
             self._work.set()
             return None
-        for digest in digests:
+        for digest in digests if plan.assist is None else ():
             self._loader.join(digest)
         return launched
 

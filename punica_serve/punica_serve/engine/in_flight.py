@@ -31,6 +31,7 @@ def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
         sequence.num_cached += 1
     for chunk in plan.prefills:
         chunk.sequence.num_cached = chunk.end
+        chunk.sequence.is_unsure = plan.assist is not None
     for sequence in plan.sampled:
         sequence.num_in_flight += 1
     return InFlight(plan, step, launched_s)
@@ -39,12 +40,14 @@ def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
 def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: StepClock) -> StepOutput:
     """Waits for the step, appends its tokens to the sequences, and drops those that ended."""
     plan, sampled_tokens = ended.plan, ended.step.sampled_tokens()
+    if plan.assist is not None:
+        requests.settle(plan.prefills[0], is_good=plan.assist.end())
     tokens: list[GeneratedToken] = []
     found: list[tuple[str, int]] = []
     finished: list[tuple[str, EndReason]] = []
     failures: list[Failure] = []
     for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True):
-        # Ended, cancelled or preempted since the launch: the token is not wanted any more.
+        # Ended, cancelled, preempted or to be computed again: the token is not wanted any more.
         if not requests.has(sequence) or not sequence.num_in_flight:
             continue
         sequence.num_in_flight -= 1

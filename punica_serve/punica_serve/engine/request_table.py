@@ -5,22 +5,22 @@ from collections import Counter
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan, StepPlanner
+from punica_serve.engine.cold_starts import ColdStarts
 from punica_serve.engine.step_output import Failure
 from punica_serve.errors.invariants import require
 
 #: Waiting requests whose adapters are prefetched.
 _NUM_PREFETCHED = 32
-#: The longest that a step's decodes may be held for layers of another request's adapter.
-_MAX_HOLD_S = 0.0003
 
 
 class RequestTable:
     """Sequences by request id. The planner holds their pages; the loader counts a reference for each that runs."""
 
-    def __init__(self, planner: StepPlanner, loader: AdapterLoader) -> None:
+    def __init__(self, planner: StepPlanner, loader: AdapterLoader, cold_starts: ColdStarts) -> None:
         self._planner = planner
         self._loader = loader
+        self._cold_starts = cold_starts
         self._sequences: dict[str, Sequence] = {}
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class RequestTable:
     def has_runnable(self) -> bool:
         """Whether a step planned now would run anything: not while all await adapters, or one outgrew the KvCache."""
         if self._planner.running:
-            return self._planner.has_runnable(self._is_ready, lambda sequence, _: self._can_join(sequence))
+            return self._planner.has_runnable(self._is_ready, lambda sequence, _: self._cold_starts.can_start(sequence))
         return any(
             self._planner.could_hold(sequence)
             and (sequence.adapter is None or self._loader.has_room_for(sequence.adapter))
@@ -70,7 +70,7 @@ class RequestTable:
     def plan(self, step: StepForecast) -> tuple[StepPlan | None, tuple[str, ...]]:
         """The next step, and the requests preempted for it, whose adapters can be evicted."""
         plan, preempted = self._planner.plan(
-            self._is_ready, lambda sequence, num_decodes: self._may_join(sequence, num_decodes, step)
+            self._is_ready, lambda sequence, num_decodes: self._cold_starts.may_start(sequence, num_decodes, step)
         )
         for sequence in preempted:
             self._release_adapter(sequence)
@@ -85,6 +85,18 @@ class RequestTable:
                 self.drop(request_id)
             failures.append(Failure(lost, failure.permanent, failure.error))
         return tuple(failures)
+
+    def settle(self, chunk: PrefillChunk, *, is_good: bool) -> None:
+        """A step has ended in which CPU processes were to help a prefill: its results count, or it runs again.
+
+        In that case it waits for all of its adapter.
+        """
+        sequence = chunk.sequence
+        sequence.is_unsure = False
+        if not is_good:
+            sequence.restart(chunk.start)
+            if sequence.digest is not None:
+                self._loader.stop_joining(sequence.digest)
 
     def drop(self, request_id: str, *, keep_pages: bool = True) -> None:
         """Drops a request and frees its pages at once. ``keep_pages``: other requests may find what is in them."""
@@ -102,20 +114,7 @@ class RequestTable:
         require(self._loader.refcounts == in_use, "the reference counts of adapters differ from the requests that run")
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        return sequence.digest is None or self._loader.is_ready(sequence.digest)
-
-    def _can_join(self, sequence: Sequence) -> bool:
-        """Whether a step could wait for the layers of the sequence's adapter."""
-        return not sequence.is_decoding and sequence.digest is not None and self._loader.can_join(sequence.digest)
-
-    def _may_join(self, sequence: Sequence, num_decodes: int, step: StepForecast) -> bool:
-        """A step without decodes waits for layers as long as it takes, since it holds nobody else."""
-        if not self._can_join(sequence) or sequence.digest is None:
-            return False
-        if num_decodes == 0:
-            return True
-        hold_s = self._loader.join_hold_s(sequence.digest, step)
-        return hold_s is not None and hold_s <= _MAX_HOLD_S
+        return not sequence.is_unsure and (sequence.digest is None or self._loader.is_ready(sequence.digest))
 
     def _release_adapter(self, sequence: Sequence) -> None:
         if sequence.digest is not None:

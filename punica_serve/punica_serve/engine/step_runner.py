@@ -10,6 +10,8 @@ from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.torch_exchange import time_exchanges
 from punica_serve.engine.sampler import SampledToken, Sampler
 from punica_serve.engine.torch_attention import TorchAttention
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf, TorchLora
@@ -81,11 +83,16 @@ class CpuRunner:
         self._sampler = sampler
         self._device = cache.pool.device
 
+    def time_exchanges(self, job: AssistJob) -> float:
+        """Seconds of one exchange with CPU processes of a job of the first group alone, which has just begun."""
+        return time_exchanges(job)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> FinishedStep:
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
-        self._lora.plan(batch.segments, arrival_for(plan, self._arrival_of), sampled_rows=batch.sampled_rows.tolist())
+        arrival, sampled_rows = arrival_for(plan, self._arrival_of), batch.sampled_rows.tolist()
+        self._lora.plan(batch.segments, arrival, plan.assist, sampled_rows=sampled_rows)
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if not plan.sampled:
             return FinishedStep(())

@@ -12,6 +12,8 @@ from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.step_rows import Segments
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.models.linear import Projected
 from punica_serve.protocol import LoraGroup
 
@@ -30,13 +32,23 @@ class TorchLora:
         self._indices: dict[LoraGroup, SegmentIndex] = {}
         self._buffers: dict[LoraGroup, Tensor] = {}
         self._arrival: CpuArrival | None = None
+        self._exchange: TorchExchange | None = None
 
-    def plan(self, segments: Segments, arrival: Arrival | None = None, *, sampled_rows: Series[int] = ()) -> None:
-        """``arrival``: layers wait for this copy. ``sampled_rows``: those that get logits.
+    def plan(
+        self,
+        segments: Segments,
+        arrival: Arrival | None = None,
+        assist: AssistJob | None = None,
+        *,
+        sampled_rows: Series[int] = (),
+    ) -> None:
+        """``arrival``: layers wait for this copy. ``assist``: instead, CPU processes compute layers that have not
+        arrived. ``sampled_rows``: those that get logits.
 
         Groups that no adapter of the batch touches are left out, so base-only batches run no LoRA at all.
         """
-        self._arrival = arrival if isinstance(arrival, CpuArrival) else None
+        self._arrival = arrival if isinstance(arrival, CpuArrival) and assist is None else None
+        self._exchange = TorchExchange(assist) if assist is not None else None
         self._indices.clear()
         self._buffers.clear()
         owned = [self._pages_of(digest) if digest else {} for digest in segments.digests]
@@ -53,11 +65,13 @@ class TorchLora:
     def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
         """See ``LoraBatch.apply``. LoRA is added to the result of ``base`` in place, so no delta is left.
 
-        Raises ArrivalFailed if the copy that the step waits for has failed.
+        Raises ArrivalFailed if the copy or the CPU processes that the step waits for have failed.
         """
         y = base(x)
         index = self._indices.get(group)
-        if index is not None:
+        if self._exchange is not None and (added := self._exchange.run(layer, group, x)) is not None:
+            y += added  # the step has no rows but the prefill's
+        elif index is not None:
             if self._arrival is not None:
                 self._arrival.wait(layer)
             pool = self._pool.groups[group]

@@ -15,7 +15,7 @@ from engine_fixtures import MakeEngine
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.engine import request_table
+from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.copy_forecast import CopyForecast
@@ -227,7 +227,7 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
 ) -> None:
-    monkeypatch.setattr(request_table, "_MAX_HOLD_S", 1e9)
+    monkeypatch.setattr(cold_starts, "_MAX_HOLD_S", 1e9)
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
     running, cold = _request("running", refs[0], max_tokens=60), _request("cold", refs[1])
     expected, engine = resident(running, cold), make()

@@ -67,11 +67,11 @@ class CopyForecast:
 
     def hold_s(self, arrival: LayerArrival, step: StepForecast) -> float | None:
         """How long the step would wait for layers of this copy, at most; None if that is unknown."""
-        arrives_in_s = self._arrives_in_s(arrival, step)
+        arrives_in_s = self.arrives_in_s(arrival, step)
         return None if arrives_in_s is None else hold_s(arrives_in_s, step)
 
-    def _arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
-        """How long each group will still take, in seconds."""
+    def arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
+        """How long each group of layers will still take, in seconds, 0 once it is there; None if that is unknown."""
         bytes_ahead, is_fenced = 0.0, False
         for copy in self._under_way:
             is_fenced |= copy.is_fenced

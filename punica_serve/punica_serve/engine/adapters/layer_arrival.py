@@ -6,6 +6,7 @@ the pipelined loading of CaraServe (section 4.1; Toppings, section 4.2), without
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from threading import Condition
 from typing import Protocol
@@ -16,6 +17,10 @@ import torch
 _MAX_GROUPS = 8
 #: A copy on a CPU that has not gone on for this long has failed, as far as a step that waits for it is concerned.
 _TIMEOUT_S = 10.0
+
+
+#: Copies whose words are apart.
+_NUM_SLOTS = 64
 
 
 class ArrivalFailed(Exception):
@@ -79,21 +84,32 @@ class CpuArrival:
             self._has_failed = True
             self._condition.notify_all()
 
+    def has(self, layer: int) -> bool:
+        """Whether a layer has arrived."""
+        return self._num_arrived > self._group_of(layer)
+
     def wait(self, layer: int) -> None:
         """Waits until a layer has arrived. Raises ArrivalFailed if it will not, or not in time."""
-        group = next(number for number, layers in enumerate(self._groups) if layer in layers)
+        group = self._group_of(layer)
         with self._condition:
             has_come = self._condition.wait_for(lambda: self._has_failed or self._num_arrived > group, _TIMEOUT_S)
         if self._has_failed or not has_come:
             raise ArrivalFailed
 
+    def _group_of(self, layer: int) -> int:
+        return next(number for number, layers in enumerate(self._groups) if layer in layers)
+
 
 class CudaArrival:
     """The arrival of an adapter on a GPU: an event of the copies' stream after each group."""
 
-    def __init__(self, num_layers: int, on_progress: Callable[[], None]) -> None:
-        """``on_progress`` is called once, on the thread that copies, when steps may wait for it."""
+    def __init__(self, num_layers: int, on_progress: Callable[[], None], ticket: "ArrivalTicket | None" = None) -> None:
+        """``on_progress`` is called once, on the thread that copies, when steps may wait for it.
+
+        ``ticket``: for steps that look which groups are there.
+        """
         self._on_progress = on_progress
+        self.ticket = ticket
         self.events = tuple(torch.cuda.Event() for _ in layer_groups(num_layers))
         self._num_queued = 0
         self._num_arrived = 0
@@ -110,10 +126,40 @@ class CudaArrival:
         return self._num_arrived
 
     def mark(self) -> None:
+        if self.ticket is not None:
+            self.ticket.mark(self._num_queued)
         self.events[self._num_queued].record()
         self._num_queued += 1
         if self.is_awaitable:
             self._on_progress()
+
+
+class ArrivalWords:
+    """Words on a GPU that tell which groups of layers have arrived, for steps that look at them as they run."""
+
+    def __init__(self, num_layers: int, device: torch.device) -> None:
+        #: int32 [slots, groups]: the number of the copy that has brought the group.
+        self.words = torch.zeros(_NUM_SLOTS, len(layer_groups(num_layers)), dtype=torch.int32, device=device)
+        self._number = 0
+
+    def ticket(self) -> "ArrivalTicket":
+        """The words of the next copy. An older copy's are used again; whoever looks for it takes it as not there."""
+        self._number += 1
+        slot = self._number % _NUM_SLOTS
+        return ArrivalTicket(slot, self._number, self.words[slot])
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTicket:
+    """Where one copy reports its groups, and the number that it writes."""
+
+    slot: int
+    number: int
+    words: torch.Tensor
+
+    def mark(self, group: int) -> None:
+        """Queues the word of a group on the current stream, behind its copies."""
+        self.words[group].fill_(self.number)
 
 
 Arrival = CpuArrival | CudaArrival

@@ -17,7 +17,7 @@ from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
-from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -47,10 +47,13 @@ class AdapterLoader:
         peers: AdapterPeers = NO_PEERS,
         *,
         by_layer: bool = False,
+        arrival_words: ArrivalWords | None = None,
     ) -> None:
         """``peers`` load the same adapters; not with ``by_layer``, since they would have to arrive together.
 
-        ``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other."""
+        ``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other.
+        ``arrival_words``: it may also start while others compute what the missing layers add.
+        """
         self._pool = pool
         self._host_cache = host_cache
         self._model = model
@@ -59,7 +62,7 @@ class AdapterLoader:
         self._peers = peers
         reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store, peers)
         self._host = HostLoader(host_cache, reader, fetch, on_progress)
-        self._writer = LoraWriter(pool, on_progress, by_layer=by_layer)
+        self._writer = LoraWriter(pool, on_progress, by_layer=by_layer, arrival_words=arrival_words)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
         self._prefetched: dict[str, AdapterRef] = {}
@@ -102,6 +105,17 @@ class AdapterLoader:
         entry = self._entries.get(digest)
         return entry is not None and entry.arrival is not None and entry.arrival.is_awaitable
 
+    def under_way(self, digest: str) -> tuple[HostCopy, Arrival] | None:
+        """The adapter in host memory and its copy to the device, while it is being copied and no step waits for it."""
+        entry = self._entries.get(digest)
+        if entry is None or entry.state is not AdapterState.COPYING or entry.copy is None or entry.arrival is None:
+            return None
+        return entry.copy, entry.arrival
+
+    def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
+        """See ``CopyForecast.arrives_in_s``."""
+        return self._writer.arrives_in_s(arrival, step)
+
     def join_hold_s(self, digest: str, step: StepForecast) -> float | None:
         """How long a step that can join would wait for the adapter's layers, at most; None if that is unknown."""
         arrival = self._entries[digest].arrival
@@ -115,7 +129,8 @@ class AdapterLoader:
 
     def stop_joining(self, digest: str) -> None:
         """A step that waited for the adapter's layers was given up. The next one waits for all of the adapter."""
-        self._entries[digest].stop_joining()
+        if (entry := self._entries.get(digest)) is not None:
+            entry.stop_joining()
 
     def has_room_for(self, ref: AdapterRef) -> bool:
         """Whether the pool can hold this adapter beside all that are in use."""

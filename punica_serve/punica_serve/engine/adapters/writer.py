@@ -12,7 +12,13 @@ import torch
 
 from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
 from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast
-from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival, CudaArrival, layer_groups
+from punica_serve.engine.adapters.layer_arrival import (
+    Arrival,
+    ArrivalWords,
+    CpuArrival,
+    CudaArrival,
+    layer_groups,
+)
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.protocol import LoraGroup
@@ -24,11 +30,19 @@ _NUM_COPIERS = 2
 class LoraWriter:
     """Allocates and fills pages of the pool, and frees them. All methods run on the step loop's thread."""
 
-    def __init__(self, pool: LoraPool, on_progress: Callable[[], None], *, by_layer: bool = False) -> None:
-        """``by_layer``: steps may wait for a copy layer by layer."""
+    def __init__(
+        self,
+        pool: LoraPool,
+        on_progress: Callable[[], None],
+        *,
+        by_layer: bool = False,
+        arrival_words: ArrivalWords | None = None,
+    ) -> None:
+        """``by_layer``: steps may wait for a copy layer by layer. ``arrival_words``: some look at it as they run."""
         self._pool = pool
         self._on_progress = on_progress
         self._by_layer = by_layer
+        self._arrival_words = arrival_words
         self._forecast = CopyForecast()
         #: Fences of evicted adapters that may not have passed.
         self._fences: list[torch.cuda.Event] = []
@@ -50,6 +64,10 @@ class LoraWriter:
             self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, work))
         return pages, work, arrival
 
+    def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
+        """See ``CopyForecast.arrives_in_s``."""
+        return self._forecast.arrives_in_s(arrival, step)
+
     def hold_s(self, arrival: Arrival, step: StepForecast) -> float | None:
         """How long a step would wait for layers of this copy, at most; None if that is unknown."""
         return self._forecast.hold_s(arrival, step)
@@ -68,8 +86,10 @@ class LoraWriter:
     def _make_arrival(self) -> Arrival | None:
         if not self._by_layer:
             return None
-        kind = CpuArrival if self._pool.device.type == "cpu" else CudaArrival
-        return kind(self._pool.num_layers, self._on_progress)
+        if self._pool.device.type == "cpu":
+            return CpuArrival(self._pool.num_layers, self._on_progress)
+        ticket = self._arrival_words.ticket() if self._arrival_words is not None else None
+        return CudaArrival(self._pool.num_layers, self._on_progress, ticket)
 
     def _write(
         self,

@@ -31,6 +31,8 @@ class Sequence:
     num_cached: int = 0
     #: Tokens that launched steps sample and the host does not know yet: at most one when a step is planned.
     num_in_flight: int = 0
+    #: A launched step computes it with the help of CPU processes. Until it has ended, its results may be worthless.
+    is_unsure: bool = False
     #: Pages of the KvCache, in order of tokens; empty while waiting.
     pages: list[int] = field(default_factory=list)
     #: The keys of its full pages; None if it shares none.
@@ -50,6 +52,10 @@ class Sequence:
         rotary_start = model.rotary_start(max_length - 1) if model else 0  # its last token is never fed
         first_row = max_length if invoked_at is None else invoked_at
         return cls(request, token_ids, max_length, rotary_start, LoraKind.of(ranks), first_row)
+
+    def restart(self, num_cached: int) -> None:
+        """Forgets all cached tokens but the first ones, and tokens in flight, which are worthless."""
+        self.num_cached, self.num_in_flight = min(num_cached, self.num_cached), 0
 
     @property
     def request_id(self) -> str:

@@ -15,6 +15,7 @@ from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.batching_rules import give_pages, may_admit, pages_to_start, share_budget
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.errors.invariants import require
 from punica_serve.prefill_chunks import ChunkCosts
 
@@ -53,6 +54,8 @@ class StepPlan:
 
     prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Sequence, ...]
+    #: CPU processes compute the only prefill's LoRA in layers whose weights are not on the device.
+    assist: AssistJob | None = None
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
@@ -165,6 +168,10 @@ class StepPlanner:
             return None, preempted
         return StepPlan(prefills, _order_decodes(decodes, prefills)), preempted
 
+    def next_chunk_tokens(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that one step would prefill, if it were the only one."""
+        return min(sequence.num_uncached, self._prefill_budget_tokens)
+
     def has_runnable(self, is_ready: IsReady, may_join: MayJoin = _never) -> bool:
         """Whether ``plan`` would give a step."""
         return bool(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, 0)))
@@ -197,7 +204,8 @@ class StepPlanner:
     def _name_prefilled(self) -> None:
         """Makes the pages known that the newest step has filled."""
         for sequence in self._prefilling:
-            self._cache.prefixes.name(sequence)
+            if not sequence.is_unsure:
+                self._cache.prefixes.name(sequence)
         self._prefilling = ()
 
     def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
@@ -226,7 +234,7 @@ class StepPlanner:
         return newest
 
     def _release_pages(self, sequence: Sequence, *, keep: bool = True) -> None:
-        self._cache.prefixes.release(sequence, keep=keep)
+        self._cache.prefixes.release(sequence, keep=keep and not sequence.is_unsure)
         sequence.num_in_flight = 0
 
     def _prefills(self, is_ready: IsReady, may_join: IsReady) -> tuple[PrefillChunk, ...]:

@@ -63,6 +63,12 @@ class BatchBuckets:
         mixed = [self._mixed(p, d) for p in reversed(self._prefill_rows) for d in reversed(self._beside_prefill)]
         return (*mixed, *(BatchBucket(0, rows) for rows in reversed(self._decode_rows)))
 
+    def alone(self, max_prefill_rows: int) -> tuple[BatchBucket, ...]:
+        """The buckets of prefills up to so many rows without decodes, the largest first."""
+        largest = _next(self._prefill_rows, min(max_prefill_rows, self._prefill_rows[-1]))
+        rows = (size for size in reversed(self._prefill_rows) if size <= largest)
+        return tuple(self._mixed(size, self._beside_prefill[0]) for size in rows)
+
     def fit(self, plan: StepPlan) -> BatchBucket:
         """The smallest bucket that holds a step."""
         if not plan.prefills:

@@ -12,6 +12,7 @@ from torch import Tensor
 from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding
 from punica_kernels.lora_table import LoraTable
 from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.cuda.cuda_exchange import BucketExchange
 from punica_serve.engine.cuda.layer_gates import LayerGates
 from punica_serve.models.linear import Projected
 from punica_serve.protocol import LoraGroup
@@ -27,14 +28,18 @@ class CudaLora:
         workspace: Tensor,
         side: torch.cuda.Stream,
         gates: LayerGates | None = None,
+        exchange: BucketExchange | None = None,
     ) -> None:
-        """``gates``: in steps with a prefill, whose adapter may still be arriving."""
+        """``gates``: in steps with a prefill, whose adapter may still be arriving. ``exchange``: instead, if CPU
+        processes compute what its missing layers add.
+        """
         self._pool = pool
         self._tables = tables
         #: float32 [`punica_kernels.gpu.sgmv.workspace_numel`], shared by the groups, which run in turns.
         self._workspace = workspace
         self._side = side
         self._gates = gates
+        self._exchange = exchange
         #: The group that a layer runs first.
         self._first_group = next(iter(pool.groups))
 
@@ -50,8 +55,13 @@ class CudaLora:
         if self._gates is not None and group == self._first_group:
             self._gates.wait(layer, self._side)
         with torch.cuda.stream(self._side):
+            if self._exchange is not None:
+                self._exchange.send(layer, group, x)
+            # Pages that have not arrived hold anything; what becomes of them in the prefill's rows is replaced.
             shrink(self._workspace, x, pool.a[:, layer], table)
             expand(delta, self._workspace, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
+            if self._exchange is not None:
+                self._exchange.receive(layer, group, delta)
         y = base(x)
         main.wait_stream(self._side)
         return Projected(y, delta)

@@ -8,6 +8,7 @@ of their new owner runs later on the same stream.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Series
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
 from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_exchange import CudaExchange
 from punica_serve.engine.cuda.cuda_lora import CudaLora
 from punica_serve.engine.cuda.graph_runner import GraphRunner
 from punica_serve.engine.cuda.launch_limit import check_launches
@@ -34,6 +38,10 @@ from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.model import Model
 from punica_serve.process.memory_tuning import gc_disabled
 from punica_serve.protocol import LoraGroup
+
+#: Steps whose LoRA of usual ranks CPU processes may compute.
+_ASSISTED: Literal["assisted"] = "assisted"
+_Kind = LoraKind | Literal["assisted"]
 
 _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
 
@@ -69,9 +77,11 @@ class CudaRunner:
         use_graphs: bool,
         by_layer: bool,
         flashinfer_from: int | None = None,
+        assist: CpuAssist | None = None,
     ) -> None:
         """``by_layer``: prefills wait for the layers of an adapter that is still arriving. ``flashinfer_from``: the
-        fewest prefill rows of a bucket that FlashInfer serves; None: it serves none.
+        fewest prefill rows of a bucket that FlashInfer serves; None: it serves none. ``assist``: CPU processes may
+        compute what missing layers add.
         """
         self._sampler = sampler
         self._pages_of = pages_of
@@ -85,8 +95,11 @@ class CudaRunner:
         self.newest_end: torch.cuda.Event | None = None
         # Lt's choice of kernels is up to a tenth faster for narrow projections (docs/performance.md).
         torch.backends.cuda.preferred_blas_library("cublaslt")
-        self._runners = _make_runners(
-            model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates, flashinfer_from
+        self._exchange = self._make_exchange(assist)
+        alone = buckets.alone(assist.shape.max_rows) if assist is not None else ()
+        #: The input buffer of each bucket.
+        self._buffers, self._runners = _make_runners(
+            model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates, flashinfer_from, self._exchange, alone
         )
         torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
         self._warm_up(use_graphs=use_graphs)
@@ -97,7 +110,9 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             # The step before the newest has ended, so the newest one's copies end within microseconds.
             self._staged.synchronize()
-            runner = self._runners[bucket, plan.lora_kind]
+            runner = self._runners[bucket, plan.lora_kind if plan.assist is None else _ASSISTED]
+            if plan.assist is not None and self._exchange is not None:
+                self._buffers[bucket].write("assist", self._exchange.words(plan.assist))
             runner.stage(plan, self._logit_rows, self._pages_of)
             self._staged.record()
             self._close_gates(plan)
@@ -109,8 +124,22 @@ class CudaRunner:
         self._logit_rows, self.newest_end = rows, end
         return CudaStep(pending, end)
 
+    def time_exchanges(self, job: AssistJob) -> float:
+        """Seconds of one exchange with CPU processes of a job of the first group alone, which has just begun."""
+        assert self._exchange is not None
+        with torch.cuda.stream(self._stream):
+            return self._exchange.time(job)
+
+    def _make_exchange(self, assist: CpuAssist | None) -> CudaExchange | None:
+        if assist is None or assist.arrival_words is None:
+            return None
+        with torch.cuda.stream(self._stream):
+            return CudaExchange(assist.memory, assist.arrival_words)
+
     def _close_gates(self, plan: StepPlan) -> None:
         """Makes the step wait for the layers of its prefill's adapter if that is still arriving."""
+        if plan.assist is not None:
+            return
         arrival = arrival_for(plan, self._arrival_of)
         if self._gates is not None and isinstance(arrival, CudaArrival):
             self._gates.close_until(arrival)
@@ -144,7 +173,10 @@ def _make_runners(
     buckets: BatchBuckets,
     gates: LayerGates | None,
     flashinfer_from: int | None,
-) -> dict[tuple[BatchBucket, LoraKind], GraphRunner]:
+    exchange: CudaExchange | None,
+    alone: Series[BatchBucket],
+) -> tuple[dict[BatchBucket, StepInputBuffer], dict[tuple[BatchBucket, _Kind], GraphRunner]]:
+    """``alone``: buckets in which CPU processes may help."""
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {bucket: table_shapes(bucket) for bucket in buckets.all}
@@ -157,7 +189,7 @@ def _make_runners(
         )
         for bucket, shapes in tables.items()
     }
-    runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
+    runners: dict[tuple[BatchBucket, _Kind], GraphRunner] = {}
     for bucket, attention in make_attentions(cache, model.config, buffers, flashinfer_from).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
         for kind in reversed(LoraKind):
@@ -170,7 +202,12 @@ def _make_runners(
             )
             parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
             runners[bucket, kind] = GraphRunner(*parts, kind=kind)
-    return runners
+        if exchange is not None and bucket in alone:
+            own = exchange.of_bucket(buffers[bucket].device("assist"), bucket.num_prefill_rows)
+            lora = CudaLora(lora_pool, inputs.tables(LoraKind.USUAL), workspace, side, exchange=own)
+            parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
+            runners[bucket, _ASSISTED] = GraphRunner(*parts, kind=LoraKind.USUAL)
+    return buffers, runners
 
 
 def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:

@@ -22,11 +22,12 @@ _ALIGNMENT_WORDS = 32
 
 
 #: The sections of a step, for the code that writes them and the code that hands them to kernels: the LoRA table of each
-#: group, the rows (``StepInputs``), and the tables of attention (``CudaAttention``).
+#: group, the words of exchanges with CPU processes (``CudaExchange``), the rows (``StepInputs``), and the tables of
+#: attention (``CudaAttention``).
 Section = (
     LoraGroup
     | Literal["wide_qkv", "wide_o", "wide_gate_up", "wide_down", "wide_embed", "wide_head"]
-    | Literal["token_ids", "sources", "positions", "sampled_rows"]
+    | Literal["assist", "token_ids", "sources", "positions", "sampled_rows"]
     | Literal[
         "slot_mapping", "decode_tiles", "prefill_tiles", "second_decode_tiles", "second_prefill_tiles", "kv_pages"
     ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from punica_kernels.exchange_words import NUM_STEP_WORDS
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.members import Indices
 from punica_serve.base_model.lora_layout import LoraKind
@@ -55,7 +56,8 @@ class StepInputs:
         }
         rows: tuple[Section, ...] = (FIRST_SECTIONS[LoraKind.NONE], "sources", "positions")
         sampled: dict[Section, int] = {"sampled_rows": bucket.num_sampled} if bucket.num_prefills > 1 else {}
-        return tables | dict.fromkeys(rows, bucket.num_rows) | sampled
+        assist: dict[Section, int] = {"assist": NUM_STEP_WORDS}
+        return tables | assist | dict.fromkeys(rows, bucket.num_rows) | sampled
 
     def write(self, plan: StepPlan, logit_rows: Mapping[Sequence, int]) -> None:
         """Writes the rows of a step. ``logit_rows``: the rows in which the step before sampled the tokens in flight."""

@@ -5,6 +5,7 @@ pinning during steps delays their launches. So all of it is allocated and pinned
 """
 
 import mmap
+import os
 from contextlib import suppress
 
 import torch
@@ -21,27 +22,41 @@ _HUGE_PAGE_BYTES = 2 << 20
 class HostMemory:
     """``bytes``: uint8 [num_bytes], aligned to huge pages. Ordinary memory, handed out by the system as it is used."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, is_shared: bool = False) -> None:
+        """``is_shared``: processes that inherit ``fd`` can map the same memory (Linux alone)."""
+        #: The file that other processes map; -1 if the memory is not shared.
+        self.fd = os.memfd_create("punica-host-memory") if is_shared else -1
         try:
-            self._mapping = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE_BYTES)
+            if is_shared:
+                os.ftruncate(self.fd, num_bytes + 2 * _HUGE_PAGE_BYTES)
+            self._mapping = mmap.mmap(self.fd, num_bytes + 2 * _HUGE_PAGE_BYTES)
         except (OSError, ValueError, OverflowError) as error:
+            self._close_file()
             message = f"`{_SETTING}` of {gib(num_bytes)} can't be had: {error}; lower it"
             raise ConfigError(message, param=_SETTING) from error
         with suppress(AttributeError, OSError):  # only some systems know huge pages; they are sooner pinned
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         mapped = torch.frombuffer(self._mapping, dtype=torch.uint8)
         start = -mapped.data_ptr() % _HUGE_PAGE_BYTES
+        #: Where ``bytes`` starts in the file.
+        self.offset = start
         self.bytes: Tensor = mapped[start : start + num_bytes]
 
     def close(self) -> None:
         """Gives back what is more than memory. The bytes stay readable as long as anyone holds them."""
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self.fd != -1:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class PinnedMemory(HostMemory):
     """Memory that a GPU reads at full speed, beside whatever else runs."""
 
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(num_bytes)
+    def __init__(self, num_bytes: int, *, is_shared: bool = False) -> None:
+        super().__init__(num_bytes, is_shared=is_shared)
         self._is_pinned = False
         if not num_bytes:
             return
@@ -50,20 +65,22 @@ class PinnedMemory(HostMemory):
         try:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
         except RuntimeError as error:
+            self._close_file()
             message = f"`{_SETTING}` of {gib(num_bytes)} can't be pinned: {error}; lower it, or raise `ulimit -l`"
             raise ConfigError(message, param=_SETTING) from error
         self._is_pinned = True
 
     def close(self) -> None:
         """Unpins. No copy from here may be under way."""
+        super().close()
         if self._is_pinned:
             self._is_pinned = False
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
 
 
-def open_host_memory(num_bytes: int, device: torch.device) -> HostMemory:
+def open_host_memory(num_bytes: int, device: torch.device, *, is_shared: bool = False) -> HostMemory:
     """Memory to copy to that device from. Raises ConfigError if it can't be had."""
     if device.type == "cpu":
-        return HostMemory(num_bytes)
+        return HostMemory(num_bytes, is_shared=is_shared)
     with torch.cuda.device(device):
-        return PinnedMemory(num_bytes)
+        return PinnedMemory(num_bytes, is_shared=is_shared)

@@ -17,7 +17,13 @@ from punica_serve.engine.engine import Engine
 @pytest.fixture(scope="session")
 def subject(tiny_llama: Path) -> Subject:
     config = EngineConfig(
-        model=tiny_llama, dtype="float32", num_kv_pages=256, num_lora_pages=4, cpu_threads=1, max_context=64
+        model=tiny_llama,
+        dtype="float32",
+        num_kv_pages=256,
+        num_lora_pages=4,
+        cpu_threads=1,
+        max_context=64,
+        cpu_assist_processes=1,
     )
     return Subject.of(config, "cpu")
 

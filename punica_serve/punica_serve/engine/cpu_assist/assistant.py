@@ -1,0 +1,245 @@
+"""CPU assistance of one engine: it decides which prefills get help, begins their jobs, and ends them.
+
+A prefill gets help only if nobody decodes beside it, since exchanges would hold the others, and if the processes have
+left the job before. It needs its adapter in the host cache, on the way to the device: layers that arrive are the
+device's from then on.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from punica_kernels.exchange_words import MAX_EXCHANGES, MAX_PROCESSES
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.adapters.copy_forecast import StepForecast
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
+from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast, ExchangeTimes
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.exchange_memory import (
+    ExchangeMemory,
+    ExchangeShape,
+    GroupShape,
+    GroupWeights,
+    JobWords,
+    exchange_num_bytes,
+)
+from punica_serve.engine.cpu_assist.process_pool import ProcessPool
+from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
+from punica_serve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+#: Rows of a prefill beyond which CPUs are never faster than the link.
+MAX_ASSISTED_ROWS = 256
+#: The time in which a process imports torch, on a machine that does much else.
+_START_TIMEOUT_S = 60.0
+#: A step waits at most so many times as long as its exchanges take as foreseen, and a little more; but never longer.
+_PATIENCE, _LEAST_WAIT_S, _MOST_WAIT_S = 4.0, 0.02, 0.25
+#: The same on a CPU, where a wait holds no device that others need.
+_CPU_WAIT_S = 10.0
+#: Between two looks whether the processes have left a job.
+_PAUSE_S = 100e-6
+
+
+class CpuAssist:
+    """Owns the shared memory and the processes. All methods run on the step loop's thread."""
+
+    def __init__(self, config: EngineConfig, shape: ExchangeShape, host: HostMemory, device: torch.device) -> None:
+        """Raises ConfigError if the shared memory can't be had or pinned. Call ``start`` before the first step."""
+        self.shape = shape
+        self._mode = config.cold_start
+        self._is_cpu = device.type == "cpu"
+        self._host = host
+        self._shared = open_host_memory(exchange_num_bytes(shape), device, is_shared=True)
+        self.memory = ExchangeMemory(self._shared.bytes, shape)
+        self._pool = ProcessPool(self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device))
+        #: What tells a GPU's steps which layers have arrived.
+        self.arrival_words = None if self._is_cpu else ArrivalWords(shape.num_layers, device)
+        self._forecast: AssistForecast | None = None
+        self._key = 0
+
+    @property
+    def pool(self) -> ProcessPool:
+        return self._pool
+
+    def wait_until_ready(self) -> None:
+        """Waits for the processes, as long as it takes to start them."""
+        if not self._pool.wait_until_ready(_START_TIMEOUT_S):
+            log.warning("some CPU processes of `engine.cold_start` are not ready yet; prefills start without them")
+
+    def wait_until_free(self, timeout_s: float) -> bool:
+        """Waits until a job may begin. False if the last one was not left in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._pool.is_free:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_PAUSE_S)
+        return True
+
+    def has_memory_for(self, num_pages: int) -> bool:
+        """Whether an adapter of so many pages of the first group would lie in the host cache's memory."""
+        return self._b_start(num_pages) + self._num_bytes(self.shape.b_shape(0, num_pages)) <= len(self._host.bytes)
+
+    def weights_of_first_group(self, num_pages: int) -> list[GroupWeights]:
+        """An adapter of nothing but that, whatever its numbers, for measuring."""
+        rest = [GroupWeights()] * (len(self.shape.groups) - 1)
+        return [GroupWeights(0, self._b_start(num_pages), num_pages), *rest]
+
+    def _b_start(self, num_pages: int) -> int:
+        return self._num_bytes(self.shape.a_shape(0, num_pages))
+
+    def _num_bytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * self.shape.torch_dtype.itemsize
+
+    def set_times(self, times: ExchangeTimes | None) -> None:
+        """What exchanges were measured to take. Without it ``auto`` never asks for help."""
+        self._forecast = AssistForecast(self.shape, times) if times else None
+
+    def may_help(self, num_rows: int, copy: HostCopy) -> bool:
+        """Whether a prefill of so many rows could get help now."""
+        return (
+            0 < num_rows <= self.shape.max_rows
+            and self._pool.is_free
+            and bool(self._pool.ready)
+            and self._weights(copy.packed) is not None
+        )
+
+    def is_worth_it(
+        self, num_rows: int, copy: HostCopy, arrives_in_s: Sequence[float] | None, step: StepForecast
+    ) -> bool:
+        """Whether the mode asks for help for this prefill. ``arrives_in_s``: see ``CopyForecast.arrives_in_s``."""
+        if self._mode == "cpu_assist":
+            return True
+        if self._forecast is None or arrives_in_s is None or not any(arrives_in_s):
+            return False
+        return self._forecast.pays(arrives_in_s, step, self._layer_s(self._forecast, num_rows, copy.packed))
+
+    def begin(self, num_rows: int, copy: HostCopy, arrival: Arrival, cache: HostCache) -> AssistJob | None:
+        """Begins a job for a step that is launched now; ``copy`` is held until it has ended. None: no help any more."""
+        if not self.may_help(num_rows, copy):
+            return None
+        weights, ready = self._weights(copy.packed), self._pool.ready
+        if weights is None or not ready:
+            return None
+        cache.hold(copy)
+        num_processes, wait_s = self._plan(num_rows, copy.packed, len(ready))
+
+        def end(job: AssistJob, is_late: bool) -> None:
+            cache.release(copy)
+            if is_late:
+                self._report(job)
+
+        return self.start_job(weights, num_rows, ready[:num_processes], arrival, wait_s, end)
+
+    def start_job(
+        self,
+        weights: Sequence[GroupWeights],
+        num_rows: int,
+        processes: Sequence[int],
+        arrival: Arrival,
+        max_wait_s: float,
+        on_end: Callable[[AssistJob, bool], None],
+    ) -> AssistJob:
+        """Divides rows among processes and wakes them."""
+        self._key += 1
+        words = JobWords(self._key, tuple(weights), _divide(num_rows, processes))
+        job = AssistJob(words, self.memory, arrival, num_rows, max_wait_s, on_end)
+        self.memory.write_job(words)
+        self._pool.wake(job.key, tuple(words.rows))
+        return job
+
+    def suspect(self, job: AssistJob) -> None:
+        """A step has waited for a job's processes in vain."""
+        self._pool.suspect(job.key)
+
+    def close(self) -> None:
+        """Ends the processes. No step may be in flight."""
+        self._pool.close()
+        self._shared.close()
+
+    def _plan(self, num_rows: int, packed: PackedAdapter, num_ready: int) -> tuple[int, float]:
+        """How many processes compute, and how long the step may wait for them."""
+        if self._forecast is None:
+            return num_ready, _CPU_WAIT_S if self._is_cpu else _MOST_WAIT_S
+        pages = self._pages(packed)
+        num_processes = self._forecast.num_processes(num_rows, pages, num_ready)
+        expected_s = self.shape.num_layers * self._forecast.layer_s(num_rows, pages, num_processes)
+        wait_s = min(_PATIENCE * expected_s + _LEAST_WAIT_S, _MOST_WAIT_S)
+        return num_processes, _CPU_WAIT_S if self._is_cpu else wait_s
+
+    def _layer_s(self, forecast: AssistForecast, num_rows: int, packed: PackedAdapter) -> float:
+        pages = self._pages(packed)
+        num_processes = forecast.num_processes(num_rows, pages, len(self._pool.ready))
+        return forecast.layer_s(num_rows, pages, num_processes)
+
+    def _pages(self, packed: PackedAdapter) -> tuple[int, ...]:
+        """Pages of each group of the model."""
+        groups = (packed.groups.get(group.name) for group in self.shape.groups)
+        return tuple(len(own.a) if own is not None else 0 for own in groups)
+
+    def _weights(self, packed: PackedAdapter) -> tuple[GroupWeights, ...] | None:
+        """Where the adapter lies; None if that is not in the host cache's memory, which alone the processes see."""
+        weights = []
+        for group in self.shape.groups:
+            own = packed.groups.get(group.name)
+            if own is None:
+                weights.append(GroupWeights())
+                continue
+            a_start, b_start = (part.data_ptr() - self._host.bytes.data_ptr() for part in (own.a, own.b))
+            if not (0 <= a_start < len(self._host.bytes) and 0 <= b_start < len(self._host.bytes)):
+                return None
+            weights.append(GroupWeights(a_start, b_start, len(own.a)))
+        return tuple(weights)
+
+    def _report(self, job: AssistJob) -> None:
+        log.warning(
+            "a prefill of %d tokens waited %.0f ms for its CPU processes in vain; it starts again when its adapter"
+            " is on the device",
+            job.num_rows,
+            1e3 * job.max_wait_s,
+        )
+        self.suspect(job)
+
+
+def open_cpu_assist(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, host: HostMemory, device: torch.device
+) -> CpuAssist | None:
+    """CPU assistance if the mode asks for it. None, and a warning, where the machine can't do it."""
+    if not config.uses_cpu_assist:
+        return None
+    groups = tuple(GroupShape(g.name, g.in_features, g.out_offsets) for g in model.spec.groups)
+    max_rows = min(MAX_ASSISTED_ROWS, config.prefill_budget_tokens)
+    shape = ExchangeShape(str(dtype).removeprefix("torch."), model.num_hidden_layers, groups, max_rows)
+    if shape.num_exchanges > MAX_EXCHANGES:
+        log.warning("`engine.cold_start` goes on without CPU processes: the model has too many layers")
+        return None
+    try:
+        return CpuAssist(config, shape, host, device)
+    except ConfigError as error:
+        log.warning("`engine.cold_start` goes on without CPU processes: %s", error.message)
+        return None
+
+
+def assist_cores(num_processes: int, device: torch.device) -> list[int]:
+    """A core for each process, and no more processes than cores: they would wait for each other.
+
+    They are those at the end of what this worker may use, other ones for each GPU's worker as far as there are any.
+    """
+    cores = sorted(os.sched_getaffinity(0), reverse=True)
+    count = min(num_processes, len(cores), MAX_PROCESSES)
+    first = (device.index or 0) * count
+    return [cores[(first + number) % len(cores)] for number in range(count)]
+
+
+def _divide(num_rows: int, processes: Sequence[int]) -> dict[int, range]:
+    """Rows as even as can be."""
+    count = min(len(processes), num_rows)
+    bounds = [number * num_rows // count for number in range(count + 1)]
+    return {processes[number]: range(bounds[number], bounds[number + 1]) for number in range(count)}

@@ -1,0 +1,191 @@
+"""Starts, watches and replaces the CPU processes of a worker.
+
+One thread owns them: the system ends them with the thread that started them. A process that died is started again,
+later each time; one that a step waited for in vain is killed first, so that it can't write into a later step's rows.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors.invariants import require
+
+log = logging.getLogger(__name__)
+
+_MODULE = "punica_serve.engine.cpu_assist.assist_process"
+#: Between two looks at the processes.
+_TICK_S = 0.05
+#: The first restart of a process, and the longest pause before one.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
+#: A process that has lived for so long is started again at once.
+_LONG_LIFE_S = 60.0
+#: A process leaves a job soon after the step's end, or it is stopped.
+_LEAVE_GRACE_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """One process, and those that had its number before."""
+
+    number: int
+    core: int
+    popen: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    pause_s: float = 0.0
+    starts_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A step has waited for these processes in vain."""
+
+    key: int
+    numbers: Sequence[int]
+    since_s: float = field(default_factory=time.monotonic)
+
+
+class ProcessPool:
+    """The processes of one worker. ``close`` ends them."""
+
+    def __init__(self, memory: ExchangeMemory, shared: HostMemory, host: HostMemory, cores: Sequence[int]) -> None:
+        """One process on each of ``cores``. ``shared``: the memory of ``memory``."""
+        self._memory = memory
+        self._arguments = (msgspec.json.encode(memory.shape).decode(), _place(shared), _place(host))
+        self._fds = (shared.fd, host.fd)
+        self._children = [_Child(number, core) for number, core in enumerate(cores)]
+        self._suspicions: list[_Suspicion] = []
+        self._last_key, self._last_used = 0, tuple[int, ...]()
+        #: Held while a pipe is written to or closed: its number would be that of another file soon.
+        self._pipes = threading.Lock()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cpu-assist", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> tuple[int, ...]:
+        """The numbers of the processes that can compute."""
+        return tuple(child.number for child in self._children if self._is_ready(child))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the last job was left by all of its processes: before that there must not be another."""
+        left = self._memory.left
+        return all(left[number] >= self._last_key for number in self._last_used)
+
+    def pid(self, number: int) -> int | None:
+        """The process with that number; None while there is none."""
+        popen = self._children[number].popen
+        return popen.pid if popen is not None else None
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Waits for all processes. False if some are not ready in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.ready) < len(self._children):
+            if time.monotonic() > deadline_s or self._is_closing.wait(_TICK_S / 5):
+                return False
+        return True
+
+    def wake(self, key: int, numbers: Sequence[int]) -> None:
+        """Tells processes of the job in the shared memory."""
+        require(self.is_free, "a job begins before the last one was left")
+        self._last_key, self._last_used = key, tuple(numbers)
+        with self._pipes:
+            for number in numbers:
+                _wake(self._children[number])
+
+    def suspect(self, key: int) -> None:
+        """A step has waited in vain for the processes of its job: those that don't leave it are replaced."""
+        self._suspicions.append(_Suspicion(key, self._last_used))
+
+    def close(self) -> None:
+        """Kills all processes, which hold nothing that would be lost."""
+        self._is_closing.set()
+        self._thread.join()
+
+    def _is_ready(self, child: _Child) -> bool:
+        return child.popen is not None and self._memory.pids[child.number] == child.popen.pid
+
+    def _watch(self) -> None:
+        while not self._is_closing.is_set():
+            for child in self._children:
+                self._tend(child)
+            self._suspicions = [suspicion for suspicion in self._suspicions if self._is_open(suspicion)]
+            self._is_closing.wait(_TICK_S)
+        for child in self._children:
+            self._kill(child)
+
+    def _tend(self, child: _Child) -> None:
+        """Starts the process if it is due, and notices its end."""
+        now_s = time.monotonic()
+        if child.popen is None:
+            if now_s >= child.starts_s:
+                self._start(child)
+        elif (status := child.popen.poll()) is not None:
+            self._end(child, f"ended with status {status}")
+
+    def _start(self, child: _Child) -> None:
+        # Whatever had this number before is gone, and has left all jobs.
+        self._memory.pids[child.number] = 0
+        self._memory.left[child.number] = self._last_key
+        shape, exchange, host = self._arguments
+        command = [sys.executable, "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
+        command += ["--shape", shape, "--exchange", exchange, "--host", host]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        child.started_s = time.monotonic()
+        try:
+            child.popen = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self._fds, env=environment)
+        except OSError as error:
+            self._end(child, f"can't be started: {error}")
+
+    def _end(self, child: _Child, reason: str) -> None:
+        """Records the end of a process, and when the next one starts."""
+        self._kill(child)
+        now_s = time.monotonic()
+        is_old = now_s - child.started_s > _LONG_LIFE_S
+        child.pause_s = 0.0 if is_old else min(max(_FIRST_PAUSE_S, 2 * child.pause_s), _LONGEST_PAUSE_S)
+        child.starts_s = now_s + child.pause_s
+        self._memory.pids[child.number] = 0
+        self._memory.left[child.number] = self._last_key
+        log.warning("CPU process %d of `engine.cold_start` %s; another one replaces it", child.number, reason)
+
+    def _is_open(self, suspicion: _Suspicion) -> bool:
+        """Kills those that have not left the job after a while. False once all have left it."""
+        staying = [number for number in suspicion.numbers if self._memory.left[number] < suspicion.key]
+        if time.monotonic() - suspicion.since_s < _LEAVE_GRACE_S:
+            return bool(staying)
+        for number in staying:
+            self._end(self._children[number], "did not answer and was killed")
+        return False
+
+    def _kill(self, child: _Child) -> None:
+        """Ends a process, stopped or not, and waits until it is gone."""
+        popen = child.popen
+        if popen is None:
+            return
+        popen.kill()
+        popen.wait()
+        with self._pipes:
+            child.popen = None
+            if popen.stdin is not None:
+                popen.stdin.close()
+
+
+def _place(memory: HostMemory) -> str:
+    return f"{memory.fd}:{memory.offset}:{len(memory.bytes)}"
+
+
+def _wake(child: _Child) -> None:
+    """Has no effect on a process that has died: the step's wait for it ends by its deadline."""
+    if child.popen is not None and child.popen.stdin is not None:
+        with suppress(OSError):
+            os.write(child.popen.stdin.fileno(), b"j")
