@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from punica_kernels.bench.timing import copy_bytes_per_s
+from punica_kernels.bench.timing import copy_bytes_per_s, matmul_flop_per_s
 from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
+from punica_serve.bench.step_floor import DeviceRates
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
 from punica_serve.bench.token_bar import TokenBar, told
@@ -76,8 +77,8 @@ class Measured:
     """The measurements of all engine rows."""
 
     rows: tuple[RowTimes, ...]
-    #: None if the device has no such rate.
-    copy_bytes_per_s: float | None
+    #: None if the device has no such rates.
+    rates: DeviceRates | None
     workload: Workload
     #: Rows that could not be measured, and why.
     failures: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ _Stock = Mapping[str, Sequence[AdapterRef]]
 
 def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """Runs the rows that need an engine. A row in which a request fails is not measured; the other rows go on."""
-    copy_rate = _copy_rate(subject)
+    rates = _rates(subject)
     rows = [ROWS[name] for name in settings.rows if name in ROWS]
     workload = _workload(subject, settings)
     counts = {source: _num_adapters(rows, workload, source) for source in ("host", "files")}
@@ -98,8 +99,8 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         batch_size=settings.batch_size,
         rank=settings.rank,
         num_host=max(counts.values()),
-        # At least four batches, so that there is room for loads.
-        num_resident=max(resident, 4 * settings.batch_size),
+        # Room for loads beside a batch: at large batches, four of them would take the KvCache's memory.
+        num_resident=max(resident, min(4 * settings.batch_size, settings.batch_size + 128)),
     )
     with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
@@ -111,17 +112,17 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
         finally:
             engine.close()
-    return Measured(times, copy_rate, workload, failures)
+    return Measured(times, rates, workload, failures)
 
 
-def _copy_rate(subject: Subject) -> float | None:
-    """Bytes read and written per second by copies on a GPU; None on others, where caches decide."""
+def _rates(subject: Subject) -> DeviceRates | None:
+    """A GPU's rates; None of others, where caches decide."""
     if not subject.on_gpu:
         return None
     torch.cuda.set_device(subject.device)
-    rate = copy_bytes_per_s(subject.device)
+    rates = DeviceRates(copy_bytes_per_s(subject.device), matmul_flop_per_s(subject.device, subject.dtype))
     subject.free_memory()
-    return rate
+    return rates
 
 
 def _workload(subject: Subject, settings: Settings) -> Workload:

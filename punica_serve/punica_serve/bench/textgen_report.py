@@ -12,7 +12,7 @@ from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.peft_baseline import PeftTimes, run_peft
 from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
-from punica_serve.bench.step_floor import StepBytes
+from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import Measured, RowTimes, Settings, run
 from punica_serve.bench.textgen_rows import COUNTERPARTS, PEFT_ROW
@@ -37,7 +37,7 @@ _STEP_COLUMNS = (
     Column("row", "row"),
     Column("decode_ms_median", "decode ms", ".2f"),
     Column("decode_ms_p90", "p90", ".2f"),
-    Column("floor_ms", "byte floor ms", ".2f"),
+    Column("floor_ms", "floor ms", ".2f"),
     Column("over_floor", "step / floor", ".2f"),
     Column("mixed_ms_median", "with prefill ms", ".2f"),
     Column("num_decode_steps", "decode steps", ",d"),
@@ -106,10 +106,13 @@ def _with_vllm(speeds: TableData) -> TableData:
 
 
 def _step_table(floors: StepBytes, measured: Measured, peft: PeftTimes | None) -> TableData:
-    rows = [_step_row(times, floors, measured.copy_bytes_per_s) for times in measured.rows]
+    rows = [_step_row(times, floors, measured.rates) for times in measured.rows]
     notes: list[str] = []
-    if measured.copy_bytes_per_s is not None:
-        notes.append("byte floor: weights, the step's adapters and KvCache read once, over the measured copy rate")
+    if measured.rates is not None:
+        notes.append(
+            "floor: weights, the step's adapters and KvCache read once over the measured copy rate, or their arithmetic"
+            " over the measured rate of large products where that takes longer"
+        )
     if peft is not None:
         others = len(_STEP_COLUMNS) - 2
         rows.append((PEFT_ROW, peft.seconds / peft.num_tokens * 1e3, *[None] * others))
@@ -119,25 +122,27 @@ def _step_table(floors: StepBytes, measured: Measured, peft: PeftTimes | None) -
     return TableData("steps", "Steps", _STEP_COLUMNS, rows, tuple(notes))
 
 
-def _step_row(times: RowTimes, floors: StepBytes, copy_rate: float | None) -> tuple[Value, ...]:
+def _step_row(times: RowTimes, floors: StepBytes, rates: DeviceRates | None) -> tuple[Value, ...]:
     decodes, mixed = times.median.decode_steps, times.median.mixed_steps
     decode_ms = [step.duration_s * 1e3 for step in decodes]
     return (
         times.row.name,
         statistics.median(decode_ms) if decode_ms else None,
         statistics.quantiles(decode_ms, n=10)[-1] if len(decode_ms) > 1 else None,
-        *_floor(decodes, floors, copy_rate),
+        *_floor(decodes, floors, rates),
         statistics.median(step.duration_s * 1e3 for step in mixed) if mixed else None,
         len(decodes),
         len(mixed),
     )
 
 
-def _floor(steps: Sequence[StepTime], floors: StepBytes, copy_rate: float | None) -> tuple[float | None, float | None]:
+def _floor(
+    steps: Sequence[StepTime], floors: StepBytes, rates: DeviceRates | None
+) -> tuple[float | None, float | None]:
     """The median floor of these steps in ms, and the median ratio of their times to it."""
-    if copy_rate is None or not steps:
+    if rates is None or not steps:
         return None, None
-    floor_s = [floors.floor_s(step, copy_rate) for step in steps]
+    floor_s = [floors.floor_s(step, rates) for step in steps]
     over = [step.duration_s / floor for step, floor in zip(steps, floor_s, strict=True)]
     return statistics.median(floor_s) * 1e3, statistics.median(over)
 
@@ -161,8 +166,9 @@ def _facts(measured: Measured, speed: dict[str, float]) -> dict[str, Value]:
         **{f"{own} / {row}, the same requests": (own, row) for row, own in COUNTERPARTS.items()},
     }
     facts: dict[str, Value] = {name: ratio for name, rows in over.items() if (ratio := _ratio(speed, *rows))}
-    if measured.copy_bytes_per_s is not None:
-        facts["copy rate, TB/s"] = measured.copy_bytes_per_s / 1e12
+    if measured.rates is not None:
+        facts["copy rate, TB/s"] = measured.rates.copy_bytes_per_s / 1e12
+        facts["product rate, TFLOP/s"] = measured.rates.product_flop_per_s / 1e12
     return facts
 
 

@@ -15,7 +15,7 @@ from punica_serve.bench import textgen, textgen_report
 from punica_serve.bench.goals import GOAL_SHAPE
 from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
-from punica_serve.bench.step_floor import StepBytes
+from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import Measured, Settings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
@@ -85,7 +85,7 @@ def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
     measured = run(subject, replace(SETTINGS, num_rounds=1), Progress(disable=True))
     at_goal = replace(subject, model=replace(subject.model, name=GOAL_SHAPE))
     steps = textgen_report._step_table(
-        StepBytes.of(subject.model, subject.dtype, 4), replace(measured, copy_bytes_per_s=1e9), None
+        StepBytes.of(subject.model, subject.dtype, 4), replace(measured, rates=DeviceRates(1e9, 1e15)), None
     )
     speeds = textgen_report._speed_table("", measured, None)
     speed = textgen_report._by_row(speeds, "tokens_per_s")
