@@ -17,6 +17,7 @@ from typing import Never
 from punica_runner.host_disk import HostDisk
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_runner.worker_tiers import WorkerTiers
+from punica_serve.adapters.expected_rank import engine_of
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.links.backoff import Backoff
@@ -107,7 +108,7 @@ async def serve(
 def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> Sequence[str]:
     return (
         *(sys.executable, "-P", "-m", "punica_runner.worker"),
-        *("--engine-config", config.engine.model_dump_json()),
+        *("--engine-config", engine_of(config).model_dump_json()),
         *("--simulation", config.simulation.model_dump_json()),
         *("--runner-config", config.runner.model_dump_json()),
         *("--device", config.runner.workers[index]),
@@ -130,7 +131,7 @@ class Supervisor:
         self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         #: One for each device, whether its worker is ready or not.
-        has_host_memory = config.engine.host_cache_bytes > 0
+        has_host_memory = config.engine.host_cache_bytes != 0
         self._tiers = [WorkerTiers(has_host_memory=has_host_memory) for _ in self._config.workers]
         self._channel: Channel | None = None
         #: Some worker has been ready, so the configuration is right, and a restart may help after any later failure.

@@ -72,7 +72,7 @@ class Lifecycle:
         validator = AdapterValidator(
             model,
             strict_base=config.strict_base,
-            num_lora_pages=config.engine.num_lora_pages,
+            num_lora_pages=config.engine.lora_pages,
             max_adapter_bytes=settings.max_adapter_bytes,
             num_threads=CHECKS.num_slots,
             timeout_s=_CHECK_TIMEOUT_S,

@@ -76,7 +76,7 @@ def _config(subject: Subject, batch_size: int, context: int, counts: Mapping[int
         "max_batch_size": batch_size,
         "prefill_budget_tokens": max(context, batch_size),
         "num_lora_pages": num_pages,
-        "host_cache_bytes": max(host_bytes, subject.config.host_cache_bytes),
+        "host_cache_bytes": max(host_bytes, subject.config.host_cache_bytes or 0),
     }
     return subject.config.model_copy(update=changed)
 

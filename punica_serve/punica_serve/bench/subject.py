@@ -67,7 +67,7 @@ class Subject:
         return self.config.model_copy(
             update={
                 "max_batch_size": batch_size,
-                "num_lora_pages": max(pages, self.config.num_lora_pages),
-                "host_cache_bytes": max(needed_bytes, self.config.host_cache_bytes),
+                "num_lora_pages": max(pages, self.config.lora_pages),
+                "host_cache_bytes": max(needed_bytes, self.config.host_cache_bytes or 0),
             }
         )

@@ -1,4 +1,4 @@
-"""`punica-serve config check FILE`: finds what `up` would refuse, without starting anything."""
+"""`punica-serve config check`: finds what `up` would refuse in a config or a model, without starting anything."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from punica_serve.cli.model_check import GPUS, check_model, engine_for
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -24,25 +25,53 @@ SHOWN_DIGEST_LENGTH = 12
 
 
 def command(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", callback=find_config, help="A cluster's config file, or a shipped one's name."),
-    ],
+    given: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG|FOLDER]",
+            help="A cluster's config file, a shipped one's name, or a model folder in Hugging Face's format.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FOLDER", help="A model folder, without a config.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME|BYTES", help=f"Say what fits a GPU: {', '.join(GPUS)}, or its bytes."),
+    ] = None,
 ) -> None:
-    """Check a config file, its model folder and its adapters.
+    """Check a config file, its model folder and its adapters; or a model folder alone.
 
-    Exit code 2: the config or the model is wrong. 1: an adapter is refused; stderr says why.
+    Exit code 2: the config or the model is wrong, or does not fit. 1: an adapter is refused; stderr says why.
     """
+    configure_logging("config check", LogLevel.WARNING)
+    if (given is None) == (model is None):
+        raise ConfigError("give a config or a model folder: `config check CONFIG` or `config check --model FOLDER`")
+    folder = model if model is not None else given if given is not None and given.is_dir() else None
+    if folder is not None:
+        _print(check_model(engine_for(folder.absolute()), gpu))
+    elif given is not None:
+        _check_file(find_config(given), gpu)
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _check_file(file: Path, gpu: str | None) -> None:
     from rich.console import Console
 
+    from punica_serve.adapters.expected_rank import engine_of
     from punica_serve.config.cluster import load_config
     from punica_serve.registry.shared import shared_adapters
 
-    configure_logging("config check", LogLevel.WARNING)
     config = load_config(file)
     model = check_config(config)
     check_host(config)
     shared = shared_adapters(config, model)
+    if gpu is not None:
+        _print(check_model(engine_of(config), gpu))
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
@@ -75,7 +104,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     cluster_model(config)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
-    check_dummies_fit_pool(config.dummy_adapters, config.engine.num_lora_pages)
+    check_dummies_fit_pool(config.dummy_adapters, config.engine.lora_pages)
     if config.tls:
         check_files(config.tls)
     if config.frontend.tls:

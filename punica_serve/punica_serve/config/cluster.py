@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
+from punica_serve.base_model.memory_budget import USUAL_RANK, auto_lora_pages
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.batching_rules import default_max_prefills
 from punica_serve.config.device_groups import grouped
 from punica_serve.config.fields import (
+    AutoInt32,
+    AutoNonNegativeInt,
     ConfigModel,
     Device,
     Flag,
@@ -77,10 +80,15 @@ class EngineConfig(ConfigModel):
     #: Share of a GPU's memory that may be in use once the KvCache is allocated; the rest is for a step's temporary
     #: buffers.
     device_memory_share: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.9
-    #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows.
-    num_lora_pages: Int32 = 256
-    #: Host memory for adapters, packed for the LoRA pool. A GPU worker allocates it at startup, page-locked.
-    host_cache_bytes: Annotated[int, Field(strict=True, ge=0)] = 1 << 30
+    #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows. auto: room for `max_batch_size`
+    #: adapters of `expected_lora_rank`, within a quarter of what a GPU has beside the weights.
+    num_lora_pages: AutoInt32 = 256
+    #: Host memory for adapters, packed for the LoRA pool. A GPU worker allocates it at startup, page-locked. auto: room
+    #: for four times as many adapters, within half of the host's free memory, which its GPUs share.
+    host_cache_bytes: AutoNonNegativeInt = 1 << 30
+    #: Rank of the adapters for which `auto` makes room; a runner takes the highest of its config's adapters if that is
+    #: more.
+    expected_lora_rank: PositiveInt = USUAL_RANK
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
     #: Requests that are prefilled in one step, within its budget. By default one for each 32 of `max_batch_size`, which
@@ -133,6 +141,11 @@ class EngineConfig(ConfigModel):
     @property
     def tokenizer_folder(self) -> Path:
         return self.tokenizer or self.model
+
+    @property
+    def lora_pages(self) -> int:
+        """Pages of the LoRA pool for each group of projections: the setting, or those that `auto` aims at."""
+        return self.num_lora_pages or auto_lora_pages(self.max_batch_size, self.expected_lora_rank)
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:
         """The data type in which the model is served."""

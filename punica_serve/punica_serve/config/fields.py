@@ -62,7 +62,11 @@ Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 #: A number of pages, rows or tokens: the tables of a step hold int32.
 Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+#: The same, or `auto`, which is None.
+AutoInt32 = Annotated[Int32 | None, BeforeValidator(lambda value: None if value == "auto" else value)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+#: The same, or `auto`, which is None.
+AutoNonNegativeInt = Annotated[NonNegativeInt | None, BeforeValidator(lambda value: None if value == "auto" else value)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 

@@ -32,6 +32,7 @@ from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_dev
 from punica_serve.engine.group_runner import GroupRunner
 from punica_serve.engine.group_start import devices_of, start_group
 from punica_serve.engine.in_flight import InFlight, commit, launch
+from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.group_settings import GroupSettings
@@ -97,7 +98,8 @@ class Engine:
         self._sampler = parts.sampler
         self._work = Event()
         #: Adapters in host memory.
-        host_memory = open_host_memory(config.host_cache_bytes, self.device, is_shared=config.uses_cpu_assist)
+        num_host_bytes = host_bytes(config, parts.share, parts.dtype, self.device)
+        host_memory = open_host_memory(num_host_bytes, self.device, is_shared=config.uses_cpu_assist)
         self.host_cache = HostCache(host_memory)
         self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device)
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None

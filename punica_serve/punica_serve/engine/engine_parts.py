@@ -42,7 +42,7 @@ class EngineParts:
         share = model.shard(collectives.rank)
         exchanges = exchanges_of(collectives, config.one_shot_bytes, dtype, device)
         loaded = load_model(config, share, dtype, device, exchanges)
-        lora_pool = make_lora_pool(config, share, dtype, device)
+        lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
         sampler = Sampler(
             model.vocab_size,
             model.generation.eos_token_ids,

@@ -13,6 +13,7 @@ from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts
+from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.ranks.rank_adapters import RankAdapters
 from punica_serve.engine.ranks.rank_messages import (
@@ -47,7 +48,8 @@ class RankEngine:
         self._reply = reply
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
-        host_cache = HostCache(open_host_memory(config.host_cache_bytes, parts.device))
+        num_bytes = host_bytes(config, parts.share, parts.dtype, parts.device)
+        host_cache = HostCache(open_host_memory(num_bytes, parts.device))
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
         self._adapters = RankAdapters(parts.lora_pool, host_cache, reader, lambda: self._runner.newest_end)

@@ -49,7 +49,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         max_prefills=engine.num_prefills,
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
-        num_lora_pages=pool_pages(engine.num_lora_pages),
+        num_lora_pages=pool_pages(engine.lora_pages),
         name=name,
         device_name=SIMULATED_DEVICE,
     )

@@ -56,8 +56,8 @@ def sized(subject: Subject, settings: OverheadSettings) -> EngineConfig:
     return subject.config.model_copy(
         update={
             "max_batch_size": settings.max_batch_size,
-            "num_lora_pages": max(*pages.values(), subject.config.num_lora_pages),
-            "host_cache_bytes": max(host_bytes, subject.config.host_cache_bytes),
+            "num_lora_pages": max(*pages.values(), subject.config.lora_pages),
+            "host_cache_bytes": max(host_bytes, subject.config.host_cache_bytes or 0),
             # One prefill fits one step, so only one shape needs to be captured.
             "prefill_budget_tokens": NUM_PROMPT_TOKENS,
         }

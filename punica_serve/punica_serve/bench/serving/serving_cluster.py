@@ -27,8 +27,8 @@ def with_dummies(
     num_bytes = packed_num_bytes(dict.fromkeys(model.linear_shapes, rank), model, dtype)
     update = {
         "max_batch_size": batch,
-        "num_lora_pages": max(pages, engine.num_lora_pages),
-        "host_cache_bytes": max(num_adapters * num_bytes, engine.host_cache_bytes),
+        "num_lora_pages": max(pages, engine.lora_pages),
+        "host_cache_bytes": max(num_adapters * num_bytes, engine.host_cache_bytes or 0),
     }
     return config.model_copy(update={"engine": engine.model_copy(update=update), "dummy_adapters": dummies})
 

@@ -5,7 +5,7 @@ padding to a highest rank, no limit of slots. Paging by rank follows S-LoRA (sec
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from threading import Lock
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, VOCABULARY_GROUPS, pool_pages
+from punica_serve.base_model.memory_budget import pool_num_bytes
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.base_model.model_spec import ProjectionGroup, page_elements
+from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import LayerArrival, layer_groups
 from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.memory.auto_sizes import lora_pages
 from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.engine.memory.page_pool import PagePool
 from punica_serve.protocol import LoraGroup
@@ -151,24 +153,24 @@ class LoraPool:
             pool.pages.check_invariants([number for pages in held for number in pages.get(group, [])])
 
 
-def make_lora_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> LoraPool:
-    """The pool of the config. Raises ConfigError if it does not fit."""
-    num_bytes = pool_num_bytes(model, config.num_lora_pages, dtype.itemsize)
+def make_lora_pool(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    agree: Callable[[int], int] = lambda num_pages: num_pages,
+) -> LoraPool:
+    """The pool of the config. ``agree``: as for ``make_kv_cache``. Raises ConfigError if it does not fit."""
+    num_pages = agree(lora_pages(config, model, dtype, device))
+    num_bytes = pool_num_bytes(model, num_pages, dtype.itemsize)
     with reserving(
-        f"`engine.num_lora_pages` of {config.num_lora_pages}",
+        f"`engine.num_lora_pages` of {num_pages}",
         num_bytes,
         device,
         fix="lower it",
         param="engine.num_lora_pages",
     ):
-        return LoraPool(model, num_pages=config.num_lora_pages, dtype=dtype, device=device)
-
-
-def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
-    """Bytes of a pool."""
-    pages = pool_pages(num_lora_pages)
-    elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
-    return elements * num_value_bytes
+        return LoraPool(model, num_pages=num_pages, dtype=dtype, device=device)
 
 
 def _make_pool(

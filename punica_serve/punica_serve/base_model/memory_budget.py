@@ -1,0 +1,87 @@
+"""The memory that a model and its adapters take on a GPU, from their shapes alone. Free of torch."""
+
+from dataclasses import dataclass
+
+from punica_serve.base_model.lora_layout import MAX_LORA_RANK, VOCABULARY_GROUPS, pages_of_rank, pool_pages
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.model_spec import page_elements
+
+#: `auto` makes room for adapters of this rank, or of the highest that is known.
+USUAL_RANK = 16
+#: `auto` keeps so many times the adapters of the GPU in host memory.
+HOST_TIMES = 4
+#: `auto` leaves three quarters of what a GPU has beside the weights to the KvCache.
+_LORA_SHARE = 4
+
+
+def num_weights(model: ModelConfig) -> int:
+    """Parameters of a model, or of a rank's share."""
+    spec, vocabulary = model.spec, len(model.vocabulary) * model.hidden_size
+    norms = sum(norm.size for norm in spec.layer_norms)
+    linears = sum(group.out_features * (group.in_features + group.bias) for group in spec.groups)
+    layers = spec.num_layers * (linears + norms)
+    return layers + model.hidden_size + vocabulary * (1 if model.tie_word_embeddings else 2)
+
+
+def kv_bytes_per_token(model: ModelConfig, num_value_bytes: int) -> int:
+    """Bytes of the KvCache for one token, all layers together."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * num_value_bytes
+
+
+def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
+    """Bytes of a LoRA pool."""
+    pages = pool_pages(num_lora_pages)
+    elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
+    return elements * num_value_bytes
+
+
+def adapter_num_bytes(model: ModelConfig, rank: int, num_value_bytes: int) -> int:
+    """Bytes of an adapter of this rank on all linear modules of the layers, as it is packed."""
+    groups = (group for group in model.spec.lora_groups if group.name not in VOCABULARY_GROUPS)
+    return pages_of_rank(rank) * sum(page_elements(model.spec, group) for group in groups) * num_value_bytes
+
+
+def auto_lora_pages(max_batch_size: int, rank: int) -> int:
+    """Pages for a step of adapters of this rank, one for each request, and for one of the highest rank at least."""
+    return max(pages_of_rank(MAX_LORA_RANK), max_batch_size * pages_of_rank(rank))
+
+
+def lora_pages_within(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int) -> int:
+    """The pages that `auto` takes of a GPU with so many bytes beside the weights, for one adapter at least."""
+    budget = num_bytes // _LORA_SHARE
+    fits = budget * wanted // pool_num_bytes(model, wanted, num_value_bytes)
+    return max(pages_of_rank(MAX_LORA_RANK), min(wanted, fits))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a GPU's memory would be divided."""
+
+    weight_bytes: int
+    num_lora_pages: int
+    lora_bytes: int
+    #: May be negative: then the model does not fit.
+    kv_bytes: int
+    kv_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        *,
+        num_gpu_bytes: int,
+        share: float,
+        num_value_bytes: int,
+        num_lora_pages: int | None,
+        max_batch_size: int,
+        rank: int,
+    ) -> "MemoryPlan":
+        """``share``: of the GPU's memory, for all three. ``num_lora_pages``: None is `auto`."""
+        weight_bytes = num_weights(model) * num_value_bytes
+        left = int(share * num_gpu_bytes) - weight_bytes
+        wanted = auto_lora_pages(max_batch_size, rank)
+        pages = num_lora_pages or lora_pages_within(model, wanted, max(0, left), num_value_bytes)
+        lora_bytes = pool_num_bytes(model, pages, num_value_bytes)
+        kv_bytes = left - lora_bytes
+        tokens = max(0, kv_bytes) // kv_bytes_per_token(model, num_value_bytes)
+        return cls(weight_bytes, pages, lora_bytes, kv_bytes, tokens)

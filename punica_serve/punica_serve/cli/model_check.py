@@ -1,0 +1,124 @@
+"""What `punica-serve config check` says of a model: whether it would be served, and what of it fits a GPU."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from punica_serve.errors import ConfigError, PunicaError
+
+if TYPE_CHECKING:
+    from punica_serve.base_model.memory_budget import MemoryPlan
+    from punica_serve.base_model.model_config import ModelConfig
+    from punica_serve.config.cluster import EngineConfig
+
+#: The memory on their makers' data sheets, in bytes.
+GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
+_GIB = 1 << 30
+#: A request's tokens in the last line.
+_USUAL_REQUEST = 2048
+
+
+def gpu_bytes(name: str) -> int:
+    """The memory of a GPU, by name or as a number of bytes. Raises ConfigError, with the names."""
+    if name.isdecimal() and int(name):
+        return int(name)
+    if name not in GPUS:
+        raise ConfigError(f"`--gpu` {name!r} is not known; give {', '.join(GPUS)}, or a number of bytes", param="gpu")
+    return GPUS[name]
+
+
+def engine_for(folder: Path) -> "EngineConfig":
+    """The settings of `up --model FOLDER`."""
+    from punica_serve.config.cluster import EngineConfig
+
+    return EngineConfig(model=folder, num_lora_pages=None, host_cache_bytes=None)
+
+
+def check_model(engine: "EngineConfig", gpu: str | None) -> list[str]:
+    """Lines for a reader. Raises ModelRejected if the model can't be served, ConfigError if it does not fit the GPU."""
+    from punica_serve.base_model.model_config import read_model_config
+
+    model = read_model_config(engine.model)
+    lines = [*_served(engine, model), *_files(engine)]
+    return lines if gpu is None else [*lines, *_Fit.of(engine, model, gpu).lines()]
+
+
+def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
+    from punica_serve.base_model.memory_budget import num_weights
+
+    yield f"{engine.model} would be served: {num_weights(model):,} weights in {engine.dtype_of(model)}"
+    modules = (projection.name for group in model.spec.lora_groups for projection in group.projections)
+    yield f"adapters may update {', '.join(modules)}"
+    for told in model.generation.not_applied:
+        yield f"not implemented: {told}"
+
+
+def _files(engine: "EngineConfig") -> Iterator[str]:
+    """What the folder still lacks: one with a config.json alone may be asked about, too."""
+    from punica_serve.base_model.weight_files import weight_files
+    from punica_serve.text.tokenizer import Tokenizer
+
+    for read in (lambda: weight_files(engine.model), lambda: Tokenizer.from_folder(engine.tokenizer_folder)):
+        try:
+            read()
+        except PunicaError as error:
+            yield f"not there yet: {error.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A model on a GPU."""
+
+    engine: "EngineConfig"
+    model: "ModelConfig"
+    gpu: str
+    num_gpu_bytes: int
+    plan: "MemoryPlan"
+
+    @classmethod
+    def of(cls, engine: "EngineConfig", model: "ModelConfig", gpu: str) -> "_Fit":
+        """Raises ConfigError if it does not fit."""
+        from punica_serve.base_model.memory_budget import MemoryPlan
+
+        num_gpu_bytes = gpu_bytes(gpu)
+        plan = MemoryPlan.of(
+            model,
+            num_gpu_bytes=num_gpu_bytes,
+            share=engine.device_memory_share,
+            num_value_bytes=4 if engine.dtype_of(model) == "float32" else 2,
+            num_lora_pages=engine.num_lora_pages,
+            max_batch_size=engine.max_batch_size,
+            rank=engine.expected_lora_rank,
+        )
+        fit = cls(engine, model, gpu, num_gpu_bytes, plan)
+        if plan.kv_tokens < engine.page_size:
+            raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; take a larger GPU", param="gpu")
+        return fit
+
+    def sizes(self) -> str:
+        share = self.engine.device_memory_share
+        return (
+            f"of {_gib(self.num_gpu_bytes)} the engine uses {share:.0%}; the weights take"
+            f" {_gib(self.plan.weight_bytes)}, the LoRA pool {_gib(self.plan.lora_bytes)}"
+        )
+
+    def lines(self) -> Iterator[str]:
+        from punica_serve.base_model.lora_layout import pages_of_rank
+
+        plan, engine = self.plan, self.engine
+        rank, context = engine.expected_lora_rank, engine.context_of(self.model)
+        tokens = f"{plan.kv_tokens:,}"
+        yield f"{self.gpu}: {self.sizes()}, the KvCache {_gib(plan.kv_bytes)}"
+        yield f"adapters of rank {rank} on the GPU at once: {plan.num_lora_pages // pages_of_rank(rank)}"
+        yield f"requests in a step: {engine.max_batch_size}"
+        if plan.kv_tokens < context:
+            advice = f"set `engine.max_context` to {plan.kv_tokens // engine.page_size * engine.page_size} or less"
+            yield f"tokens of context: {tokens} of the model's {context:,}; {advice}"
+        else:
+            yield f"tokens of context: {tokens}, {plan.kv_tokens // context} requests of the longest, {context:,}"
+        yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {plan.kv_tokens // _USUAL_REQUEST:,}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB"

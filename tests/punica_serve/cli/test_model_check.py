@@ -1,0 +1,60 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from punica_serve.shapes import shape_folder
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
+    exit_code, stdout, _ = cli("config", "check", "--model", str(shape_folder("qwen-2.5-7b")), "--gpu", "h200")
+    assert exit_code == 0
+    assert "would be served: 7,615,616,512 weights in bfloat16" in stdout
+    assert "not there yet: " in stdout and "only safetensors weights are read" in stdout
+    assert "adapters of rank 16 on the GPU at once: 32\nrequests in a step: 32\n" in stdout
+    assert "requests of the longest, 32,768" in stdout
+
+
+def test_a_context_beyond_the_memory_is_told_with_the_one_that_fits(cli: Cli) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(shape_folder("llama-3.1-8b")), "--gpu", "24000000000")
+    assert exit_code == 0
+    assert "of the model's 131,072; set `engine.max_context` to " in stdout
+
+
+def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
+    exit_code, _, stderr = cli("config", "check", str(shape_folder("qwen-2.5-32b")), "--gpu", "24000000000")
+    assert exit_code == 2
+    assert "does not fit 24000000000: of 22.4 GiB the engine uses 90%; the weights take 61.0 GiB" in stderr
+
+
+def test_a_whole_folder_lacks_nothing(cli: Cli, model_folder: Path) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(model_folder))
+    assert exit_code == 0 and "not there yet" not in stdout and "GiB" not in stdout
+
+
+def test_a_model_that_is_not_served_is_refused_by_field(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    exit_code, _, stderr = cli("config", "check", str(tmp_path))
+    assert exit_code == 2 and "`model_type` is 'gpt_oss', a mixture of experts" in stderr
+
+
+def test_a_config_says_what_fits_with_its_own_settings(cli: Cli) -> None:
+    """The demo's adapter of rank 64 makes `auto` and the line about adapters larger; its pages are a number."""
+    exit_code, stdout, _ = cli("config", "check", "demo", "--gpu", "h100")
+    assert exit_code == 0 and "h100: of 74.5 GiB" in stdout and "roman" in stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--gpu", "h20"], "`--gpu` 'h20' is not known; give h200, h100, a100-80, or a number of bytes"),
+        ([], "give a config or a model folder"),
+        (["demo", "--model", "x"], "give a config or a model folder"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(cli: Cli, arguments: list[str], message: str) -> None:
+    exit_code, _, stderr = cli("config", "check", *arguments)
+    assert exit_code == 2 and message in stderr
