@@ -1,7 +1,7 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -41,6 +41,9 @@ class GpuRecord:
     kv_pages: PageAccount = field(init=False)
     #: By the counter of the assignment.
     working_set: dict[int, RequestRecord] = field(default_factory=dict)
+    #: Those of it that get their last token within STEPS_AHEAD steps: by the time that a start reaches the worker they
+    #: have given up their places in the batch. A request that comes sooner waits there.
+    ending: frozenset[int] = frozenset()
     #: The newest report with full row headers; see ``protocol.row_headers``.
     newest_full_report: StepReport | None = None
     #: The requests of the newest report with tokens, while they are all here.
@@ -101,7 +104,12 @@ class GpuRecord:
 
     @property
     def is_full(self) -> bool:
-        return len(self.working_set) >= self.info.max_batch_size
+        return self.num_staying >= self.info.max_batch_size
+
+    @property
+    def num_staying(self) -> int:
+        """Requests that keep their places in the batch for longer than a start takes to reach the worker."""
+        return len(self.working_set) - len(self.ending)
 
     @property
     def newest(self) -> RequestRecord:
@@ -128,7 +136,7 @@ class GpuRecord:
 
     def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
         """Whether there is room for all of these together, and a free page for each request then."""
-        num_requests = len(self.working_set) + len(records)
+        num_requests = self.num_staying + len(records)
         num_pages_ahead = self.num_pages_needed + sum(map(self.pages_ahead_of, records))
         return (
             sum(self.pages_for(record.num_tokens + 1) for record in records) * self.info.page_size <= self.room
@@ -197,6 +205,7 @@ class GpuRecord:
         """Takes a request out of the working set."""
         self.end_repeated_rows()
         record = self.working_set.pop(assignment.counter)
+        self.ending -= {assignment.counter}
         self.load_sums.remove(assignment.counter, record)
         self.num_pages_ahead -= self.pages_ahead_of(record)
         self.num_users[record.digest] -= 1
@@ -236,6 +245,10 @@ class GpuRecord:
         """Tokens of a report were accepted."""
         self.num_tokens += num_tokens
         self.token_ns = now_ns
+
+    def expect_ends(self, records: Iterable[RequestRecord]) -> None:
+        """These requests, and no others, get their last tokens soon."""
+        self.ending = frozenset([record.assignment.counter for record in records if record.assignment is not None])
 
     def drop(self, assignment: AssignmentId) -> None:
         """The worker says that it dropped this assignment by itself: nothing is taken for it any more."""
@@ -284,7 +297,9 @@ class GpuRecord:
             lora_pages.update(pages)
         require(+Counter(self.lora_pages) == lora_pages, f"LoRA pages of {self.uuid}")
         require(all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid)
-        require(len(records) <= self.info.max_batch_size, f"{self.uuid} has more requests than fit a batch")
+        require(self.ending <= self.working_set.keys(), f"a request that ends on {self.uuid} is not there")
+        # One that was to end may be preempted by its worker instead, when its successor is there already.
+        require(len(records) <= 2 * self.info.max_batch_size, f"{self.uuid} has more requests than fit two batches")
 
     def snapshot(self, now_ns: int) -> GpuSnapshot:
         """The GPU as people see it, without telemetry."""

@@ -79,12 +79,13 @@ class GpuIndex:
         if gpu.is_draining or (filed is None and gpu.is_full):
             return
         size, room = len(gpu.working_set), gpu.room
+        if gpu.is_full:
+            self._take_out(gpu)
+            return
         if filed == (size, room):
             return
         if filed is None or size != filed[0]:
             self._take_out(gpu)
-            if gpu.is_full:
-                return
             insort(self._file_of(size).gpus, gpu, key=_by_uuid)
         self._filed[gpu] = (size, room)
         file = self._files[size]

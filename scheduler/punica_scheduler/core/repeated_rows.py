@@ -127,6 +127,14 @@ class RepeatedRows:
         self.gpu_s += report.duration_s / len(self.records)
         return num_pages
 
+    def ending(self) -> list[RequestRecord]:
+        """Requests that get their last token within STEPS_AHEAD more steps, unless they are preempted."""
+        last = self.num_steps + STEPS_AHEAD
+        if last < self.max_steps:
+            return []
+        rows = zip(self.records, self._num_left, strict=True)
+        return [record for record, left in rows if self.num_steps < left <= last]
+
     def _num_pages_at(self, step: int) -> int:
         turn = step % self._page_size
         if step + STEPS_AHEAD < self.max_steps:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from punica_scheduler.core.capacity import STEPS_AHEAD
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.outcome import Outcome
 from punica_scheduler.core.repeated_rows import Share, shares_of
@@ -37,6 +38,8 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
     offset = rows.num_steps
     gpu.num_pages_ahead += rows.take(report)
     _deliver(report, rows.shares, offset, outcome)
+    if (ending := rows.ending()) or gpu.ending:
+        gpu.expect_ends(ending)
     return {}
 
 
@@ -64,6 +67,7 @@ def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> di
         taken.append(row)
         records.append(record)
     _note_gap(len(taken), len(taken) - num_begun, gpu, outcome)
+    gpu.expect_ends(record for record in records if 0 < record.max_tokens - record.num_generated <= STEPS_AHEAD)
     positions = tuple([report.positions[row] for row in taken])
     _deliver(report, shares_of(taken, records, positions), 0, outcome)
     return broken

@@ -17,6 +17,27 @@ def test_a_full_batch_is_passed_over(filled: NewCluster) -> None:
     assert [cluster.arrives(f"r{i}") for i in range(1, 4)] == [["B: start r1"], ["B: start r2"], ["A: start r3"]]
 
 
+def test_a_place_is_refilled_before_the_worker_tells_that_it_is_free(filled: NewCluster) -> None:
+    cluster = filled("A", batch=2)
+    cluster.arrives("r1", max_tokens=5)
+    cluster.arrives("r2", max_tokens=9)
+    assert cluster.arrives("r3", max_tokens=3) == []
+    assert [cluster.steps("A", "r1 r2")[2:] for _ in range(3)] == [[], [], ["A: start r3"]], "two tokens are left"
+    assert cluster.arrives("r4") == [], "one successor for one place"
+    cluster.steps("A", "r1 r2")
+    assert cluster.steps("A", "r1 r2", finished="r1")[2:] == []
+    assert cluster.working_sets() == {"A": 2}
+
+
+def test_a_successor_whose_predecessor_is_preempted_instead_waits_on_the_gpu(filled: NewCluster) -> None:
+    cluster = filled("A", batch=1)
+    cluster.arrives("r1", max_tokens=3)
+    cluster.arrives("r2")
+    assert cluster.steps("A", "r1")[1:] == ["A: start r2"]
+    cluster.is_cancelled("r1")
+    assert cluster.arrives("r3") == [] and cluster.working_sets() == {"A": 1}
+
+
 def test_memory_is_for_prompt_and_one_token_whatever_max_tokens_says(filled: NewCluster) -> None:
     cluster = filled("A", pages=8)
     assert cluster.arrives("r1", prompt=14, max_tokens=18) == ["A: start r1"]  # 4 pages, though it may grow to 8
