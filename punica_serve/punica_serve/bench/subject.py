@@ -1,27 +1,37 @@
 """The subject of an engine benchmark: a config on a device, with room for the benchmark's adapters."""
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.base_model.rank import SINGLE, Rank
+from punica_serve.bench.lone_rank import stand_in
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.group_start import devices_of
 from punica_serve.engine.memory.device_memory import open_device
+from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.shapes import shape_folder
+
+#: For all ranks to draw a large model's weights.
+_READY_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The engine to be measured, on one device."""
+    """The engine to be measured, on one device or a group of them."""
 
     config: EngineConfig
+    #: Of a group, the leader's.
     device: torch.device
     #: The model, or one rank's share of it.
     model: ModelConfig
+    #: All devices of a group; None: there is only one.
+    group: str | None = None
 
     @classmethod
     def of(cls, config: EngineConfig, device: str, rank: Rank = SINGLE) -> "Subject":
@@ -31,12 +41,32 @@ class Subject:
     @classmethod
     def of_shape(cls, name: str, device: str, rank: Rank = SINGLE) -> "Subject":
         """Random weights of a known shape. Raises ConfigError."""
-        return cls.of(EngineConfig(model=shape_folder(name), load_format="dummy"), device, rank)
+        return cls.of(cls.shape_config(name), device, rank)
+
+    @staticmethod
+    def shape_config(name: str) -> EngineConfig:
+        """Random weights of a known shape. Raises ConfigError."""
+        return EngineConfig(model=shape_folder(name), load_format="dummy")
+
+    @classmethod
+    def of_group(cls, config: EngineConfig, devices: str) -> "Subject":
+        """The devices together, with commas between. Raises as ``of``, and ConfigError for a size that can't work."""
+        names = devices_of(devices)
+        subject = cls.of(config, names[0], Rank(0, len(names)))
+        return replace(subject, group=devices) if len(names) > 1 else subject
+
+    def open_engine(self, config: EngineConfig) -> Engine:
+        """An engine with this config: of the group, of the device, or of one rank that is measured by itself."""
+        if self.group is not None:
+            return Engine(config, self.group, settings=GroupSettings(ready_timeout_s=_READY_TIMEOUT_S))
+        return Engine(config, str(self.device), collectives=stand_in(self.model.rank))
 
     @property
     def title(self) -> str:
-        """The model's name, and the rank if it is one of several."""
+        """The model's name, and the size of the group, or the rank if it is measured by itself."""
         rank = self.model.rank
+        if self.group is not None:
+            return f"{self.model.name}, group of {rank.size}"
         return self.model.name if rank.size == 1 else f"{self.model.name}, rank {rank.index} of {rank.size}"
 
     @property

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s, matmul_flop_per_s
 from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
-from punica_serve.bench.lone_rank import stand_in
+from punica_serve.bench.group_stock import fill_group
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.bench.step_floor import DeviceRates
 from punica_serve.bench.subject import Subject
@@ -104,7 +104,7 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     )
     with adapter_files(settings.folder) as folder:
         with told(progress, "engine"):
-            engine = Engine(config, str(subject.device), collectives=stand_in(subject.model.rank))
+            engine = subject.open_engine(config)
         try:
             with told(progress, f"{sum(counts.values())} adapters"):
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
@@ -150,7 +150,9 @@ def _make_adapters(
         "files": write_folders(
             folder, subject.model.whole, counts["files"], rank, subject.device, lambda: progress.advance(task)
         ),
-        "host": fill_host_cache(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
+        "host": fill_group(engine, counts["host"], rank, lambda: progress.advance(task))
+        if engine.ranks
+        else fill_host_cache(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
     }
     progress.remove_task(task)
     return stock

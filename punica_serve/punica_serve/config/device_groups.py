@@ -18,6 +18,15 @@ def group_of(ranks: Sequence[str]) -> str:
     return _SEPARATOR.join(ranks)
 
 
+def neighbours(device: str, size: int) -> str:
+    """The group of ``size`` devices from this one on; a group that has its size already stays as it is."""
+    kind, _, first = device.partition(":")
+    if size == 1 or not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        return device
+    numbers = range(int(first or 0), int(first or 0) + size)
+    return group_of(["cpu" if kind == "cpu" else f"{kind}:{number}" for number in numbers])
+
+
 def why_no_device(device: str) -> str | None:
     """Why a name can't be a worker's device; None if it can. Whether there is such a device, its host finds out."""
     ranks = ranks_of(device)

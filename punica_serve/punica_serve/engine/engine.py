@@ -292,6 +292,7 @@ class Engine:
         if not (self._group.is_lost and self.device.type == "cuda"):  # a lost rank would be waited for
             leave()
         self._group.wait()
+        self._group = None
 
     @contextmanager
     def _ending_group(self) -> Iterator[None]:

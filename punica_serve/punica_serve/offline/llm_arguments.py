@@ -11,6 +11,7 @@ import msgspec
 from typing_extensions import TypeIs
 
 from punica_serve.config.cluster import ClusterConfig, parse_config
+from punica_serve.config.device_groups import neighbours
 from punica_serve.engine.request_check import check_sampling
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.numbers import counted
@@ -51,11 +52,7 @@ def device_of(device: object, tensor_parallel: object) -> str:
     if "," in device:
         words = "give `tensor_parallel`, or several names in `device`, not both"
         raise ConfigError(words, param="tensor_parallel")
-    kind, _, first = device.partition(":")
-    if not first.isdecimal():
-        first = "0"
-    numbers = range(int(first), int(first) + tensor_parallel)
-    return ",".join("cpu" if kind == "cpu" else f"{kind}:{number}" for number in numbers)
+    return neighbours(device, tensor_parallel)
 
 
 def list_of_prompts(prompts: object) -> list[Prompt]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from punica_serve.config.device_groups import grouped, ranks_of, why_no_device
+from punica_serve.config.device_groups import grouped, neighbours, ranks_of, why_no_device
 
 
 def test_devices_are_workers_by_themselves_or_in_groups_of_neighbours() -> None:
@@ -12,6 +12,13 @@ def test_devices_are_workers_by_themselves_or_in_groups_of_neighbours() -> None:
     assert grouped(("cuda:0,cuda:1", "cuda:2"), 1) == ("cuda:0,cuda:1", "cuda:2")
     assert ranks_of("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
     assert ranks_of("cpu") == ("cpu",)
+
+
+def test_a_group_begins_at_its_first_device() -> None:
+    assert neighbours("cuda:2", 2) == "cuda:2,cuda:3"
+    assert neighbours("cuda", 2) == "cuda:0,cuda:1"
+    assert neighbours("cpu", 3) == "cpu,cpu,cpu"
+    assert neighbours("cuda:1", 1) == "cuda:1"
 
 
 @pytest.mark.parametrize(

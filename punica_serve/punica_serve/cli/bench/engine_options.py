@@ -45,6 +45,16 @@ ShardOption = Annotated[
     ),
 ]
 
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel",
+        min=1,
+        metavar="SIZE",
+        help="Measure a group of so many devices, from the first on (figure 12): one copy of the model on all of them.",
+    ),
+]
+
 
 def shard_of(shard: str | None) -> Rank:
     """The rank that `--shard` names. Raises ConfigError."""
@@ -53,15 +63,24 @@ def shard_of(shard: str | None) -> Rank:
     return SINGLE if shard is None else parse_shard(shard)
 
 
-def subject_of(config: Path | None, shape: str | None, device: str | None, rank: Rank = SINGLE) -> "Subject":
-    """The engine to measure. Raises ConfigError."""
+def subject_of(
+    config: Path | None, shape: str | None, device: str | None, rank: Rank = SINGLE, tensor_parallel: int = 1
+) -> "Subject":
+    """The engine to measure: a device, one rank of several by itself, or a group. Raises ConfigError."""
     from punica_serve.bench.subject import Subject
     from punica_serve.config.cluster import load_config
+    from punica_serve.config.device_groups import neighbours
     from punica_serve.errors import ConfigError
 
-    if shape is None:
-        cluster = load_config(find_config(config or DEFAULT_CONFIG))
-        return Subject.of(cluster.engine, device or cluster.runner.workers[0], rank)
-    if config is not None:
+    if shape is not None and config is not None:
         raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
-    return Subject.of_shape(shape, device or "cuda:0", rank)
+    if tensor_parallel > 1 and rank.size > 1:
+        raise ConfigError("`--shard` measures one rank and `--tensor-parallel` all; give only one", param="shard")
+    if shape is not None:
+        engine, first = Subject.shape_config(shape), device or "cuda:0"
+    else:
+        cluster = load_config(find_config(config or DEFAULT_CONFIG))
+        engine, first = cluster.engine, device or cluster.runner.workers[0]
+    if rank.size > 1:
+        return Subject.of(engine, first, rank)
+    return Subject.of_group(engine, neighbours(first, tensor_parallel))

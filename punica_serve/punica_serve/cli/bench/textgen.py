@@ -14,6 +14,7 @@ from punica_serve.cli.bench.engine_options import (
     RankOption,
     ShapeOption,
     ShardOption,
+    TensorParallelOption,
     shard_of,
     subject_of,
 )
@@ -40,6 +41,7 @@ def command(
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
     shard: ShardOption = None,
+    tensor_parallel: TensorParallelOption = 1,
     rows: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
     ] = None,
@@ -72,13 +74,13 @@ def command(
 
     if folder is not None:
         check_folder(folder, "--folder")
-    subject = subject_of(config, shape, device, shard_of(shard))
+    subject = subject_of(config, shape, device, shard_of(shard), tensor_parallel)
     if not subject.on_gpu:
         requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
     if length:
         check_length(length, subject.config.context_of(subject.model))
     settings = Settings(
-        rows=parse_rows(rows, on_gpu=subject.on_gpu, with_peft=shard is None),
+        rows=parse_rows(rows, on_gpu=subject.on_gpu, with_peft=subject.model.rank.size == 1),
         num_requests=requests or 1000,
         rank=rank,
         batch_size=batch_size,

@@ -36,6 +36,8 @@ def join(store: Store, device: torch.device, rank: Rank, timeout_s: float) -> To
     A process can be in one group at a time. Raises RuntimeError if a rank does not come.
     """
     is_gpu = device.type == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one
     with _on_loopback():
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
