@@ -5,6 +5,7 @@ simulation.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import typer
 
 from punica_serve.adapters.dummy import dummy_name
 from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
-from punica_serve.cli.simulate_files import write_files
+from punica_serve.cli.simulate_files import write_each, write_files
 from punica_serve.cli.text_tables import figures_table
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.numbers import counted
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from punica_serve.config.cluster import ClusterConfig
+    from punica_serve.protocol import Slo
     from punica_serve.simulation.arrivals import Arrivals
     from punica_serve.simulation.live.client import ReplayedStream
     from punica_serve.simulation.live.comparison import Figures
@@ -64,31 +66,31 @@ def compare_live(
 
     Raises ConfigError and ClusterUnavailable; typer.Exit(1), after writing the files, if requests failed.
     """
-    from punica_scheduler.simulator.run import simulate
-    from punica_serve.simulation.live.comparison import failures_of, figures_of, live_figures
+    from punica_scheduler.simulator.comparison_pictures import draw_times
+    from punica_scheduler.simulator.run import simulate, slos_of
+    from punica_serve.simulation.live.comparison import failures_of, figures_of, live_figures, times_of
     from punica_serve.simulation.live.watch import timeline_of
 
     console.print(f"the cluster has {counted(len(gpus), 'GPU')}", highlight=False)
     sizes, speed = [gpu.size for gpu in gpus], speed_of(config, gpus)
-    predicted = simulate(as_found(config, sizes, speed), arrivals)
-    streams, samples = _replay(arrivals, urls, key, speed, console)
+    found = as_found(config, sizes, speed)
+    slos = slos_of(found, arrivals)
+    predicted = simulate(found, arrivals)
+    streams, samples = _replay(arrivals, slos, urls, key, speed, console)
     interval_s, max_batch_size = config.simulation.interval_s, max(size.max_batch_size for size in sizes)
     timeline = timeline_of(samples, interval_s=interval_s, max_batch_size=max_batch_size)
     summary = predicted.summary
-    simulated = figures_of(
-        predicted.timeline,
-        {"migrations": summary.migrations, "consolidations": summary.consolidations},
-        first_token_p50_s=summary.first_token_p50_s,
-        first_token_p99_s=summary.first_token_p99_s,
-        num_failed=summary.num_failed,
-    )
-    live = live_figures(timeline, samples, streams)
+    counters = {"migrations": summary.migrations, "consolidations": summary.consolidations}
+    simulated = figures_of(predicted.timeline, counters, predicted.times, slos, num_failed=summary.num_failed)
+    live = live_figures(timeline, samples, streams, slos)
     console.print(_table(live, simulated))
     print_failures("live", failures_of(streams), console)
     print_failures("simulated", predicted.failures, console)
     timelines = {"live": timeline, "simulated": predicted.timeline}
     tables = {f"{name}-{key}": timeline for key, timeline in timelines.items()}
     write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
+    times = {"live": times_of(streams), "simulated": predicted.times}
+    write_each({out / f"{name}-live-times.png": partial(draw_times, times, title=name)}, console)
     if live.num_failed:
         raise typer.Exit(EXIT_FAILED)
 
@@ -122,7 +124,7 @@ def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) 
 
 
 def _replay(
-    arrivals: "Arrivals", urls: Sequence[str], key: str | None, speed: float, console: "Console"
+    arrivals: "Arrivals", slos: "Sequence[Slo]", urls: Sequence[str], key: str | None, speed: float, console: "Console"
 ) -> "tuple[list[ReplayedStream], list[Sample]]":
     from rich.progress import Progress
 
@@ -132,7 +134,7 @@ def _replay(
 
     async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Sample]]":
         async with connected(urls, key) as sockets, cluster_client(urls[0], key) as client:
-            replay = Replay(arrivals, speed=speed)
+            replay = Replay(arrivals, slos, speed=speed)
             samples: list[Sample] = []
             sampling = asyncio.create_task(keep_sampling(client, replay.now_s, samples))
             try:
@@ -157,5 +159,7 @@ def _table(live: "Figures", simulated: "Figures") -> "Table":
     rows = []
     for field, (title, form) in ROWS.items():
         seen, predicted = getattr(live, field), getattr(simulated, field)
+        if seen is None or predicted is None:  # nothing was promised
+            continue
         rows.append((title, (format(seen, form), format(predicted, form), ratio(seen, predicted))))
     return figures_table(("live", "simulated", "live / simulated"), rows)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from punica_scheduler.simulator.run import Result
 from punica_scheduler.simulator.summary import Summary
+from punica_serve.simulation.attainment import RequestTimes
 
 #: Points of a distribution: from the fastest request to the slowest, half a percent apart.
 _SHARES = np.linspace(0.0, 1.0, 201)
@@ -21,15 +22,15 @@ def faster_by(summary: Summary, other: Summary) -> float:
     return 1 - summary.time_per_token_mean_s / other.time_per_token_mean_s if other.time_per_token_mean_s else 0.0
 
 
-def times_per_token_s(result: Result) -> _Seconds:
+def times_per_token_s(times: RequestTimes) -> _Seconds:
     """Of the finished requests with more than one token, fastest first."""
-    times_s = result.times.time_per_token_s
+    times_s = times.time_per_token_s
     return np.sort(times_s[~np.isnan(times_s)])
 
 
-def first_tokens_s(result: Result) -> _Seconds:
+def first_tokens_s(times: RequestTimes) -> _Seconds:
     """Of the finished requests, fastest first."""
-    return np.sort(result.times.first_token_s)
+    return np.sort(times.first_token_s)
 
 
 def write_cdfs(results: Mapping[str, Result], path: Path) -> Path:
@@ -38,8 +39,8 @@ def write_cdfs(results: Mapping[str, Result], path: Path) -> Path:
     """
     columns: dict[str, _Seconds] = {}
     for name, result in results.items():
-        columns[f"{name}_time_per_token_s"] = times_per_token_s(result)
-        columns[f"{name}_first_token_s"] = first_tokens_s(result)
+        columns[f"{name}_time_per_token_s"] = times_per_token_s(result.times)
+        columns[f"{name}_first_token_s"] = first_tokens_s(result.times)
     quantiles = [_quantiles(times_s) for times_s in columns.values()]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -9,6 +9,7 @@ import numpy as np
 from punica_scheduler.simulator.comparison import first_tokens_s, times_per_token_s
 from punica_scheduler.simulator.run import Result
 from punica_scheduler.simulator.summary import Summary
+from punica_serve.simulation.attainment import RequestTimes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,22 +34,14 @@ def draw_policies(results: Mapping[str, Result], path: Path, *, title: str) -> P
     figure = Figure(figsize=(12, 9), layout="constrained")
     figure.suptitle(title)
     (per_token, first), (kept, gpu_time) = figure.subplots(2, 2)
-    for name, result in results.items():
-        _draw_cdf(per_token, 1e3 * times_per_token_s(result), name)
-        _draw_cdf(first, first_tokens_s(result), name)
-    per_token.set_xlabel("time per token, ms")
-    first.set_xlabel("first token, s")
-    for axes in (per_token, first):
-        axes.set_ylabel("share of requests")
-        axes.legend(fontsize=8)
+    _draw_cdfs(per_token, first, {name: result.times for name, result in results.items()})
     summaries = {name: result.summary for name, result in results.items()}
     _draw_kept(kept, summaries)
     colors = [f"C{number}" for number in range(len(summaries))]
     gpu_time.bar(list(summaries), [summary.gpu_time_s for summary in summaries.values()], color=colors)
     gpu_time.set_ylabel("GPU time in steps, s")
-    for axes in (per_token, first, kept, gpu_time):
-        axes.grid(alpha=0.3)
     for axes in (kept, gpu_time):
+        axes.grid(alpha=0.3)
         axes.tick_params(axis="x", labelrotation=20)
         axes.set_axisbelow(True)
     figure.savefig(path, dpi=110)
@@ -76,6 +69,30 @@ def draw_scales(curves: Curves, path: Path, *, title: str) -> Path:
     kept.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     return path
+
+
+def draw_times(times: Mapping[str, RequestTimes], path: Path, *, title: str) -> Path:
+    """Draws the distributions of time per token and of first tokens."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    figure.suptitle(title)
+    per_token, first = figure.subplots(1, 2)
+    _draw_cdfs(per_token, first, times)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _draw_cdfs(per_token: "Axes", first: "Axes", times: Mapping[str, RequestTimes]) -> None:
+    for name, own in times.items():
+        _draw_cdf(per_token, 1e3 * times_per_token_s(own), name)
+        _draw_cdf(first, first_tokens_s(own), name)
+    per_token.set_xlabel("time per token, ms")
+    first.set_xlabel("first token, s")
+    for axes in (per_token, first):
+        axes.set_ylabel("share of requests")
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
 
 
 def _draw_cdf(axes: "Axes", times: "np.typing.NDArray[np.float64]", name: str) -> None:

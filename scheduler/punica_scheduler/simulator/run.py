@@ -7,7 +7,7 @@ from pathlib import Path
 
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
-from punica_scheduler.simulator.request_times import RequestTimes, attainment, request_times
+from punica_scheduler.simulator.request_times import request_times
 from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
@@ -21,6 +21,7 @@ from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
 from punica_serve.protocol import SIMULATED_DEVICE, AdapterRef, Slo
 from punica_serve.simulation.arrivals import Arrivals, arrivals_of
+from punica_serve.simulation.attainment import RequestTimes, attainment
 from punica_serve.simulation.timeline import Timeline
 from punica_serve.simulation.worker import simulated_gpu_info
 from punica_serve.workload import RequestLength

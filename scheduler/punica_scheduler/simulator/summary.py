@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from punica_scheduler.simulator.cluster import SimulatedCluster
-from punica_scheduler.simulator.request_times import Attainment, RequestTimes, attainment
 from punica_serve.protocol import ClusterSnapshot
+from punica_serve.simulation.attainment import Attainment, RequestTimes, attainment
 
 #: A batch is full from this share of the largest one on: requests that end are replaced some steps later.
 FULL_SHARE = 0.9

@@ -6,12 +6,14 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.protocol import Slo
 from punica_serve.simulation.arrivals import Arrivals
 from punica_serve.simulation.live import client
 from punica_serve.simulation.live.client import Replay, connected
 from punica_serve.workload import RequestLength
 
 ARRIVALS = Arrivals((0.0, 0.5, 1.0), (RequestLength(3, 2), RequestLength(4, 2), RequestLength(5, 2)), (1, 0, 1))
+SLOS = (Slo(), Slo(first_token_s=0.2, time_per_token_s=0.1), Slo(first_token_s=0.2))
 Answer = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 
 
@@ -37,7 +39,7 @@ async def replayed(answer: Answer) -> tuple[Replay, list[dict[str, Any]], list[s
     async with serve(handle, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         async with connected([f"http://127.0.0.1:{port}"], "sk-1") as sockets:
-            replay = Replay(ARRIVALS, speed=20.0)
+            replay = Replay(ARRIVALS, SLOS, speed=20.0)
             await replay.run(sockets)
     return replay, requests, paths
 
@@ -56,11 +58,13 @@ async def test_requests_are_sent_when_they_are_due_and_heard_to_their_ends() -> 
         "ignore_eos": True,
         "seed": 1,
         "lora_id": "dummy-0",
+        "slo": {"first_token_s": 0.01, "time_per_token_s": 0.005},
     }
+    assert "slo" not in by_name["0"] and by_name["2"]["slo"] == {"first_token_s": 0.01}
     for stream, due_s in zip(replay.streams, ARRIVALS.times_s, strict=True):
         assert (stream.num_tokens, stream.error) == (2, None)
-        assert stream.first_token_s is not None and stream.ended_s is not None
-        assert due_s <= stream.sent_s <= stream.first_token_s <= stream.ended_s
+        assert stream.first_token_s is not None and stream.last_token_s is not None
+        assert due_s <= stream.sent_s <= stream.first_token_s <= stream.last_token_s == stream.ended_s
 
 
 async def test_a_gap_and_an_error_are_noticed() -> None:

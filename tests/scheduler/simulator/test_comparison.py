@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from punica_scheduler.simulator.comparison import faster_by, first_tokens_s, times_per_token_s, write_cdfs
-from punica_scheduler.simulator.request_times import RequestTimes
 from punica_scheduler.simulator.run import Result, arrivals_for, simulate
 from punica_serve.config.cluster import ClusterConfig
+from punica_serve.simulation.attainment import RequestTimes
 
 MakeConfig = Callable[..., ClusterConfig]
 
@@ -32,8 +32,8 @@ def test_faster_is_one_less_the_ratio_of_means(result: Result) -> None:
 
 
 def test_distributions_are_sorted_and_leave_out_what_has_no_time(result: Result) -> None:
-    assert first_tokens_s(result).tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert times_per_token_s(result).tolist() == [0.1, 0.2, 0.3]
+    assert first_tokens_s(result.times).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert times_per_token_s(result.times).tolist() == [0.1, 0.2, 0.3]
 
 
 def test_a_table_has_a_row_for_each_share(result: Result, tmp_path: Path) -> None:

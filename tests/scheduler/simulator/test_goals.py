@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from punica_scheduler.simulator.goals import goal_checks
-from punica_scheduler.simulator.request_times import Attainment
 from punica_serve.config.simulation_section import PolicyGoals
+from punica_serve.simulation.attainment import Attainment
 from summaries import GOOD
 
 KEPT = Attainment(1.0, 0.992, 0.992)

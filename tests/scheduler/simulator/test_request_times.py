@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from punica_scheduler.simulator.request_times import Attainment, RequestTimes, attainment, request_times
+from punica_scheduler.simulator.request_times import request_times
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.protocol import Deliveries, Ending, Slo, WireError
 from punica_serve.simulation.arrivals import Arrivals
+from punica_serve.simulation.attainment import Attainment, RequestTimes, attainment
 from punica_serve.simulation.tokens import token_at
 from punica_serve.workload import RequestLength
 

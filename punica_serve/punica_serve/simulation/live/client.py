@@ -15,6 +15,7 @@ from punica_serve.adapters.dummy import dummy_name
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.links.client_errors import no_answer
 from punica_serve.links.https_client import client_context
+from punica_serve.protocol import Slo
 from punica_serve.simulation.arrivals import Arrivals
 
 #: Websockets to each frontend, because each may carry a limited number of live requests.
@@ -43,6 +44,8 @@ class ReplayedStream:
     sent_s: float
     num_tokens: int = 0
     first_token_s: float | None = None
+    #: When its newest token came.
+    last_token_s: float | None = None
     ended_s: float | None = None
     #: Why it failed; None if it did not.
     error: str | None = None
@@ -51,8 +54,9 @@ class ReplayedStream:
         if frame.index != self.num_tokens and self.error is None:
             self.error = f"tokens {self.num_tokens} to {frame.index - 1} are missing or were sent twice"
         self.num_tokens += len(frame.token_ids)
-        if frame.token_ids and self.first_token_s is None:
-            self.first_token_s = now_s
+        if frame.token_ids:
+            self.last_token_s = now_s
+            self.first_token_s = now_s if self.first_token_s is None else self.first_token_s
         if frame.error is not None:
             self.error = str(frame.error.get("message", frame.error))
         if frame.finish_reason is not None:
@@ -62,8 +66,10 @@ class ReplayedStream:
 class Replay:
     """One replay of arrivals at ``speed`` simulated seconds in a second. Its clock starts when it is made."""
 
-    def __init__(self, arrivals: Arrivals, *, speed: float) -> None:
+    def __init__(self, arrivals: Arrivals, slos: Sequence[Slo], *, speed: float) -> None:
+        """``slos`` has one for each request, in simulated seconds."""
         self._arrivals = arrivals
+        self._slos = slos
         self._speed = speed
         self._started_s = time.monotonic()
         self._decode = msgspec.json.Decoder(_Frame).decode
@@ -112,6 +118,8 @@ class Replay:
         }
         if self._arrivals.adapters:
             request["lora_id"] = dummy_name(self._arrivals.adapters[number])
+        if slo := _promised(self._slos[number], self._speed):
+            request["slo"] = slo
         self.streams.append(ReplayedStream(self.now_s()))
         await socket.send(msgspec.json.encode(request).decode())
 
@@ -128,6 +136,12 @@ class Replay:
             self._num_ended += 1
             if self._num_ended == len(self._arrivals):
                 self._all_ended.set()
+
+
+def _promised(slo: Slo, speed: float) -> dict[str, float]:
+    """The promises in real seconds, as the API takes them; empty without any."""
+    seconds = {"first_token_s": slo.first_token_s, "time_per_token_s": slo.time_per_token_s}
+    return {name: promised_s / speed for name, promised_s in seconds.items() if promised_s is not None}
 
 
 @asynccontextmanager

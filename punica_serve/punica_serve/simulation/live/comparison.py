@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from punica_serve.protocol import Slo
+from punica_serve.simulation.attainment import RequestTimes, attainment
 from punica_serve.simulation.live.client import MAX_DRAIN_S, ReplayedStream
 from punica_serve.simulation.live.watch import Sample
 from punica_serve.simulation.timeline import Timeline
@@ -26,20 +28,22 @@ class Figures:
     busy_batch_size: float
     first_token_p50_s: float
     first_token_p99_s: float
+    time_per_token_mean_s: float
+    time_per_token_p99_s: float
+    #: Share of the finished requests all of whose promises were kept; None if nothing was promised.
+    promises_kept: float | None
     migrations: int
     consolidations: int
     num_failed: int
 
 
 def figures_of(
-    timeline: Timeline,
-    counters: Mapping[str, int],
-    *,
-    first_token_p50_s: float,
-    first_token_p99_s: float,
-    num_failed: int,
+    timeline: Timeline, counters: Mapping[str, int], times: RequestTimes, slos: Sequence[Slo], *, num_failed: int
 ) -> Figures:
-    """Figures from a timeline and from the scheduler's ``counters`` over the run."""
+    """Figures from a timeline, the scheduler's ``counters`` over the run, and the requests' times and promises."""
+    p50, p99 = np.percentile(times.first_token_s, (50, 99)) if len(times.first_token_s) else (0.0, 0.0)
+    per_token_s = times.time_per_token_s[~np.isnan(times.time_per_token_s)]
+    attained = attainment(times, slos)
     batch_sizes = np.array(list(timeline.batch_sizes.values()))
     busy = batch_sizes[batch_sizes >= _IDLE_BELOW]
     return Figures(
@@ -47,26 +51,37 @@ def figures_of(
         highest_tokens_per_s=max(timeline.tokens_per_s),
         busy_share=busy.size / batch_sizes.size,
         busy_batch_size=float(busy.mean()) if busy.size else 0.0,
-        first_token_p50_s=first_token_p50_s,
-        first_token_p99_s=first_token_p99_s,
+        first_token_p50_s=float(p50),
+        first_token_p99_s=float(p99),
+        time_per_token_mean_s=float(per_token_s.mean()) if len(per_token_s) else 0.0,
+        time_per_token_p99_s=float(np.percentile(per_token_s, 99)) if len(per_token_s) else 0.0,
+        promises_kept=attained.both if attained else None,
         migrations=counters["migrations"],
         consolidations=counters["consolidations"],
         num_failed=num_failed,
     )
 
 
-def live_figures(timeline: Timeline, samples: Sequence[Sample], streams: Sequence[ReplayedStream]) -> Figures:
-    """Figures of an observed replay."""
+def live_figures(
+    timeline: Timeline, samples: Sequence[Sample], streams: Sequence[ReplayedStream], slos: Sequence[Slo]
+) -> Figures:
+    """Figures of an observed replay; ``slos`` has one for each request."""
     first, last = samples[0].counters, samples[-1].counters
-    waits_s = [stream.first_token_s - stream.sent_s for stream in streams if stream.first_token_s is not None]
-    p50, p99 = np.percentile(waits_s, (50, 99)) if waits_s else (0.0, 0.0)
-    return figures_of(
-        timeline,
-        {name: count - first.get(name, 0) for name, count in last.items()},
-        first_token_p50_s=float(p50),
-        first_token_p99_s=float(p99),
-        num_failed=failures_of(streams).total(),
-    )
+    counters = {name: count - first.get(name, 0) for name, count in last.items()}
+    return figures_of(timeline, counters, times_of(streams), slos, num_failed=failures_of(streams).total())
+
+
+def times_of(streams: Sequence[ReplayedStream]) -> RequestTimes:
+    """The times of those that ended without a failure."""
+    whole = [
+        (number, stream.sent_s, stream.first_token_s, stream.last_token_s, stream.num_tokens)
+        for number, stream in enumerate(streams)
+        if stream.error is None and stream.ended_s is not None and stream.first_token_s is not None
+    ]
+    numbers, sent_s, first_s, last_s, num_tokens = np.array(whole, dtype=np.float64).reshape(-1, 5).T
+    per_token_s = np.full(len(numbers), np.nan)
+    np.divide(last_s - first_s, num_tokens - 1, out=per_token_s, where=num_tokens > 1)
+    return RequestTimes(numbers.astype(np.int64), first_s - sent_s, per_token_s)
 
 
 def failures_of(streams: Sequence[ReplayedStream]) -> Counter[str]:
@@ -88,6 +103,9 @@ ROWS: Mapping[str, tuple[str, str]] = {
     "busy_batch_size": ("batch size of a busy GPU", ".1f"),
     "first_token_p50_s": ("first token, p50 s", ".3f"),
     "first_token_p99_s": ("first token, p99 s", ".3f"),
+    "time_per_token_mean_s": ("time per token, mean s", ".4f"),
+    "time_per_token_p99_s": ("time per token, p99 s", ".4f"),
+    "promises_kept": ("promises kept", ".1%"),
     "migrations": ("migrations", ",d"),
     "consolidations": ("consolidations", ",d"),
     "num_failed": ("requests that failed", ",d"),
