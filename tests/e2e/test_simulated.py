@@ -25,7 +25,8 @@ def test_arrivals_are_replayed_live_and_compared_with_their_simulation(
     assert metrics["live"]["num_failed"] == metrics["simulated"]["num_failed"] == 0
     assert metrics["live"]["tokens_per_s"] > 0
     left = {path.name for path in out.iterdir()}
-    assert left == {"three-live.json", "three-live.png", "three-live.csv", "three-simulated.csv"}
+    pictures = {"three-live.png", "three-live-times.png"}
+    assert left == {"three-live.json", "three-live.csv", "three-simulated.csv"} | pictures
 
 
 def test_a_cluster_without_the_configs_adapters_gets_no_request(simulated_cluster: UpCluster, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["demo", "gpu", "sim/figure13", "sim/live-16"])
+@pytest.mark.parametrize("name", ["demo", "gpu", "sim/figure13", "sim/live-16", "sim/figure20", "sim/figure20-gpus"])
 def test_a_shipped_config_has_a_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = find_config(Path(name))
