@@ -49,7 +49,7 @@ def test_no_rows() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_TOLERANCES)
-@pytest.mark.parametrize(("num_rows", "width"), [(1, 11008), (33, 13824), (700, 11008), (5, 28672)])
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 11008), (33, 13824), (700, 11008), (5, 28672), (32, 3584)])
 def test_model_widths(num_rows: int, width: int, dtype: torch.dtype) -> None:
     for delta_dtype in (None, dtype, torch.float32):
         check(num_rows, width, dtype, delta_dtype)

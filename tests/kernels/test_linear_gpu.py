@@ -74,3 +74,13 @@ def test_model_shapes(num_rows: int, num_out: int, num_in: int, dtype: torch.dty
             assert split_k or y.shape == (num_rows, num_out)
             _check(y, expected, dtype)
     assert y.dim() == (3 if num_out == 4096 and num_rows <= MAX_ROWS else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("num_out", "num_in"), [(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (4000, 8192)])
+@pytest.mark.parametrize("num_rows", [1, 32, 64, 300])
+def test_shapes_of_one_rank_of_eight(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> None:
+    x, weight, expected = _inputs(num_rows, num_out, num_in, dtype)
+    for split_k in (False, True):
+        _check(public_linear(x, weight, split_k=split_k, pdl=True), expected, dtype)

@@ -111,7 +111,9 @@ def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_TOLERANCES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 128), (40, 40, 128), (64, 8, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 128), (40, 40, 128), (64, 8, 256), (8, 1, 128)]
+)
 @pytest.mark.parametrize("num_rows", [1, 33, 600])
 def test_model_shapes(num_rows: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     for delta_dtype in (None, dtype, torch.float32):

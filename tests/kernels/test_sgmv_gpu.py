@@ -242,7 +242,14 @@ def test_model_widths(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("h_in", "slice_widths"), [(11008, (4096,)), (4096, (11008, 11008)), (13824, (5120,))])
+@pytest.mark.parametrize(
+    ("h_in", "slice_widths"),
+    [
+        *((11008, (4096,)), (4096, (11008, 11008)), (13824, (5120,))),
+        # One rank of eight of a 70B.
+        *((8192, (1024, 128, 128)), (1024, (8192,)), (8192, (3584, 3584)), (3584, (8192,))),
+    ],
+)
 def test_other_widths_with_pdl(
     make_case: MakeCase, relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...]
 ) -> None:
