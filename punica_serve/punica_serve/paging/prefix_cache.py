@@ -1,8 +1,9 @@
 """Which pages a request finds, takes and leaves behind: one rulebook for the engine and the simulator."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from punica_serve.batching_rules import pages_for
 from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.paging.shared_pages import SharedPagePool
 
@@ -29,6 +30,12 @@ class PageHolder(Protocol):
         ...
 
 
+HolderT = TypeVar("HolderT", bound=PageHolder)
+
+#: The tokens of a prompt that a GPU computes in about the time of a step without any.
+_STEP_TOKENS = 128
+
+
 class PrefixCache:
     """Shares full pages of a pool. The last token of a request is always computed, since its logits are needed."""
 
@@ -48,16 +55,35 @@ class PrefixCache:
             self.num_queries += holder.num_tokens
             self.take(holder)
 
-    def take(self, holder: PageHolder) -> None:
-        """Exchanges pages that are not computed yet for known ones, which skips their computation."""
+    def take(self, holder: HolderT) -> HolderT:
+        """Exchanges pages that are not computed yet for known ones, which skips their computation. Returns it."""
         found = self._find(holder)
         first, end = holder.num_cached // self._page_size, len(found)
-        if end <= first:
-            return
-        self._pool.share(found[first:])
+        if end > first:
+            self._exchange(holder, found[first:])
+        return holder
+
+    def awaits(self, holder: PageHolder, other: PageHolder) -> bool:
+        """Whether pages that ``other`` computes in a step would save the holder more than one step costs.
+
+        The key of the last of so many pages is looked at alone, since it stands for all before it.
+        """
+        if holder.prefix_hash is None or other.prefix_hash is None:
+            return False
+        end = holder.num_cached // self._page_size + pages_for(_STEP_TOKENS, self._page_size)
+        if end > min((holder.num_tokens - 1) // self._page_size, len(other.known_ids) // self._page_size):
+            return False
+        keys = [each.prefix_hash.keys(each.known_ids, end, end - 1) for each in (holder, other) if each.prefix_hash]
+        return keys[0] == keys[1]
+
+    def _exchange(self, holder: PageHolder, found: list[int]) -> None:
+        """Gives it known pages for its first ones that are not computed."""
+        first = holder.num_cached // self._page_size
+        end = first + len(found)
+        self._pool.share(found)
         self._pool.free(holder.pages[first:end])
         # A new list, since the ranks of a group send on what is appended to an old one.
-        holder.pages = [*holder.pages[:first], *found[first:], *holder.pages[end:]]
+        holder.pages = [*holder.pages[:first], *found, *holder.pages[end:]]
         num_found = end * self._page_size - holder.num_cached
         holder.num_found += num_found
         self.num_hits += num_found

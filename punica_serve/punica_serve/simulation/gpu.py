@@ -11,6 +11,9 @@ from typing import NamedTuple
 from punica_serve.batching_rules import give_pages, may_admit, pages_to_start
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.paging.prefix_cache import PrefixCache
+from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.prefill_chunks import ChunkCosts
@@ -30,6 +33,8 @@ class SimulatedStep(NamedTuple):
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     finished: tuple[tuple[int, EndReason], ...]
+    #: (key, prompt tokens that were found in the KvCache) of rows whose first tokens these are, if any were found.
+    cached: tuple[tuple[int, int], ...] = ()
 
 
 class SimulatedGpu:
@@ -56,13 +61,32 @@ class SimulatedGpu:
         #: Admitted requests that prefill or await their adapters.
         self._starting: list[Row] = []  # by arrival
         self._decodes = DecodeBatch(page_size=info.page_size, vocab_size=vocab_size)
-        self.num_free_kv_pages = info.num_kv_pages
+        self._pool = SharedPagePool(info.num_kv_pages)
+        self.prefixes = PrefixCache(self._pool, info.page_size)
+        #: Pages that rows got while they decoded. Which of them are whose matters only when a row leaves.
+        self._growth: list[int] = []
+        #: Rows that get their first token in the step that runs.
+        self._beginners: list[Row] = []
         self._plan: PlannedStep | None = None
 
     @property
     def num_requests(self) -> int:
         """Requests that were added and have not ended."""
         return len(self._rows)
+
+    @property
+    def num_free_kv_pages(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_shared_kv_pages(self) -> int:
+        """Holders of pages beyond each page's first."""
+        return self._pool.num_shared
+
+    @property
+    def num_known_kv_pages(self) -> int:
+        """Pages that a request could find."""
+        return self._pool.num_known
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -92,7 +116,9 @@ class SimulatedGpu:
             raise InvalidRequest("the request has all its tokens already", param="generated_ids")
         if request.adapter is not None and not self._loras.could_hold(request.adapter):
             raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
-        row = self._rows[key] = Row.of(key, request)
+        row = self._rows[key] = Row.of(key, request, self._vocab_size)
+        if (settings := self._info.prefix_caching) is not None:
+            row.prefix_hash = prefix_hash(request, settings, self._info.page_size)
         insort(self._waiting, row, key=_by_arrival)
         self._admit(now_s)
 
@@ -133,6 +159,7 @@ class SimulatedGpu:
         """Ends the step that began."""
         plan, self._plan = self._plan, None
         assert plan is not None, "no step is under way"
+        beginners, self._beginners = self._beginners, []
         keys, positions, token_ids, ended = self._decodes.advance() if plan.num_decodes else ((), (), (), [])
         for row in ended:
             self._drop(row)
@@ -141,19 +168,24 @@ class SimulatedGpu:
                 continue
             keys, positions = (row.key, *keys), (row.position, *positions)
             token_ids = (row.next_token % self._vocab_size, *token_ids)
+            beginners += [] if row.has_new_tokens else [row]
             row.num_tokens += 1
             if row.num_tokens == row.max_length:
                 ended = [row, *ended]
                 self._drop(row)
             else:
                 self._decodes.join(row)
-        return SimulatedStep(plan, keys, positions, token_ids, tuple([(row.key, "length") for row in ended]))
+        cached = [(row.key, min(row.num_found, row.num_prompt)) for row in beginners if row.num_found]
+        finished: tuple[tuple[int, EndReason], ...] = tuple([(row.key, "length") for row in ended])
+        return SimulatedStep(plan, keys, positions, token_ids, finished, tuple(cached))
 
     def check_invariants(self) -> None:
         """Audits pages and queues; an AssertionError is a bug of ours."""
-        held = sum(row.num_pages for row in self._starting) + self._decodes.num_pages
-        require(held + self.num_free_kv_pages == self._info.num_kv_pages, "pages are lost, or held twice")
-        require(not any(row.num_pages for row in self._waiting), "a waiting request holds pages")
+        held = [page for row in self._rows.values() for page in row.pages]
+        self._pool.check_invariants([*held, *self._growth])
+        num_pages = sum(row.num_pages for row in self._starting) + self._decodes.num_pages
+        require(num_pages == len(held) + len(self._growth), "pages are lost, or held twice")
+        require(not any(row.num_pages or row.pages for row in self._waiting), "a waiting request holds pages")
         num_running = len(self._starting) + len(self._decodes)
         require(num_running <= self._info.max_batch_size, f"{num_running} requests run")
         require(num_running + len(self._waiting) == len(self._rows), "a request is lost or unknown")
@@ -165,7 +197,7 @@ class SimulatedGpu:
             row = self._waiting[0]
             num_pages = pages_to_start(row.num_tokens, self._info.page_size)
             if not may_admit(
-                num_pages,
+                self._pages_to_take(row, num_pages),
                 num_free_pages=self.num_free_kv_pages,
                 num_running=len(self._starting) + len(self._decodes),
                 max_batch_size=self._info.max_batch_size,
@@ -176,15 +208,23 @@ class SimulatedGpu:
                     return
                 self._loras.acquire(row.adapter, now_s)
             del self._waiting[0]
-            self.num_free_kv_pages -= num_pages
+            self.prefixes.admit(row)
+            row.pages += self._pool.allocate(num_pages - len(row.pages))
             row.num_pages = num_pages
             insort(self._starting, row, key=_by_arrival)
+
+    def _pages_to_take(self, row: Row, num_pages: int) -> int:
+        """Free pages that a waiting row takes when it starts: none for known pages that others hold."""
+        if num_pages <= self._pool.num_free:
+            return num_pages
+        return num_pages - self.prefixes.num_held(row)
 
     def _join_decoding(self) -> None:
         """Moves requests that need no prefill, because they have one token, to the decodes."""
         for row in [row for row in self._starting if row.is_decoding and self._loras.is_ready(row.digest)]:
             self._starting.remove(row)
             self._decodes.join(row)
+            self._beginners += [] if row.has_new_tokens else [row]
 
     def _ready(self) -> Iterator[Row]:
         """Starting rows whose adapters are loaded."""
@@ -192,7 +232,7 @@ class SimulatedGpu:
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._ready(), self._prefill_budget_tokens, None)
+        prefills = prefills_of(self._ready(), self.prefixes, self._prefill_budget_tokens, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -205,7 +245,7 @@ class SimulatedGpu:
         prefills: tuple[Prefill, ...] = ()
         if self._starting:
             limits = (self._prefill_budget_tokens, self._info.max_prefills, self._chunk_costs)
-            prefills = prefills_of(self._ready(), *limits)
+            prefills = prefills_of(self._ready(), self.prefixes, *limits)
         num_decodes = len(self._decodes)
         if not prefills and not num_decodes and not preempted:
             return None
@@ -217,6 +257,7 @@ class SimulatedGpu:
     def _prefill(self, row: Row, num_tokens: int) -> bool:
         """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""
         row.num_cached += num_tokens
+        self.prefixes.name(row)
         if row.num_cached < row.num_tokens:
             return False
         self._starting.remove(row)
@@ -226,20 +267,20 @@ class SimulatedGpu:
         """Gives decodes the pages for their next tokens. Returns the keys of the requests preempted for it."""
         preempted: list[Row] = []
         if self._decodes.num_pages_due <= self.num_free_kv_pages:
-            self.num_free_kv_pages -= self._decodes.num_pages_due
+            self._take_pages(self._decodes.num_pages_due)
         else:
             preempted = give_pages(
                 [(row, 1) for row in self._decodes.rows_due()],
                 num_free=lambda: self.num_free_kv_pages,
-                give=self._count_pages,
+                give=lambda _, num_pages: self._take_pages(num_pages),
                 preempt_newest=self._preempt_newest,
             )
         self._decodes.grow()
         return tuple([row.key for row in preempted])
 
-    def _count_pages(self, _: Row, num_pages: int) -> None:
-        """Counts pages that a row gets; the decode batch updates the row itself."""
-        self.num_free_kv_pages -= num_pages
+    def _take_pages(self, num_pages: int) -> None:
+        """Takes pages for rows that decode; the decode batch updates the rows themselves."""
+        self._growth += self._pool.allocate(num_pages)
 
     def _preempt_newest(self) -> Row:
         """Preempts the newest running request."""
@@ -260,8 +301,11 @@ class SimulatedGpu:
 
     def _release(self, row: Row) -> None:
         """Frees the pages and the adapter of a row that no longer runs."""
-        self.num_free_kv_pages += row.num_pages
-        row.num_pages = row.num_cached = 0
+        first_of_growth = len(self._growth) - (row.num_pages - len(row.pages))
+        row.pages += self._growth[first_of_growth:]
+        del self._growth[first_of_growth:]
+        self.prefixes.release(row)
+        row.num_pages = 0
         if row.digest is not None:
             self._loras.release(row.digest)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from punica_serve.batching_rules import share_budget
+from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.simulation.row import Row
 
@@ -34,11 +35,17 @@ class PlannedStep(NamedTuple):
 
 
 def prefills_of(
-    ready: Iterable[Row], budget_tokens: int, max_prefills: int | None, costs: ChunkCosts | None = None
+    ready: Iterable[Row],
+    prefixes: PrefixCache,
+    budget_tokens: int,
+    max_prefills: int | None,
+    costs: ChunkCosts | None = None,
 ) -> tuple[Prefill, ...]:
     """The prefills of a step, by the engine's rule; none if all rows decode."""
-    prefilling = (row for row in ready if not row.is_decoding)
-    shares = share_budget(prefilling, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs)
+    prefilling = (prefixes.take(row) for row in ready if not row.is_decoding)
+    shares = share_budget(
+        prefilling, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
+    )
     return tuple([Prefill(row, num_tokens) for row, num_tokens in shares])
 
 

@@ -20,6 +20,7 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     Forget,
     GpuInfo,
+    PrefixCaching,
     Reset,
     StartRequest,
     StepReport,
@@ -52,6 +53,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         num_lora_pages=pool_pages(engine.lora_pages),
         name=name,
         device_name=SIMULATED_DEVICE,
+        prefix_caching=PrefixCaching(SIMULATED_DEVICE, engine.prefix_scope) if engine.prefix_caching else None,
     )
 
 
@@ -213,4 +215,9 @@ class SimulatedWorker:
             num_adapters=self._num_adapters,
             duration_s=step.plan.duration_s,
             resident=None if resident is reported or resident == reported else resident,
+            cached=step.cached,
+            num_shared_kv_pages=self._gpu.num_shared_kv_pages,
+            num_known_kv_pages=self._gpu.num_known_kv_pages,
+            prefix_cache_queries=self._gpu.prefixes.num_queries,
+            prefix_cache_hits=self._gpu.prefixes.num_hits,
         )

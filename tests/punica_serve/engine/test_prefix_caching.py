@@ -104,6 +104,36 @@ def test_a_group_that_arrives_at_once_computes_its_prefix_once(caching: Engine, 
     assert caching.num_shared_kv_pages == 0
 
 
+LONG = tuple(token % 90 + 1 for token in range(200))
+
+
+def test_a_step_of_several_prefills_computes_a_prefix_once(make_engine: MakeEngine) -> None:
+    """The others wait a step for its pages, and meanwhile those of other prefixes run."""
+    engine = make_engine(prefix_caching=True, prefill_budget_tokens=1024, max_prefills=8, max_batch_size=8)
+    for number in range(3):
+        engine.add(_request(f"r{number}", (*LONG, number + 1)))
+    engine.add(_request("r9", (96, *LONG[:30])))
+    assert [engine.step().num_prefill_tokens for _ in range(3)] == [201 + 31, 2, 0]
+    assert _hits(engine) == 2 * 200
+
+
+def test_nobody_waits_for_a_prefix_that_is_cheaper_to_compute(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefix_caching=True, prefill_budget_tokens=1024, max_prefills=8, max_batch_size=8)
+    for number in range(2):
+        engine.add(_request(f"r{number}", (*LONG[:100], number + 1)))
+    assert engine.step().num_prefill_tokens == 202
+
+
+def test_who_waits_goes_on_if_the_first_is_cancelled(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefix_caching=True, prefill_budget_tokens=64, max_prefills=8, max_batch_size=8)
+    for number in range(3):
+        engine.add(_request(f"r{number}", (*LONG, number + 1)))
+    assert engine.step().num_prefill_tokens == 64
+    engine.cancel("r0")
+    prefilled = [engine.step().num_prefill_tokens for _ in range(6)]
+    assert prefilled[:3] == [64, 64, 9 + 9], "what the first has computed is not lost, and the third waits no more"
+
+
 def test_the_next_in_a_group_computes_the_prefix_if_the_first_is_cancelled(caching: Engine) -> None:
     caching.add(_request("r1", (*SYSTEM, 1)))
     caching.add(_request("r2", (*SYSTEM, 2)))

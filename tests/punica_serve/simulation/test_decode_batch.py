@@ -17,7 +17,7 @@ def _pages(num_tokens: int) -> int:
 
 def _decoding_row(key: int, num_prompt: int, max_tokens: int) -> Row:
     """A row after its prefill: one token to feed, and pages for its tokens then and one more."""
-    row = Row.of(key, make_request(key, num_prompt, max_tokens))
+    row = Row.of(key, make_request(key, num_prompt, max_tokens), VOCAB_SIZE)
     row.num_tokens += 1
     row.num_cached, row.num_pages = num_prompt, _pages(num_prompt + 1)
     return row

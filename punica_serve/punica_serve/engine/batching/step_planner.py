@@ -249,15 +249,14 @@ class StepPlanner:
         return tuple(chunk for group in by_adapter.values() for chunk in group)
 
     def _share(self, runnable: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
-        prefilling = (self._with_known_pages(sequence) for sequence in runnable if not sequence.is_decoding)
+        prefixes = self._cache.prefixes
+        # Others may have computed some of their tokens since they were admitted.
+        prefilling = (prefixes.take(sequence) for sequence in runnable if not sequence.is_decoding)
         budget, costs = self._prefill_budget_tokens, self._chunk_costs
-        shares = share_budget(prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs)
+        shares = share_budget(
+            prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
+        )
         return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
-
-    def _with_known_pages(self, sequence: Sequence) -> Sequence:
-        """Others may have computed some of its tokens since it was admitted."""
-        self._cache.prefixes.take(sequence)
-        return sequence
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> PrefillChunk:
