@@ -69,6 +69,8 @@ class ColdStarts:
         """The adapter of which CPU processes could compute layers, and its copy to the device; None if they can't."""
         if self._assist is None or sequence.is_decoding or sequence.is_unsure or sequence.digest is None:
             return None
+        if sequence.invoked_at > sequence.num_cached:
+            return None  # some of its next rows are the base model's
         if sequence.lora_kind is not LoraKind.USUAL or (source := self._loader.under_way(sequence.digest)) is None:
             return None
         num_rows = self._planner.next_chunk_tokens(sequence)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from punica_serve.base_model.model_config import ModelDtype
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import GeneratedToken
@@ -52,8 +53,8 @@ class Parity:
     num_prompt_tokens: int
     num_compared: int
     difference: float
-    #: The adapter's own effect on the same tokens: the difference that omitting it would make.
-    effect: float
+    #: The adapter's own effect on the same tokens: the difference that omitting it would make. None: there is none.
+    effect: float | None
 
 
 def probe(config: EngineConfig, ref: AdapterRef) -> list[Parity]:
@@ -63,16 +64,22 @@ def probe(config: EngineConfig, ref: AdapterRef) -> list[Parity]:
     return compare(engine_answers(config, ref), config.model, Path(ref.uri))
 
 
-def engine_answers(config: EngineConfig, ref: AdapterRef) -> list[EngineAnswer]:
-    """The engine's answers to all prompts, in one batch. Raises ConfigError if the context is too short."""
-    engine = Engine(config.model_copy(update={"dtype": "float32"}), "cpu")
+def engine_answers(
+    config: EngineConfig, ref: AdapterRef | None, *, dtype: ModelDtype = "float32", device: str = "cpu"
+) -> list[EngineAnswer]:
+    """The engine's answers to all prompts, in one batch, by an adapter or the base model.
+
+    Raises ConfigError if the context is too short.
+    """
+    invocation = ref.invocation if ref else ()
+    engine = Engine(config.model_copy(update={"dtype": dtype}), device)
     try:
         vocab_size = engine.model_config.vocab_size
         params = SamplingParams(max_tokens=_NUM_GENERATED, ignore_eos=True, logprobs=min(_NUM_COMPARED, vocab_size))
         requests = {
-            f"{length}": Request(f"{length}", length, (*_prompt(length, vocab_size), *ref.invocation), params, ref)
+            f"{length}": Request(f"{length}", length, (*_prompt(length, vocab_size), *invocation), params, ref)
             for length in _PROMPT_LENGTHS
-            if length + len(ref.invocation) + _NUM_GENERATED <= engine.max_context
+            if length + len(invocation) + _NUM_GENERATED <= engine.max_context
         }
         if not requests:
             least = _PROMPT_LENGTHS[0] + _NUM_GENERATED
@@ -98,11 +105,25 @@ def compare(answers: Iterable[EngineAnswer], model_folder: Path, adapter_folder:
     return [_compare(answer, model) for answer in answers]
 
 
+def compare_base(
+    answers: Iterable[EngineAnswer], model_folder: Path, *, dtype: ModelDtype = "float32", device: str = "cpu"
+) -> list[Parity]:
+    """Scores the engine's answers with transformers, without an adapter."""
+    transformers_logging.disable_progress_bar()
+    kind: torch.dtype = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=kind, attn_implementation="eager")
+    model = model.eval().to(device)
+    with torch.inference_mode():
+        return [_parity(answer, _logprobs(answer, model)) for answer in answers]
+
+
 def parity_table(rows: Sequence[Parity]) -> Table:
-    table = Table("prompt tokens", "logits compared", "largest difference", "effect of the adapter", box=None)
+    has_adapter = any(row.effect is not None for row in rows)
+    columns = ("prompt tokens", "logits compared", "largest difference")
+    table = Table(*columns, *(("effect of the adapter",) if has_adapter else ()), box=None)
     for row in rows:
-        numbers = (f"{row.difference:.1e}", f"{row.effect:.1e}")
-        table.add_row(str(row.num_prompt_tokens), str(row.num_compared), *numbers)
+        effect = () if row.effect is None else (f"{row.effect:.1e}",)
+        table.add_row(str(row.num_prompt_tokens), str(row.num_compared), f"{row.difference:.1e}", *effect)
     return table
 
 
@@ -139,16 +160,21 @@ def _compare(answer: EngineAnswer, model: PeftModel) -> Parity:
     expected = _logprobs(answer, model)
     with model.disable_adapter():
         without = _logprobs(answer, model)
+    return _parity(answer, expected, effect=(without - expected).abs().max().item())
+
+
+def _parity(answer: EngineAnswer, expected: Tensor, effect: float | None = None) -> Parity:
     return Parity(
         num_prompt_tokens=len(answer.prompt_ids),
         num_compared=answer.top_ids.numel(),
         difference=(answer.top_logprobs - expected).abs().max().item(),
-        effect=(without - expected).abs().max().item(),
+        effect=effect,
     )
 
 
-def _logprobs(answer: EngineAnswer, model: PeftModel) -> Tensor:
-    """PEFT's log-probabilities of the tokens that the engine considers most likely."""
-    ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids[:-1]]])
+def _logprobs(answer: EngineAnswer, model: torch.nn.Module) -> Tensor:
+    """The other's log-probabilities of the tokens that the engine considers most likely."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids[:-1]]], device=device)
     logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(answer.prompt_ids) - 1 :]
-    return logits.log_softmax(-1).gather(1, answer.top_ids)
+    return logits.float().log_softmax(-1).cpu().gather(1, answer.top_ids)

@@ -14,7 +14,16 @@ import pytest
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.cli.adapters import parity
-from punica_serve.cli.adapters.parity import TOLERANCE, EngineAnswer, Parity, compare, engine_answers, probe
+from punica_serve.cli.adapters.parity import (
+    TOLERANCE,
+    EngineAnswer,
+    Parity,
+    compare,
+    compare_base,
+    engine_answers,
+    parity_table,
+    probe,
+)
 from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
@@ -49,7 +58,14 @@ def test_the_demos_adapters_are_applied_as_peft_applies_them(config: ClusterConf
     assert [row.num_prompt_tokens for row in rows] == [1, 6, 40]
     for row in rows:
         assert row.num_compared == 8 * 256
-        assert row.difference < TOLERANCE / 10 and row.effect > 1.0
+        assert row.difference < TOLERANCE / 10 and (row.effect or 0) > 1.0
+
+
+def test_a_checkpoint_without_an_adapter_is_compared_with_transformers(config: ClusterConfig) -> None:
+    answers = engine_answers(config.engine, None)
+    rows = compare_base(answers, config.engine.model)
+    assert max(row.difference for row in rows) < TOLERANCE / 10 and {row.effect for row in rows} == {None}
+    assert len(parity_table(rows).columns) == 3
 
 
 def test_a_scaling_that_is_altered_by_a_thousandth_is_seen(config: ClusterConfig, tmp_path: Path) -> None:
