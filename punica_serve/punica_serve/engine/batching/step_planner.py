@@ -239,9 +239,10 @@ class StepPlanner:
 
     def _prefills(self, is_ready: IsReady, may_join: IsReady) -> tuple[PrefillChunk, ...]:
         """One that joins the copy of its adapter runs as the step's only prefill, since others would be held too."""
-        first = self._share(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence)), 1)
-        if self._max_prefills == 1 or not first or not is_ready(first[0].sequence):
-            return first
+        candidates = self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence))
+        first = next((sequence for sequence in candidates if not sequence.is_decoding), None)
+        if first is None or not is_ready(first):
+            return self._share([first] if first else [], 1)
         chunks = self._share(self._runnable(is_ready), self._max_prefills)
         by_adapter: dict[str | None, list[PrefillChunk]] = {}
         for chunk in chunks:
