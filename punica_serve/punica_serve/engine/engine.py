@@ -38,7 +38,7 @@ from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_process import RankProcess
-from punica_serve.engine.ranks.rendezvous import leave
+from punica_serve.engine.ranks.rendezvous import leave, leave_if_lost
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.step_clock import StepClock
@@ -289,7 +289,9 @@ class Engine:
         if self._group_runner is not None:
             self._group_runner.close()
         self._group.close()
-        if not (self._group.is_lost and self.device.type == "cuda"):  # a lost rank would be waited for
+        if self._group.is_lost:
+            leave_if_lost(self.device)
+        else:
             leave()
         self._group.wait()
         self._group = None
@@ -300,7 +302,9 @@ class Engine:
         try:
             yield
         except BaseException:
-            self._end_group()
+            if self._group is not None:
+                self._group.kill()
+                leave_if_lost(self.device)
             raise
 
     def _close_loader(self) -> None:

@@ -11,7 +11,7 @@ from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
-from punica_serve.engine.ranks.rendezvous import join, open_port
+from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.models.collectives import Collectives
 from punica_serve.store.packed_folder import PackedCache
@@ -54,6 +54,6 @@ def start_group(
         group.welcome(store.port)
         return group, join(store, own, Rank(0, len(devices)), settings.exchange_timeout_s)
     except BaseException:
-        group.close()
-        group.wait()
+        group.kill()
+        leave_if_lost(own)
         raise

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from punica_serve import LLM, SamplingParams
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError
 from punica_serve.offline.llm import Answer
@@ -53,7 +56,7 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     }
     with LLM(tiny_llama, adapters, **settings) as llm:
         expected = _answers(llm, list(adapters))
-    with LLM(tiny_llama, adapters, tensor_parallel=2, prefill_budget_tokens=8, **settings) as llm:
+    with LLM(tiny_llama, adapters, tensor_parallel=2, prefill_budget_tokens=8, prefix_caching=True, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
         (rank,) = llm.engine.ranks
@@ -67,6 +70,12 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     for answer, other in zip(answers, expected, strict=True):
         ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
         assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+def test_a_rank_that_is_late_is_named(tiny_llama: Path) -> None:
+    settings = GroupSettings(ready_timeout_s=0.01)
+    with pytest.raises(RankLost, match=r"rank 1 \(cpu\) has not started within 0\.01 s"):
+        Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", settings=settings)
 
 
 @pytest.mark.parametrize(

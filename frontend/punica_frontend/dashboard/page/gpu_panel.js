@@ -92,9 +92,9 @@ export class GpuPanel {
     const { gpu, requests } = told;
     this.#shown = gpu.gpu.uuid;
     this.facts.hidden = false;
-    const { uuid, device, max_batch_size: capacity, num_kv_pages: pages } = gpu.gpu;
+    const { uuid, device, ranks, max_batch_size: capacity, num_kv_pages: pages } = gpu.gpu;
     const state = gpu.is_draining ? " · draining" : "";
-    setText(this.note, `${device} · runner ${gpu.runner_id} · ${number(gpu.tokens)} tokens in ${number(gpu.steps)} steps${state} · ${uuid}`);
+    setText(this.note, `${device} · runner ${gpu.runner_id} · ${number(gpu.tokens)} tokens in ${number(gpu.steps)} steps${state} · ${ranks.length ? ranks.join(", ") : uuid}`);
     setText(this.stepTime, stepTimeText(gpu));
     this.batch.show(gpu.batch_size_mean, capacity, batchText(gpu));
     this.pages.show(pages - gpu.free_kv_pages, pages, `${pages - gpu.free_kv_pages} / ${pages} pages${knownText(gpu)}`);

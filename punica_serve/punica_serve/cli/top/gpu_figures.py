@@ -10,13 +10,14 @@ from rich.text import Text
 
 from punica_serve.cli.top.display import Display
 from punica_serve.cli.top.gpu_rows import GpuRow
+from punica_serve.config.device_groups import ranks_of
 
 #: Below this width, the least important columns are left out.
 WIDE = 90
 #: The least width of the heat map, for which columns give way.
 _MIN_HEAT = 10
 #: Their titles, in this order.
-_GIVING_WAY = ("tokens", "adapters", "KvCache")
+_GIVING_WAY = ("tokens", "group", "adapters", "KvCache")
 _DIM = "dim"
 
 
@@ -42,6 +43,8 @@ def _all_figures(rows: list[GpuRow], display: Display) -> list[Figures]:
     ]
     if is_wide:
         figures.append(_column("tokens", rows, lambda gpu: Text(f"{gpu['tokens']:,}")))
+    if any(row.now and len(ranks_of(row.now["gpu"]["device"])) > 1 for row in rows):
+        figures.append(_column("group", rows, lambda gpu: _group(gpu, display)))
     states = [_state(row) for row in rows]
     return [*figures, Figures("", states)] if any(states) else figures
 
@@ -72,6 +75,15 @@ def _batch(gpu: dict[str, Any]) -> Text:
 def _kv_cache(gpu: dict[str, Any], bar_width: int, display: Display) -> Text:
     used = 1 - gpu["free_kv_pages"] / gpu["gpu"]["num_kv_pages"]
     return _bar(used, bar_width, display) + f" {used:4.0%}" if bar_width else Text(f"{used:.0%}")
+
+
+def _group(gpu: dict[str, Any], display: Display) -> Text:
+    """The devices of a group: the first and the last of more than two."""
+    devices = ranks_of(gpu["gpu"]["device"])
+    if len(devices) == 1:
+        return Text()
+    between = "," if len(devices) == 2 else ".." if display.is_ascii else "…"
+    return Text(f"{devices[0]}{between}{devices[-1]}")
 
 
 def _state(row: GpuRow) -> Text:

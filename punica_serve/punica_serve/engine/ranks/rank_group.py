@@ -154,6 +154,11 @@ class RankGroup:
             except RankLost as loss:
                 log.warning("the group ends by force: %s", loss)
 
+    def kill(self) -> None:
+        """Ends all ranks by force, when the start has failed: they may be in the midst of theirs."""
+        self._watch.close()
+        self._end(0.0)
+
     def wait(self) -> None:
         """After ``close``: returns when no rank is left."""
         self._end(self._settings.stop_timeout_s if self._loss is None else 0.0)

@@ -57,6 +57,12 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+def leave_if_lost(device: torch.device) -> None:
+    """The same where other ranks are gone. On GPUs it would wait for them, so this process can't join another group."""
+    if device.type == "cpu":
+        leave()
+
+
 @contextmanager
 def _on_loopback() -> Iterator[None]:
     """Has gloo use this host's own interface, whatever its name resolves to, unless the user has chosen another."""

@@ -12,11 +12,12 @@ S = 1_000_000_000
 NOW_NS = 1_000 * S
 
 
-def gpu(number: int, batch_size: float = 0.0, **more: Any) -> dict[str, Any]:
+def gpu(number: int, batch_size: float = 0.0, device: str = "cuda:0", **more: Any) -> dict[str, Any]:
     return {
         "gpu": {
             "uuid": f"GPU-{number:02}",
             "name": f"host-1/{number}",
+            "device": device,
             "max_batch_size": 32,
             "num_kv_pages": 100,
         },
@@ -159,6 +160,13 @@ def test_many_gpus_leave_room_for_the_rest(width: int, height: int) -> None:
     assert len(lines) <= height
     assert any((line.startswith("and ") and line.endswith("GPUs more")) or line == "128 GPUs" for line in lines)
     assert height < 24 or any("roman" in line for line in lines)
+
+
+def test_a_groups_devices_stand_in_its_row() -> None:
+    lines = shown(cluster(gpu(0, device="cuda:0,cuda:1"), gpu(1, device="cuda:2,cuda:3,cuda:4"), gpu(2)), width=120)
+    assert "cuda:0,cuda:1" in row_of(lines, "host-1/0")
+    assert "cuda:2…cuda:4" in row_of(lines, "host-1/1")
+    assert "group" not in "".join(shown(cluster(gpu(0)), width=120))
 
 
 def test_pages_in_use_show_however_few() -> None:

@@ -21,7 +21,7 @@ from websockets.http11 import Request, Response
 from waits import DEADLINE_S, until
 
 GPU = {
-    "gpu": {"uuid": "GPU-1", "name": "host/0", "max_batch_size": 32, "num_kv_pages": 100},
+    "gpu": {"uuid": "GPU-1", "name": "host/0", "device": "cpu", "max_batch_size": 32, "num_kv_pages": 100},
     "batch_size_mean": 16.0,
     "num_adapters": 0,
     "free_kv_pages": 100,
