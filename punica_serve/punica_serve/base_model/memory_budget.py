@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from punica_serve.base_model.lora_layout import MAX_LORA_RANK, VOCABULARY_GROUPS, pages_of_rank, pool_pages
+from punica_serve.base_model.lora_layout import (
+    LORA_PAGE_RANKS,
+    MAX_LORA_RANK,
+    VOCABULARY_GROUPS,
+    pages_of_rank,
+    pool_pages,
+)
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import page_elements
 
@@ -33,6 +39,15 @@ def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int
     pages = pool_pages(num_lora_pages)
     elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
     return elements * num_value_bytes
+
+
+def undivided_pool_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
+    """Bytes of a LoRA pool that every rank of a group has whole: A where outputs are divided, B where inputs are."""
+    pages, total = pool_pages(num_lora_pages), 0
+    for group in model.spec.lora_groups:
+        width = group.out_features if group.row_parallel else len(group.projections) * group.in_features
+        total += pages[group.name] * LORA_PAGE_RANKS * model.spec.layers_of(group.name) * width
+    return total * num_value_bytes
 
 
 def adapter_num_bytes(model: ModelConfig, rank: int, num_value_bytes: int) -> int:

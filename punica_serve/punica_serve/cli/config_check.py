@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from punica_serve.cli.group_bytes import group_lines
 from punica_serve.cli.model_check import GPUS, check_model, engine_for
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
@@ -64,6 +65,7 @@ def _check_file(file: Path, gpu: str | None) -> None:
 
     from punica_serve.adapters.expected_rank import engine_of
     from punica_serve.config.cluster import load_config
+    from punica_serve.config.device_groups import ranks_of
     from punica_serve.registry.shared import shared_adapters
 
     config = load_config(file)
@@ -71,13 +73,15 @@ def _check_file(file: Path, gpu: str | None) -> None:
     check_host(config)
     shared = shared_adapters(config, model)
     if gpu is not None:
-        _print(check_model(engine_of(config), gpu))
+        _print(check_model(engine_of(config), gpu, min(len(ranks_of(worker)) for worker in config.runner.workers)))
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
+    for line in group_lines(config, model):
+        console.print(line, soft_wrap=True, markup=False)
     if config.adapters:
         console.print(_table(shared))
     if shared.rejected:

@@ -35,13 +35,17 @@ def engine_for(folder: Path) -> "EngineConfig":
     return EngineConfig(model=folder, num_lora_pages=None, host_cache_bytes=None)
 
 
-def check_model(engine: "EngineConfig", gpu: str | None) -> list[str]:
-    """Lines for a reader. Raises ModelRejected if the model can't be served, ConfigError if it does not fit the GPU."""
+def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> list[str]:
+    """Lines for a reader. ``num_ranks``: GPUs of a group, which divide the model.
+
+    Raises ModelRejected if the model can't be served, ConfigError if it does not fit the GPU.
+    """
     from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.rank import Rank
 
     model = read_model_config(engine.model)
     lines = [*_served(engine, model), *_files(engine)]
-    return lines if gpu is None else [*lines, *_Fit.of(engine, model, gpu).lines()]
+    return lines if gpu is None else [*lines, *_Fit.of(engine, model.shard(Rank(0, num_ranks)), gpu).lines()]
 
 
 def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
@@ -68,7 +72,7 @@ def _files(engine: "EngineConfig") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A model on a GPU."""
+    """A model, or a rank's share of one, on a GPU."""
 
     engine: "EngineConfig"
     model: "ModelConfig"
@@ -93,13 +97,16 @@ class _Fit:
         )
         fit = cls(engine, model, gpu, num_gpu_bytes, plan)
         if plan.kv_tokens < engine.page_size:
-            raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; take a larger GPU", param="gpu")
+            raise ConfigError(
+                f"{engine.model} does not fit {gpu}: {fit.sizes()}; take a larger GPU or group", param="gpu"
+            )
         return fit
 
     def sizes(self) -> str:
-        share = self.engine.device_memory_share
+        share, size = self.engine.device_memory_share, self.model.rank.size
+        whose = f"each of {size} ranks: " if size > 1 else ""
         return (
-            f"of {_gib(self.num_gpu_bytes)} the engine uses {share:.0%}; the weights take"
+            f"{whose}of {_gib(self.num_gpu_bytes)} the engine uses {share:.0%}; the weights take"
             f" {_gib(self.plan.weight_bytes)}, the LoRA pool {_gib(self.plan.lora_bytes)}"
         )
 

@@ -11,8 +11,10 @@ from punica_serve.base_model.memory_budget import (
     lora_pages_within,
     num_weights,
     pool_num_bytes,
+    undivided_pool_bytes,
 )
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -59,3 +61,13 @@ def test_auto_leaves_most_to_the_kv_cache() -> None:
     assert 32 <= plan.num_lora_pages < auto_lora_pages(64, 32)
     assert plan.lora_bytes <= (plan.lora_bytes + plan.kv_bytes) / 4
     assert lora_pages_within(model, 64, 0, 2) == 32, "one adapter of the highest rank is always there"
+
+
+@pytest.mark.parametrize("model", [tiny_config(), tiny_config(fused_projections=True, qkv_bias=True)])
+def test_ranks_divide_a_part_of_lora_and_have_the_rest_whole(model: ModelConfig) -> None:
+    share = model.shard(Rank(1, 2))
+    whole = undivided_pool_bytes(model, 40, 2)
+    divided = pool_num_bytes(model, 40, 2) - whole
+    assert undivided_pool_bytes(share, 40, 2) == whole
+    assert 2 * (pool_num_bytes(share, 40, 2) - whole) == divided
+    assert 2 * num_weights(share) == weights_num_bytes(share, torch.bfloat16)

@@ -1,3 +1,4 @@
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,3 +131,21 @@ def test_a_scale_hook_must_be_there_and_executable(cli: Cli, write_config: Write
 
 def test_a_scale_hook_is_found_by_its_name(cli: Cli, write_config: WriteConfig) -> None:
     assert cli("config", "check", str(write_config(scheduler={"scale": {"hook": ["cat"]}})))[0] == 0
+
+
+def test_the_bytes_of_a_rank_are_told_for_each_size_of_a_group(cli: Cli, write_config: WriteConfig) -> None:
+    runner = {"devices": ["cpu,cpu", "cpu", "cpu,cpu"]}
+    exit_code, stdout, _ = cli("config", "check", str(write_config(runner=runner)))
+    assert exit_code == 0
+    (line,) = [line for line in stdout.splitlines() if line.startswith("group of ")]
+    assert re.fullmatch(
+        r"group of 2: each rank has [\d.]+ KiB of [\d.]+ KiB of weights, [\d.]+ MiB of LoRA pages \([\d.]+ .iB whole on"
+        r" every rank, [\d.]+ .iB divided\), and (\d+) bytes of (\d+) bytes of KvCache a token",
+        line,
+    )
+
+
+def test_a_group_that_does_not_divide_the_model_is_refused(cli: Cli, write_config: WriteConfig) -> None:
+    exit_code, _, stderr = cli("config", "check", str(write_config(runner={"devices": ["cpu,cpu,cpu"]})))
+    assert exit_code == 2
+    assert "a group of 3 ranks can't divide this model: `num_attention_heads` of" in stderr

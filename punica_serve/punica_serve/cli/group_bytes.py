@@ -1,0 +1,45 @@
+"""What `config check` says of groups: the bytes of a rank."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from punica_serve.base_model.model_config import ModelConfig
+    from punica_serve.config.cluster import ClusterConfig
+
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
+    """One line for each size of the config's groups, which must divide the model."""
+    from punica_serve.config.device_groups import ranks_of
+
+    for size in dict.fromkeys(len(ranks_of(worker)) for worker in config.runner.workers):
+        if size > 1:
+            yield _line(config, model, size)
+
+
+def _line(config: "ClusterConfig", model: "ModelConfig", size: int) -> str:
+    from punica_serve.base_model.memory_budget import (
+        kv_bytes_per_token,
+        num_weights,
+        pool_num_bytes,
+        undivided_pool_bytes,
+    )
+    from punica_serve.base_model.rank import Rank
+
+    share, pages = model.shard(Rank(0, size)), config.engine.lora_pages
+    itemsize = 4 if config.engine.dtype_of(model) == "float32" else 2
+    pool, undivided = pool_num_bytes(share, pages, itemsize), undivided_pool_bytes(share, pages, itemsize)
+    weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))
+    token, whole_token = (_shown(kv_bytes_per_token(each, itemsize)) for each in (share, model))
+    return (
+        f"group of {size}: each rank has {weights} of {all_weights} of weights, {_shown(pool)} of LoRA pages"
+        f" ({_shown(undivided)} whole on every rank, {_shown(pool - undivided)} divided), and {token} of {whole_token}"
+        " of KvCache a token"
+    )
+
+
+def _shown(num_bytes: int) -> str:
+    name, unit = next((each for each in _UNITS if num_bytes >= each[1]), ("bytes", 1))
+    return f"{num_bytes / unit:.4g} {name}"
