@@ -42,12 +42,14 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress) -> Report:
         failures.append(str(error))
     reasons = {f"{each.way} at {each.num_bytes} bytes: {each.result}" for each in found if isinstance(each.result, str)}
     device = f"{settings.device}:0" if settings.device == "cuda" else settings.device
+    table = exchange_table(settings, found)
     return Report(
         "collectives",
         machine(device),
         asdict(settings),
-        [exchange_table(settings, found)],
+        [table],
         {},
+        facts={"engine.one_shot_bytes": one_shot_bytes(table)},
         failures=[*failures, *sorted(reasons)],
     )
 
@@ -72,6 +74,17 @@ def exchange_table(settings: ExchangeSettings, found: list[Found]) -> TableData:
     how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
     title = f"Sum over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
     return TableData("exchanges", title, columns, rows, ("library: NCCL between GPUs, gloo between CPUs",))
+
+
+def one_shot_bytes(table: TableData) -> int:
+    """The largest size up to which the engine's one shot is nowhere slower than the library; 0 if there is none."""
+    largest = 0
+    for record in table.records:
+        one_shot, library = record.get("one_shot_copy_us"), record.get("library_us")
+        if one_shot is None or library is None or float(one_shot) > float(library):
+            break
+        largest = int(record["bytes"] or 0)
+    return largest
 
 
 def _results(settings: ExchangeSettings) -> Iterator[Found]:

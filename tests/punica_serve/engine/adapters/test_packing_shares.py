@@ -12,10 +12,12 @@ from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.step_floor import StepBytes
 from punica_serve.engine.adapters.packed_file import PackedLayout
+from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, pack_share, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.protocol import AdapterRef
 from punica_serve.shapes import shape_of
+from punica_serve.store.packed_folder import PackedCache
 
 
 def memory_for(ref: AdapterRef, model: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
@@ -68,3 +70,22 @@ def test_a_rank_reads_more_than_an_even_share_of_an_adapter() -> None:
     model = shape_of("llama-2-70b")
     sizes = [StepBytes.of(model.shard(Rank(0, size)), torch.bfloat16, 16).adapter for size in (1, 2, 4, 8)]
     assert [round(size / 1e6) for size in sizes] == [414, 280, 214, 180]
+
+
+def test_each_rank_keeps_its_packed_share_on_the_disk(tiny_model: ModelConfig, tmp_path: Path) -> None:
+    write_random_adapter(tmp_path / "a", tiny_model, rank=8, seed=1)
+    ref = read_adapter(tmp_path / "a", tiny_model)
+    adapter, dtype = load_adapter(ref, tiny_model), torch.bfloat16
+    shares = [tiny_model.shard(Rank(index, 2)) for index in range(2)]
+    stores = [PackedStore(PackedCache(tmp_path / "cache", 1 << 24), share, dtype) for share in shares]
+    try:
+        for store, share in zip(stores, shares, strict=True):
+            assert not store.has(ref)
+            packed = pack_adapter(adapter, share, dtype, memory_for(ref, share, dtype))
+            store.write(ref, packed)
+            found = store.read(ref, memory_for(ref, share, dtype))
+            assert found is not None
+            assert_equal(found, packed)
+    finally:
+        for store in stores:
+            store.close()

@@ -52,3 +52,11 @@ def test_all_sizes_of_a_group_have_the_same_dummy_weights(make_model: Callable[.
     expected = serve(model, (), load_format="dummy")
     for answers in run_ranks(2, lambda rank: serve(model, (), rank, load_format="dummy")):
         assert_same(answers, expected)
+
+
+def test_preempted_requests_go_on_with_the_same_tokens(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_model("llama", vocab_size=VOCAB_SIZE)
+    adapters = write_adapters(tmp_path, read_model_config(model))
+    expected = serve(model, adapters)
+    for answers in run_ranks(2, lambda rank: serve(model, adapters, rank, num_kv_pages=10, max_batch_size=5)):
+        assert_same(answers, expected)
