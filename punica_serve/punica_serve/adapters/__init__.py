@@ -6,6 +6,7 @@
     pattern_process.py  the same in pattern_worker.py, a process that can be killed; pattern_job.py has their messages
     targets.py          PeftConfig x ModelConfig -> the modules that PEFT would adapt, by one of these two
     text_tensors.py     a file's tensors -> those of the text model, alone or in a model that also sees images
+    base_copies.py      copies of the base's matrices in an adapter's file -> they are equal, or it is refused
     layout.py           a file's tensors and the modules' scalings -> their places
     safetensors_file.py a file's bytes -> named tensors, zero-copy
     other_weights.py    formats of weights that are never read, and advice for their owners

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from punica_serve.adapters.adapter import Adapter, AdapterLayout, TensorPlace
+from punica_serve.adapters.base_copies import check_base_copies
 from punica_serve.adapters.checksums import adapter_checksums, new_checksum
 from punica_serve.adapters.file_reading import ReadBuffer, naming, read_and_hash, read_bytes
 from punica_serve.adapters.layout import layout_of, modules_of_file, present_targets, scalings_of, weight_name
@@ -82,6 +83,7 @@ def read_adapter(
                 targets = present_targets(matches.targets, text.tensors, model, may_lack=config.may_lack_modules)
                 layout = layout_of(targets, text.tensors, model)
                 weights_hash = scan_weights(file, header, _scanned(layout, targets, tensors))
+                check_base_copies(folder / WEIGHTS_NAME, text.copies, model)
     except OSError as error:
         raise unreadable(error) from error
     except MemoryError as error:

@@ -58,12 +58,6 @@ def present_targets(
             instead = f"; `{unexpected[0][:200]}` is there instead" if unexpected else ""
             message = f"tensor `{missing[0]}` is missing, though the configuration targets its module{instead}"
             raise AdapterRejected(message, param=missing[0])
-    if unexpected and unexpected[0].endswith(".base_layer.weight"):
-        raise AdapterRejected(
-            f"tensor `{unexpected[0][:200]}` is a copy of the base model's, which PEFT saves with updates of the"
-            " embedding or the head; save the adapter again by save_pretrained(..., save_embedding_layers=False)",
-            param=unexpected[0],
-        )
     if unexpected:
         raise AdapterRejected(
             f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that the configuration"

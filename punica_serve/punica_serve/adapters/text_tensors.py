@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from punica_serve.adapters.adapter import TensorPlace
-from punica_serve.adapters.base_modules import ALONE, PEFT_PREFIX, WRAPPED
+from punica_serve.adapters.base_modules import ALONE, PEFT_PREFIX, WRAPPED, BaseModules
 from punica_serve.errors import AdapterRejected
 
 #: The parts of a model that also sees images that text does not pass.
@@ -19,6 +19,8 @@ class TextTensors:
     tensors: Mapping[str, TensorPlace]
     #: Tensors that update what only images pass, and so change no answer here.
     num_image_tensors: int
+    #: Copies of the base model's matrices that PEFT has saved, by module.
+    copies: Mapping[str, TensorPlace]
 
 
 def text_tensors(tensors: Mapping[str, TensorPlace]) -> TextTensors:
@@ -30,4 +32,7 @@ def text_tensors(tensors: Mapping[str, TensorPlace]) -> TextTensors:
         reason = f"it updates only the part for images, as tensor `{first[:200]}` does, and images are not served"
         raise AdapterRejected(reason, param=first)
     stem = next((stem for stem in WRAPPED if any(name.startswith(f"{PEFT_PREFIX}{stem}.") for name in text)), ALONE)
-    return TextTensors(stem, text, len(tensors) - len(text))
+    num_image_tensors = len(tensors) - len(text)
+    paths = {module: f"{PEFT_PREFIX}{path}.base_layer.weight" for module, path in BaseModules(0, {}, stem).vocabulary()}
+    copies = {module: text.pop(name) for module, name in paths.items() if name in text}
+    return TextTensors(stem, text, num_image_tensors, copies)

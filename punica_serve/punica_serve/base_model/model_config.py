@@ -84,6 +84,8 @@ class ModelConfig:
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    #: Where it was read from; None if it was not.
+    folder: Path | None = field(default=None, compare=False, repr=False)
     rank: Rank = SINGLE
     #: The model that a rank has a share of; None: this one.
     unsharded: "ModelConfig | None" = None
@@ -306,6 +308,7 @@ def read_model_config(folder: Path) -> ModelConfig:
             vocab_size=file.vocab_size,
             max_position_embeddings=file.max_position_embeddings,
         ),
+        folder=folder,
     )
 
 
