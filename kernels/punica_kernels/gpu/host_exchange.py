@@ -50,7 +50,7 @@ def send(x: Tensor, tensors: ExchangeTensors, index: int, group: int, layer_grou
         num_prefill_rows,
         x.stride(0),
         tensors.arrivals.stride(0),
-        **_shape(x.shape[1], num_programs),
+        **_shape(x.shape[1]),
     )
 
 
@@ -68,13 +68,13 @@ def receive(delta: Tensor, tensors: ExchangeTensors, index: int, group: int, num
         group,
         num_prefill_rows,
         delta.stride(0),
-        **_shape(delta.shape[1], num_programs),
+        **_shape(delta.shape[1]),
     )
 
 
-def _shape(width: int, num_programs: int) -> dict[str, Any]:
+def _shape(width: int) -> dict[str, Any]:
     block = min(_BLOCK, triton.next_power_of_2(width))
-    return {"WIDTH": width, "BLOCK": block, "NUM_PROGRAMS": num_programs, "num_warps": _NUM_WARPS}
+    return {"WIDTH": width, "BLOCK": block, "num_warps": _NUM_WARPS}
 
 
 @triton.jit(do_not_specialize=["index", "group", "layer_group", "num_prefill_rows"])
@@ -94,7 +94,6 @@ def _send(
     arrival_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
 ):
     """Programs may see the arrival of the layer at different times. The host computes only if none has seen it."""
     key = tl.load(step + KEY)
@@ -106,7 +105,7 @@ def _send(
         if is_here == 0:
             num_rows = tl.load(step + NUM_ROWS)
             columns = tl.arange(0, BLOCK)
-            for row in range(tl.program_id(0), num_rows, NUM_PROGRAMS):
+            for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
                 source = x + (num_prefill_rows - num_rows + row) * x_stride
                 target = host_x + row * WIDTH
                 for start in range(0, WIDTH, BLOCK):
@@ -116,8 +115,8 @@ def _send(
         tl.debug_barrier()
         counted = tl.where(is_here, 1 << 16, 1)
         total = tl.atomic_add(counter, counted, sem="acq_rel", scope="sys") + counted
-        if (total & 0xFFFF) + (total >> 16) == NUM_PROGRAMS:
-            by_host = total == NUM_PROGRAMS
+        if (total & 0xFFFF) + (total >> 16) == tl.num_programs(0):
+            by_host = total == tl.num_programs(0)
             tl.store(counter, 0)
             tl.store(owner, tl.where(by_host, key, 0))
             tl.store(host_sent + index, tl.where(by_host, key, -key), cache_modifier=".wt")
@@ -137,7 +136,6 @@ def _receive(
     delta_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
 ):
     """Every program waits for all processes, then copies its rows."""
     key = tl.load(step + KEY)
@@ -158,7 +156,7 @@ def _receive(
         if least >= wanted:
             num_rows = tl.load(step + NUM_ROWS)
             columns = tl.arange(0, BLOCK)
-            for row in range(tl.program_id(0), num_rows, NUM_PROGRAMS):
+            for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
                 source = host_delta + row * WIDTH
                 target = delta + (num_prefill_rows - num_rows + row) * delta_stride
                 for start in range(0, WIDTH, BLOCK):

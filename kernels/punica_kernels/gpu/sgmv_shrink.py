@@ -21,7 +21,7 @@ _NUMBER = tl.constexpr(RankBlockField.NUMBER)
 _PAGES = tl.constexpr(RankBlockField.PAGES)
 
 
-@triton.jit(do_not_specialize=["max_items"])
+@triton.jit(do_not_specialize=["max_rank_blocks"])
 def sgmv_shrink(
     v,
     x,

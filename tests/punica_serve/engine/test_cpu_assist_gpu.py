@@ -16,6 +16,7 @@ import torch
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, evict, hold_copies, run_requests
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cpu_assist.process_pool import ProcessPool
 from punica_serve.engine.cuda.cuda_runner import CudaRunner
@@ -112,6 +113,19 @@ def _num_exchanged(engine: Engine) -> int:
     return int((memory.sent_words == memory.read_job().key).sum())
 
 
+def _tell_of_ends(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Set once the step of a job has ended."""
+    told, end = Event(), AssistJob.end
+
+    def spy(job: AssistJob) -> bool:
+        is_good = end(job)
+        told.set()
+        return is_good
+
+    monkeypatch.setattr(AssistJob, "end", spy)
+    return told
+
+
 def _pause(ms: float) -> None:
     """Holds the stream at hand."""
     torch.cuda._sleep(int(ms * _CYCLES_PER_MS))
@@ -147,13 +161,28 @@ def test_layers_from_any_group_on_are_the_processes(
 def test_a_prefill_whose_adapter_is_late_is_computed_by_processes_alone(
     helped: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold_copies(monkeypatch, "cuda", lambda group: _pause(50) if group == 0 else None)
-    for number, num_tokens in enumerate((1, 2, 15, 16)):
+    """The copy begins when the prefill has ended, however long that takes on this machine."""
+    monkeypatch.setattr(assistant, "_LEAST_WAIT_S", 5.0)
+    monkeypatch.setattr(assistant, "_MOST_WAIT_S", 5.0)
+    has_ended = _tell_of_ends(monkeypatch)
+    hold_copies(monkeypatch, "cuda", lambda group: has_ended.wait(DEADLINE_S) if group == 0 else None)
+    for number, num_tokens in enumerate((2, 15, 16)):
         evict(helped, *refs)
+        has_ended.clear()
         request = cold_request(f"cold {number}", refs[number], num_prompt_tokens=num_tokens)
         assert run_requests(helped, request) == resident(request)
-        # A prompt of one token counts as a decode, which waits for all of its adapter.
-        assert _num_exchanged(helped) == 4 * NUM_LAYERS or num_tokens == 1
+        assert _assist(helped).memory.failed.item() != _assist(helped).memory.read_job().key
+        assert _num_exchanged(helped) == 4 * NUM_LAYERS
+
+
+def test_a_prompt_of_one_token_counts_as_a_decode_and_waits(
+    helped: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_copies(monkeypatch, "cuda", lambda group: _pause(20) if group == 0 else None)
+    key = _assist(helped).memory.read_job().key
+    request = cold_request("short", refs[0], num_prompt_tokens=1)
+    assert run_requests(helped, request) == resident(request)
+    assert _assist(helped).memory.read_job().key == key
 
 
 def test_long_prompts_and_requests_of_one_adapter(helped: Engine, refs: list[AdapterRef], resident: Resident) -> None:

@@ -100,10 +100,6 @@ class CudaExchange:
             self._timed = graph, (x, delta)
         return self._timed[0]
 
-    def forget_timing(self) -> None:
-        """Frees what measuring has needed."""
-        self._timed = None
-
     def _max_looks(self, seconds: float) -> int:
         return max(1, min(_INT32_MAX, int(seconds / self.look_s)))
 
