@@ -56,17 +56,21 @@ AdapterRow = tuple[str | None, AdapterSize | None]
 class LoraAccount:
     """The adapters of a set of rows."""
 
-    __slots__ = ("_num_pages", "_num_rows", "_ranks", "_rows_of", "_sum_ranks")
+    __slots__ = ("_load", "_num_pages", "_num_rows", "_ranks", "_rows_of", "_sum_ranks")
 
     def __init__(self) -> None:
         self._num_rows = self._sum_ranks = self._num_pages = 0
         #: Rows of each adapter, by digest, and of each rank.
         self._rows_of: Counter[str] = Counter()
         self._ranks: Counter[int] = Counter()
+        #: The answer of ``load``; None after a change.
+        self._load: LoraLoad | None = NO_LORA
 
     @property
     def load(self) -> LoraLoad:
-        return LoraLoad(self._num_rows, self._sum_ranks, max(self._ranks, default=0), self._num_pages)
+        if self._load is None:
+            self._load = LoraLoad(self._num_rows, self._sum_ranks, max(self._ranks, default=0), self._num_pages)
+        return self._load
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._rows_of
@@ -87,6 +91,7 @@ class LoraAccount:
 
     def add(self, digest: str, size: AdapterSize) -> None:
         """A row joins."""
+        self._load = None
         self._num_rows += 1
         self._sum_ranks += size.rank
         self._ranks[size.rank] += 1
@@ -96,6 +101,7 @@ class LoraAccount:
 
     def remove(self, digest: str, size: AdapterSize) -> None:
         """A row that joined leaves."""
+        self._load = None
         self._num_rows -= 1
         self._sum_ranks -= size.rank
         self._ranks[size.rank] -= 1

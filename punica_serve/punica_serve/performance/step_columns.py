@@ -1,7 +1,8 @@
 """``StepTimeModel`` for the batches of many GPUs at once.
 
 Everything that depends on whole numbers alone, batch sizes and rank pages, is looked up in tables that grow as needed:
-a placement waits for these passes, and a look-up costs a third of a search in breaks.
+a placement waits for these passes, and a look-up costs a third of a search in breaks. Whether a table is long enough
+is told by the look-up itself.
 """
 
 import numpy as np
@@ -28,7 +29,6 @@ class StepTimeColumns:
         #: For each batch size, and in it each piece of its times by context: seconds at 0 and for each token.
         self._base: Column = np.zeros(self._num_pieces)
         self._slope: Column = np.zeros(self._num_pieces)
-        self._largest = 0
         #: For each number of rank pages, seconds; only for `DistinctLora`.
         self._pages_s: Column = np.zeros(1)
 
@@ -47,13 +47,15 @@ class StepTimeColumns:
 
     def _decodes(self, batches: BatchColumns) -> Column:
         """Seconds of each batch's step without LoRA."""
-        rows = batches.num_rows.astype(np.intp)
-        if rows.max(initial=0) > self._largest:
-            self._extend(2 * int(rows.max()))
         mean = batches.num_context_tokens / np.maximum(batches.num_rows, 1.0)
-        first = rows * self._num_pieces
-        place = first + self._breaks.searchsorted(mean, "right") if len(self._breaks) else first
-        seconds: Column = self._base[place] + self._slope[place] * mean
+        place = batches.num_rows.astype(np.intp) * self._num_pieces
+        if len(self._breaks):
+            place += self._breaks.searchsorted(mean, "right")
+        try:
+            seconds: Column = self._base.take(place) + self._slope.take(place) * mean
+        except IndexError:
+            self._extend(2 * int(batches.num_rows.max()))
+            return self._decodes(batches)
         return seconds
 
     def _extend(self, largest: int) -> None:
@@ -63,7 +65,6 @@ class StepTimeColumns:
         base_and_slope = np.concatenate([none, *pieces])
         self._base = base_and_slope[:, 0] + self._overhead_s * (np.arange(len(base_and_slope)) >= self._num_pieces)
         self._slope = base_and_slope[:, 1].copy()
-        self._largest = largest
 
     def _lora_s(self, lora: LoraColumns) -> Column:
         """Seconds that the adapters of each batch add."""
@@ -76,7 +77,9 @@ class StepTimeColumns:
 
     def _by_pages(self, times: DistinctLora, num_pages: Column) -> Column:
         places = num_pages.astype(np.intp)
-        if (largest := int(places.max(initial=0))) >= len(self._pages_s):
-            self._pages_s = PiecewiseLinear(times.pages, times.ms).column(np.arange(2.0 * largest + 1))
+        try:
+            return self._pages_s.take(places)
+        except IndexError:
+            self._pages_s = PiecewiseLinear(times.pages, times.ms).column(np.arange(2.0 * places.max() + 1))
             self._pages_s[0] = 0.0
-        return self._pages_s[places]
+            return self._pages_s.take(places)
