@@ -10,6 +10,7 @@ from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.model_config import ModelConfig
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_says(
     tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
