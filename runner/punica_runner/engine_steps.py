@@ -1,13 +1,17 @@
 """The step loop of a worker that runs an engine."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from msgspec.structs import replace
 
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.step_loop import StepLoop
 from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.device_groups import ranks_of
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc
@@ -19,12 +23,15 @@ from punica_serve.store.packed_folder import PackedCache
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
+log = logging.getLogger(__name__)
+
 #: The longest sleep of an idle worker. Any work wakes it earlier.
 IDLE_WAIT_S = 1.0
 
 
 def run(
     config: EngineConfig,
+    batch_limit: str,
     device: str,
     runner_id: str,
     index: int,
@@ -37,11 +44,14 @@ def run(
 ) -> NoReturn:
     """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected.
 
+    ``batch_limit``: what the config's batch size is limited by; "max_batch_size" if `auto` has not chosen it.
     Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
     ``settings`` are a group's, and ``on_loss`` is called on another thread when one of its ranks is lost.
     """
+    size, limit = _batch(config, batch_limit, device)
+    config = config.model_copy(update={"max_batch_size": size})
     engine = _make_engine(config, device, link, PackedCache(cache_folder, cache_bytes), settings, on_loss)
-    gpu = _describe(engine, config, device, runner_id, index)
+    gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)
     link.wake = engine.wake
     freeze_gc()
     link.send([WorkerReady(gpu)])
@@ -54,6 +64,18 @@ def run(
         # In this order: a command that arrives after this check ends the wait.
         if not has_run and not link.has_commands():
             engine.wait(IDLE_WAIT_S)
+
+
+def _batch(config: EngineConfig, limit: str, device: str) -> tuple[int, str]:
+    """The batch size, and what limits it: for `auto` also the device's memory. Raises ConfigError."""
+    if limit == "max_batch_size":
+        return config.max_batch_size, limit
+    from punica_serve.engine.memory.auto_batch_memory import largest_that_fits
+
+    size = largest_that_fits(config, ranks_of(device))
+    limit = limit if size == config.max_batch_size else "memory"
+    log.info("a step has up to %d requests; more are limited by %s", size, limit)
+    return size, limit
 
 
 def _make_engine(

@@ -22,10 +22,16 @@ _MAX_LAG_S = 0.1
 
 
 def run(
-    engine: EngineConfig, simulation: SimulationConfig, runner_id: str, index: int, link: SupervisorLink
+    engine: EngineConfig,
+    batch_limit: str,
+    simulation: SimulationConfig,
+    runner_id: str,
+    index: int,
+    link: SupervisorLink,
 ) -> NoReturn:
     """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
-    info = simulated_gpu_info(engine, host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
+    names = (host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
+    info = simulated_gpu_info(engine, *names, batch_limit=batch_limit)
     model = read_model_config(engine.model)
     worker = SimulatedWorker(
         info,

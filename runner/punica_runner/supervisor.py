@@ -17,7 +17,7 @@ from typing import Never
 from punica_runner.host_disk import HostDisk
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_runner.worker_tiers import WorkerTiers
-from punica_serve.adapters.expected_rank import engine_of
+from punica_serve.adapters.expected_rank import batch_of, engine_of
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError, ProtocolError
 from punica_serve.links.backoff import Backoff
@@ -109,6 +109,7 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
     return (
         *(sys.executable, "-P", "-m", "punica_runner.worker"),
         *("--engine-config", engine_of(config).model_dump_json()),
+        *("--batch-limit", batch_of(config).limit),
         *("--simulation", config.simulation.model_dump_json()),
         *("--runner-config", config.runner.model_dump_json()),
         *("--device", config.runner.workers[index]),

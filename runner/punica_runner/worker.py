@@ -53,6 +53,7 @@ def main() -> None:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="punica_runner.worker", description="Started by the runner, not by hand.")
     parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
+    parser.add_argument("--batch-limit", required=True, help="what its max_batch_size is limited by")
     parser.add_argument("--simulation", required=True, type=SimulationConfig.model_validate_json, help="JSON")
     parser.add_argument("--runner-config", required=True, type=RunnerConfig.model_validate_json, help="JSON")
     parser.add_argument("--device", required=True, help="cpu, cuda:0, simulated, or a group such as cuda:0,cuda:1")
@@ -97,9 +98,12 @@ def _read(link: SupervisorLink) -> None:
 
 def _run(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
-        simulated_steps.run(options.engine_config, options.simulation, options.runner_id, options.index, link)
+        simulated_steps.run(
+            options.engine_config, options.batch_limit, options.simulation, options.runner_id, options.index, link
+        )
     engine_steps.run(
         options.engine_config,
+        options.batch_limit,
         options.device,
         options.runner_id,
         options.index,

@@ -1,4 +1,4 @@
-"""The rank of adapters that `auto` settings make room for."""
+"""The engine's settings as a cluster's workers get them: the rank that `auto` settings make room for, and the batch."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,13 +7,26 @@ from punica_serve.adapters.folder import CONFIG_NAME
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
 from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.errors import AdapterRejected
+from punica_serve.performance.auto_batch import AutoBatch, auto_batch_of
 
 
 def engine_of(config: ClusterConfig) -> EngineConfig:
-    """The engine's settings, with the highest rank of the file's adapters for those that are `auto`."""
+    """The engine's settings, with the highest rank of the file's adapters for those that are `auto`, and a number for
+    `max_batch_size: auto`. Raises ConfigError if that has no profile.
+    """
+    return _with_rank(config).model_copy(update={"max_batch_size": batch_of(config).size})
+
+
+def batch_of(config: ClusterConfig) -> AutoBatch:
+    """The batch size of a cluster's engine, and what limits it. Raises ConfigError if `auto` has no profile."""
+    return auto_batch_of(config, _with_rank(config))
+
+
+def _with_rank(config: ClusterConfig) -> EngineConfig:
     engine = config.engine
-    if engine.num_lora_pages is not None and engine.host_cache_bytes is not None:
+    if None not in (engine.num_lora_pages, engine.host_cache_bytes) and engine.max_batch_size != AUTO_BATCH:
         return engine
     dummies = config.dummy_adapters
     ranks = [engine.expected_lora_rank, *_ranks(config.adapters.values())]

@@ -10,6 +10,7 @@ from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.group_start import devices_of
@@ -19,6 +20,10 @@ from punica_serve.shapes import shape_folder
 
 #: For all ranks to draw a large model's weights.
 _READY_TIMEOUT_S = 900.0
+
+
+#: Of an engine by itself, whose config says `auto`.
+_PAPERS_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Subject:
     @classmethod
     def of(cls, config: EngineConfig, device: str, rank: Rank = SINGLE) -> "Subject":
         """Raises ConfigError if the device can't be used, and ModelRejected if the config's model can't be served."""
+        if config.max_batch_size == AUTO_BATCH:
+            config = config.model_copy(update={"max_batch_size": _PAPERS_BATCH})
         return cls(config, open_device(device), read_model_config(config.model).shard(rank))
 
     @classmethod

@@ -78,6 +78,7 @@ def _check_file(file: Path, gpu: str | None) -> None:
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
+    console.print(_told_batch(config), soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
     for line in group_lines(config, model):
@@ -86,6 +87,16 @@ def _check_file(file: Path, gpu: str | None) -> None:
         console.print(_table(shared))
     if shared.rejected:
         raise typer.Exit(EXIT_ADAPTER_REFUSED)
+
+
+def _told_batch(config: "ClusterConfig") -> str:
+    """The batch size, and what keeps it from being larger. Raises ConfigError if `auto` has no profile."""
+    from punica_serve.adapters.expected_rank import batch_of
+
+    size, limit = batch_of(config)
+    if limit == "max_batch_size":
+        return f"requests in a step: {size}"
+    return f"requests in a step: {size}, limited by {limit}; a GPU may have memory for fewer"
 
 
 def check_config(config: "ClusterConfig") -> "ModelConfig":

@@ -20,6 +20,7 @@ from punica_serve.config.device_groups import grouped
 from punica_serve.config.fields import (
     AutoInt32,
     AutoNonNegativeInt,
+    BatchSize,
     ConfigModel,
     Device,
     Flag,
@@ -56,6 +57,9 @@ ColdStart = Literal["wait", "layerwise", "cpu_assist", "auto"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 
 
+_MAX_AUTO_BATCH = 256
+
+
 class EngineConfig(ConfigModel):
     """One model replica: its weights, its memory pools and the shape of its steps."""
 
@@ -71,8 +75,14 @@ class EngineConfig(ConfigModel):
     dtype: ModelDtype | None = None
     #: Longest prompt plus answer, in tokens; the model's own limit by default.
     max_context: PositiveInt | None = None
-    #: Requests in one step. The paper uses 32.
-    max_batch_size: Int32 = 32
+    #: Requests in one step. The paper uses 32. auto: the largest of 32, 64, 128 and 256 whose decode steps keep
+    #: `target_step_ms` by `scheduler.profile`, and whose adapters and KvCache fit.
+    max_batch_size: BatchSize = 32
+    #: For `auto`: the longest decode step, with requests of `target_context` tokens, of which the share
+    #: `target_distinct` have an adapter of their own.
+    target_step_ms: Annotated[float, Field(strict=True, gt=0)] = 25.0
+    target_context: PositiveInt = 512
+    target_distinct: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     #: Tokens in a page of the KvCache.
     page_size: Int32 = 16
     #: KvCache pages. By default as many as `device_memory_share` leaves room for; 1024 on a CPU.
@@ -145,7 +155,12 @@ class EngineConfig(ConfigModel):
     @property
     def lora_pages(self) -> int:
         """Pages of the LoRA pool for each group of projections: the setting, or those that `auto` aims at."""
-        return self.num_lora_pages or auto_lora_pages(self.max_batch_size, self.expected_lora_rank)
+        return self.num_lora_pages or auto_lora_pages(self.most_requests, self.expected_lora_rank)
+
+    @property
+    def most_requests(self) -> int:
+        """Requests in one step, or the most that `auto` may take."""
+        return self.max_batch_size or _MAX_AUTO_BATCH
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:
         """The data type in which the model is served."""

@@ -4,7 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 
 from punica_serve.config.device_groups import why_no_device
 from punica_serve.numbers import MAX_COUNT
@@ -64,6 +64,25 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 #: The same, or `auto`, which is None.
 AutoInt32 = Annotated[Int32 | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+#: `max_batch_size: auto`, until a runner takes a size for it. Not None: nearly all code reads the size that was taken.
+AUTO_BATCH = 0
+
+
+def _read_batch_size(value: Any) -> Any:
+    if value == "auto":
+        return AUTO_BATCH
+    if type(value) is int and value < 1:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
+#: Requests in a step, or `auto`.
+BatchSize = Annotated[
+    int,
+    Field(strict=True, ge=0, le=MAX_COUNT),
+    BeforeValidator(_read_batch_size),
+    PlainSerializer(lambda size: "auto" if size == AUTO_BATCH else size),
+]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 #: The same, or `auto`, which is None.
 AutoNonNegativeInt = Annotated[NonNegativeInt | None, BeforeValidator(lambda value: None if value == "auto" else value)]

@@ -7,12 +7,14 @@ import torch
 
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.model_loader import load_model
 from punica_serve.engine.ranks.one_shot import exchanges_of
 from punica_serve.engine.sampler import Sampler
+from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 
@@ -36,6 +38,9 @@ class EngineParts:
     @classmethod
     def make(cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree) -> "EngineParts":
         """Raises ModelRejected if the model can't be served, ConfigError if the settings can't work on the device."""
+        if config.max_batch_size == AUTO_BATCH:
+            message = "`engine.max_batch_size: auto` is for clusters, which know how long steps take; give a number"
+            raise ConfigError(message, param="engine.max_batch_size")
         model = read_model_config(config.model)
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)

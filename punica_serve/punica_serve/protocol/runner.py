@@ -46,6 +46,8 @@ class GpuInfo(Struct, frozen=True):
     prefix_caching: PrefixCaching | None = None
     #: Requests that are prefilled in one step at most.
     max_prefills: int = 1
+    #: What keeps the batch from being larger; see ``performance.auto_batch``. "max_batch_size": the config.
+    batch_limit: str = "max_batch_size"
     #: UUIDs of a group's devices, by rank: the first is ``uuid``. Empty: there is no group.
     ranks: Annotated[tuple[str, ...], Meta(max_length=MAX_RANKS)] = ()
 

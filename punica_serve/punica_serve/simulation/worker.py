@@ -38,7 +38,9 @@ Report = StepReport | AssignmentsFailed
 _NOTHING = SimulatedStep(PlannedStep((), 0, 0, 0.0, ()), (), (), (), ())
 
 
-def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuInfo:
+def simulated_gpu_info(
+    engine: EngineConfig, uuid: str, name: str = "", *, batch_limit: str = "max_batch_size"
+) -> GpuInfo:
     """A simulated GPU of the configured size. Raises ConfigError if no size is set."""
     if engine.num_kv_pages is None:
         message = "set `engine.num_kv_pages`: a simulated GPU has no memory to measure"
@@ -48,6 +50,7 @@ def simulated_gpu_info(engine: EngineConfig, uuid: str, name: str = "") -> GpuIn
         device=SIMULATED_DEVICE,
         max_batch_size=engine.max_batch_size,
         max_prefills=engine.num_prefills,
+        batch_limit=batch_limit,
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
         num_lora_pages=pool_pages(engine.lora_pages),

@@ -11,6 +11,7 @@ from punica_scheduler.simulator.request_times import request_times
 from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
+from punica_serve.adapters.expected_rank import engine_of
 from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
@@ -60,7 +61,7 @@ def simulate(
 
     Raises ConfigError. AssertionError: a stream did not come out exactly once, or state are wrong.
     """
-    simulation = config.simulation
+    simulation, engine = config.simulation, engine_of(config)
     model = read_model_config(config.engine.model)
     adapters = tuple(dummy_adapters(config.dummy_adapters, model).values())
     # All join before the first request: nothing is to be waited for.
@@ -70,7 +71,7 @@ def simulate(
     width = len(str(simulation.num_runners * num_gpus - 1))
     runners = {
         f"runner-{runner}": [
-            simulated_gpu_info(config.engine, f"SIM-{number:0{width}}")
+            simulated_gpu_info(engine, f"SIM-{number:0{width}}")
             for number in range(runner * num_gpus, (runner + 1) * num_gpus)
         ]
         for runner in range(simulation.num_runners)

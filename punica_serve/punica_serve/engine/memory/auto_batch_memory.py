@@ -1,0 +1,45 @@
+"""Whether the pools of a batch fit a GPU, for `engine.max_batch_size: auto`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from punica_serve.base_model.lora_layout import pages_of_rank
+from punica_serve.base_model.memory_budget import MemoryPlan
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.rank import Rank
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.memory.device_memory import open_device, total_bytes
+from punica_serve.performance.auto_batch import AUTO_SIZES
+
+
+def largest_that_fits(config: EngineConfig, devices: Sequence[str]) -> int:
+    """The largest of `auto`'s sizes up to the config's `max_batch_size` whose pools fit; the smallest if none does.
+
+    ``devices`` serve one copy of the model; the memory of CPUs is not looked at. Raises ConfigError for a device that
+    can't be used.
+    """
+    opened = [open_device(device) for device in devices]
+    if opened[0].type != "cuda":
+        return config.max_batch_size
+    num_gpu_bytes = min(map(total_bytes, opened))
+    sizes = [size for size in AUTO_SIZES if size <= config.max_batch_size]
+    return max((size for size in sizes if batch_fits(size, config, len(opened), num_gpu_bytes)), default=sizes[0])
+
+
+def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: int) -> bool:
+    """Whether GPUs with so much memory hold a batch of requests of `target_context` tokens, of which the share
+    `target_distinct` have adapters of their own.
+    """
+    model = read_model_config(config.model)
+    plan = MemoryPlan.of(
+        model.shard(Rank(0, group_size)),
+        num_gpu_bytes=num_gpu_bytes,
+        share=config.device_memory_share,
+        num_value_bytes=getattr(torch, config.dtype_of(model)).itemsize,
+        num_lora_pages=config.num_lora_pages,
+        max_batch_size=size,
+        rank=config.expected_lora_rank,
+    )
+    lora_pages = round(config.target_distinct * size) * pages_of_rank(config.expected_lora_rank)
+    return plan.kv_tokens >= size * config.target_context and plan.num_lora_pages >= lora_pages
