@@ -158,6 +158,7 @@ class Supervisor:
                     raise ConfigError(f"{name} can't run: {death}") from None
                 wait_s = backoff.after(0.0 if ready_at is None else time.monotonic() - ready_at)
                 has_died = True
+                self._tiers[index].died(time.monotonic())
                 log.warning("%s died: %s; restarting it in %.1f s", name, death, wait_s)
             await asyncio.sleep(wait_s)
 

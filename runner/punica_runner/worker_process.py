@@ -104,10 +104,10 @@ class WorkerProcess:
                 case StepReport() | AssignmentsFailed():
                     if message.epoch == self._epoch:
                         if isinstance(message, StepReport) and message.resident is not None:
-                            self._tiers.resident(message.resident)
+                            self._tiers.resident(message.resident, time.monotonic())
                         return message
                 case AdaptersCached():
-                    self._tiers.cached(message.came, message.left)
+                    self._tiers.cached(message.came, message.left, time.monotonic())
                     self._has_loaded.set()
                     return message
                 case FetchAdapter():

@@ -6,7 +6,9 @@ from collections.abc import Generator
 from concurrent.futures import Future, wait
 from threading import BoundedSemaphore, Event
 
+from aiohttp import StreamReader
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.http import HTTPFileSystem
 
 from punica_serve.errors import StoreUnavailable
 
@@ -55,7 +57,7 @@ def read_ranges(
             while starts and len(coming) < _MAX_PER_FILE and slots.take(stop, patiently=not coming):
                 start = starts.popleft()
                 end = min(start + RANGE_BYTES, num_bytes)
-                work = filesystem._cat_file(path, start=start, end=end)
+                work = _read_range(filesystem, path, start, end)
                 coming.append((asyncio.run_coroutine_threadsafe(work, filesystem.loop), end - start))
             if not coming or not _await(coming[0][0], stop):
                 raise StoreUnavailable("fetching an adapter from the store was cancelled")
@@ -71,6 +73,26 @@ def read_ranges(
         for read, _ in coming:
             read.cancel()
             slots.give_back()
+
+
+async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> bytes:
+    """Bytes [start, end), or others if the server does not answer with these: over HTTP at most one more."""
+    if not isinstance(filesystem, HTTPFileSystem):
+        content: bytes = await filesystem._cat_file(path, start=start, end=end)
+        return content
+    options = dict(filesystem.kwargs)
+    headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{end - 1}"}
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(path), headers=headers, **options) as response:
+        filesystem._raise_not_found_for_status(response, path)
+        return await _read_at_most(response.content, end - start + 1)
+
+
+async def _read_at_most(stream: StreamReader, num_bytes: int) -> bytes:
+    content = bytearray()
+    while len(content) < num_bytes and (chunk := await stream.read(num_bytes - len(content))):
+        content += chunk
+    return bytes(content)
 
 
 def _await(read: "Future[bytes]", stop: Event) -> bool:

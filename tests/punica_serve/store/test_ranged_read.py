@@ -9,6 +9,7 @@ from threading import Event
 
 import msgspec
 import pytest
+from aiohttp import StreamReader
 from fsspec.asyn import AsyncFileSystem
 
 from file_server import FileServer
@@ -107,6 +108,25 @@ def test_a_server_without_ranges_is_found_out_at_once(read: Read, http_server: F
     http_server.ignores_ranges = True
     with pytest.raises(NoRanges):
         next(read(RangeSlots()))
+
+
+def test_no_more_is_read_than_was_asked_for_whatever_the_server_sends(
+    read: Read, http_server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may send without end: what is read of a range is one byte more, by which it is found out."""
+    http_server.ignores_ranges = True
+    sizes: list[int] = []
+    read_at_most = ranged_read._read_at_most
+
+    async def spy(stream: StreamReader, num_bytes: int) -> bytes:
+        content = await read_at_most(stream, num_bytes)
+        sizes.append(len(content))
+        return content
+
+    monkeypatch.setattr(ranged_read, "_read_at_most", spy)
+    with pytest.raises(NoRanges):
+        next(read(RangeSlots()))
+    assert set(sizes) == {101}
 
 
 @pytest.mark.parametrize("ignores_ranges", [False, True])

@@ -7,6 +7,7 @@ import torch
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
+from punica_serve.paging.prefix_hash import PrefixHash
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from tiny_config import tiny_config
 
@@ -90,6 +91,39 @@ def test_a_prefill_that_joins_the_copy_of_its_adapter_is_the_only_one() -> None:
 
     assert names(may_join=True) == ["late0"]
     assert names(may_join=False) == ["None1", "None2"]
+
+
+def test_pages_of_a_prefill_whose_help_may_fail_are_unknown_until_its_step_has_ended() -> None:
+    planner, cache = _planner(budget=16)
+    helped, twin = (_sequence(name, number, num_prompt=9) for number, name in enumerate(("helped", "twin")))
+    for sequence in (helped, twin):
+        sequence.prefix_hash = PrefixHash((), PAGE_SIZE)
+        planner.add(sequence)
+    _admit(planner)
+    assert planner.plan(lambda sequence: sequence is helped)[0] is not None
+    helped.num_cached, helped.num_in_flight, helped.is_unsure = 9, 1, True
+    planner.plan(lambda sequence: not sequence.is_unsure)
+    assert twin.num_cached == cache.pages.num_known == 0, "the step may still fail"
+
+    helped.is_unsure = False
+    helped.restart(0)  # it has failed, and its pages hold anything
+    assert planner.plan(lambda sequence: sequence is helped)[0] is not None
+    helped.num_cached, helped.num_in_flight = 9, 1
+    planner.plan(_ready)
+    assert twin.num_cached == 8 and cache.pages.num_known == 2
+    planner.check_invariants()
+
+
+def test_a_prefill_whose_help_may_fail_leaves_no_pages_to_others_when_it_is_cancelled() -> None:
+    planner, cache = _planner(budget=16)
+    helped = _sequence("helped", 0, num_prompt=9)
+    helped.prefix_hash = PrefixHash((), PAGE_SIZE)
+    planner.add(helped)
+    _admit(planner)
+    planner.plan(_ready)
+    helped.num_cached, helped.is_unsure = 9, True
+    planner.remove(helped)
+    assert cache.pages.num_known == 0 and cache.pages.num_free == cache.pages.num_pages
 
 
 def test_a_long_prompt_is_chunked_and_yields_its_token_with_the_last_chunk() -> None:
