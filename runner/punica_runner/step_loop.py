@@ -222,4 +222,5 @@ class StepLoop:
             num_known_kv_pages=self._engine.num_known_kv_pages,
             prefix_cache_queries=num_queries,
             prefix_cache_hits=num_hits,
+            prefix_hints=self._engine.take_prefix_hints(),
         )

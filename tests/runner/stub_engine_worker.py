@@ -26,6 +26,9 @@ class Engine:
 
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))
 
+    def take_prefix_hints(self) -> tuple[int, ...]:
+        return ()
+
     def __init__(self, config: Any, device: str, fetch: Any, packed_cache: Any, **group: Any) -> None:
         self.behaviour = device
         self.has_runnable = device == "lazy"

@@ -39,11 +39,15 @@ class ScriptedEngine:
     num_shared_kv_pages: int = 0
     num_known_kv_pages: int = 0
     prefix_tokens: tuple[int, int] = (0, 0)
+    prefix_hints: tuple[int, ...] = ()
     calls: list[tuple[str, str]] = field(default_factory=list)
     rejects: bool = False
     #: Requests left in the engine by mistake.
     num_requests: int = 0
     host_cache: HostCache = field(default_factory=lambda: HostCache(HostMemory(1 << 20)))
+
+    def take_prefix_hints(self) -> tuple[int, ...]:
+        return self.prefix_hints
 
     def add(self, request: Request, *, may_move: bool) -> None:
         assert may_move
@@ -140,12 +144,14 @@ def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngin
 
 def test_shared_pages_and_cached_tokens_are_reported(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.num_shared_kv_pages, engine.num_known_kv_pages, engine.prefix_tokens = 2, 4, (30, 20)
+    engine.prefix_hints = (7, 8)
     engine.outputs = [replace(ran(("b", 0, 11), ("a", 0, 12)), cached=(("b", 16),), finished=(("b", "length"),))]
     report = last_report(loop, start(1, "a"), start(2, "b"))
     assert isinstance(report, StepReport)
     assert report.cached == ((2, 16),)
     assert (report.num_shared_kv_pages, report.num_known_kv_pages) == (2, 4)
     assert (report.prefix_cache_queries, report.prefix_cache_hits) == (30, 20)
+    assert report.prefix_hints == (7, 8)
 
 
 def test_logprobs_are_a_column_of_their_own_where_any_request_asked(loop: StepLoop, engine: ScriptedEngine) -> None:

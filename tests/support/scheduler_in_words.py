@@ -255,6 +255,7 @@ class Cluster:
         resident: tuple[str, ...] | None = None,
         cached: tuple[tuple[int, int], ...] = (),
         shared: int = 0,
+        hints: tuple[int, ...] = (),
     ) -> list[str]:
         """A step with these rows, of assignment's counter and token's position."""
         worker = self.workers[uuid]
@@ -279,6 +280,7 @@ class Cluster:
             free_kv_pages=worker.num_free(applied_seq) + shared,
             num_shared_kv_pages=shared,
             cached=cached,
+            prefix_hints=hints,
             batch_size=len(rows),
             num_prefill_tokens=0,
             num_adapters=0,

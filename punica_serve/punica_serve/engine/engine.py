@@ -165,6 +165,10 @@ class Engine:
         """Tokens of all requests that were admitted to share pages, and those of them that were found."""
         return self._cache.prefixes.num_queries, self._cache.prefixes.num_hits
 
+    def take_prefix_hints(self) -> tuple[int, ...]:
+        """The beginnings of prompts that have become known or were found since the last call, the newest ones."""
+        return self._cache.prefixes.take_hints()
+
     @property
     def num_lora_pages(self) -> dict[LoraGroup, int]:
         return self._lora_pool.num_pages

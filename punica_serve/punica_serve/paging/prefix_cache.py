@@ -1,10 +1,11 @@
 """Which pages a request finds, takes and leaves behind: one rulebook for the engine and the simulator."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from punica_serve.batching_rules import pages_for
-from punica_serve.paging.prefix_hash import PrefixHash
+from punica_serve.paging.prefix_hash import HINT_PAGES, PrefixHash, hint_of
 from punica_serve.paging.shared_pages import SharedPagePool
 
 
@@ -32,6 +33,8 @@ class PageHolder(Protocol):
 
 HolderT = TypeVar("HolderT", bound=PageHolder)
 
+#: The most hints that a worker tells in a report.
+MAX_HINTS_TOLD = 64
 #: The tokens of a prompt that a GPU computes in about the time of a step without any.
 _STEP_TOKENS = 128
 
@@ -44,6 +47,15 @@ class PrefixCache:
         self._page_size = page_size
         #: Tokens of requests that were admitted, and those of them that were found.
         self.num_queries = self.num_hits = 0
+        self._hints: deque[int] = deque(maxlen=MAX_HINTS_TOLD)
+
+    def take_hints(self) -> tuple[int, ...]:
+        """The beginnings that have become known or were found since the last call, the newest ones."""
+        if not self._hints:
+            return ()
+        hints = tuple(self._hints)
+        self._hints.clear()
+        return hints
 
     def num_held(self, holder: PageHolder) -> int:
         """Pages that it would find and that others hold, so that it would take no free pages for them."""
@@ -89,6 +101,7 @@ class PrefixCache:
         self.num_hits += num_found
         holder.num_cached = end * self._page_size
         holder.num_named = end
+        self._note_hints(holder, 0, end)
 
     def name(self, holder: PageHolder) -> None:
         """Makes its full pages known."""
@@ -100,6 +113,7 @@ class PrefixCache:
         keys = holder.prefix_hash.keys(holder.known_ids, num_full, holder.num_named)
         for page, key in zip(holder.pages[holder.num_named : num_full], keys, strict=True):
             self._pool.name(page, key)
+        self._note_hints(holder, holder.num_named, num_full)
         holder.num_named = num_full
 
     def release(self, holder: PageHolder, *, keep: bool = True) -> None:
@@ -111,6 +125,14 @@ class PrefixCache:
         self._pool.free(holder.pages)
         holder.pages = []
         holder.num_cached = holder.num_named = 0
+
+    def _note_hints(self, holder: PageHolder, first: int, end: int) -> None:
+        """Of beginnings of more than ``first`` pages, and ``end`` at most."""
+        if holder.prefix_hash is not None and first < HINT_PAGES[-1]:
+            for num_pages in HINT_PAGES:
+                if first < num_pages <= end:
+                    (key,) = holder.prefix_hash.keys(holder.known_ids, num_pages, num_pages - 1)
+                    self._hints.append(hint_of(key))
 
     def _find(self, holder: PageHolder) -> list[int]:
         if holder.prefix_hash is None:

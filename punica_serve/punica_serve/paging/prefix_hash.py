@@ -13,6 +13,7 @@ from punica_serve.protocol import PrefixCaching, Request
 
 #: With 128 bits of a cryptographic hash nobody finds tokens whose pages have the key of another tenant's.
 _KEY_BYTES = 16
+_PERSON = b"punica-kv-page"
 
 
 class PrefixHash:
@@ -27,7 +28,7 @@ class PrefixHash:
 
         Pages from ``first_page`` on also depend on ``invoked``, unless that is empty.
         """
-        self._hash = blake2b(_encode(parts), digest_size=_KEY_BYTES, person=b"punica-kv-page")
+        self._hash = blake2b(_encode(parts), digest_size=_KEY_BYTES, person=_PERSON)
         self._page_size = page_size
         self._invoked = invoked
         self._first_page = first_page
@@ -57,18 +58,53 @@ def prefix_hash(
     """The hash that begins a request's keys. ``rotary_start``: of the rows that its positions turn by, which may depend
     on its length. ``invoked_at``: the first row that its adapter updates; pages before it are the base model's.
     """
-    tenant = None if settings.scope == "cluster" else request.tenant_id
-    parts = (
-        ("model", settings.model),
-        ("page_size", str(page_size)),
-        ("rotary_start", str(rotary_start)),
-        ("adapter", None if invoked_at else request.digest),
-        ("tenant", tenant),
-        ("salt", request.cache_salt),
-    )
+    parts = _parts(request, settings, page_size, None if invoked_at else request.digest, rotary_start)
     if not invoked_at or request.digest is None:
         return PrefixHash(parts, page_size)
     return PrefixHash(parts, page_size, request.digest, invoked_at // page_size)
+
+
+_Parts = tuple[tuple[str, str | None], ...]
+
+
+def _parts(
+    request: Request, settings: PrefixCaching, page_size: int, digest: str | None, rotary_start: int = 0
+) -> _Parts:
+    """The tag and the value of each thing but tokens that keys and values, or sharing, depend on."""
+    return (
+        ("model", settings.model),
+        ("page_size", str(page_size)),
+        ("rotary_start", str(rotary_start)),
+        ("adapter", digest),
+        ("tenant", None if settings.scope == "cluster" else request.tenant_id),
+        ("salt", request.cache_salt),
+    )
+
+
+#: A scheduler is told of prefixes of so many pages, which tells their lengths within a factor of two.
+HINT_PAGES = tuple(1 << power for power in range(9))
+
+
+def hint_of(key: bytes) -> int:
+    """What stands for a page's key in reports: a collision costs a worse placement, and nothing else."""
+    return int.from_bytes(key[:8], "little")
+
+
+def hints_of(request: Request, settings: PrefixCaching, page_size: int, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The hints of a request with these tokens: of its first 1, 2, 4 ... pages, without the last token's.
+
+    An adapter that is invoked within the prompt has none of the base model's pages before that.
+    """
+    hashed, hints, start = blake2b(digest_size=_KEY_BYTES, person=_PERSON), list[int](), 0
+    hashed.update(_encode(_parts(request, settings, page_size, request.digest)))
+    for num_pages in HINT_PAGES:
+        end = num_pages * page_size
+        if end >= len(token_ids):
+            break
+        hashed.update(struct.pack(f"<{end - start}I", *token_ids[start:end]))
+        hints.append(hint_of(hashed.copy().digest()))
+        start = end
+    return tuple(hints)
 
 
 @lru_cache(maxsize=8)

@@ -223,4 +223,5 @@ class SimulatedWorker:
             num_known_kv_pages=self._gpu.num_known_kv_pages,
             prefix_cache_queries=self._gpu.prefixes.num_queries,
             prefix_cache_hits=self._gpu.prefixes.num_hits,
+            prefix_hints=self._gpu.prefixes.take_hints(),
         )

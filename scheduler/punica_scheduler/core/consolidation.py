@@ -14,6 +14,7 @@ from heapq import nsmallest
 
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.known_prefixes import KnownPrefixes
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 
@@ -32,10 +33,14 @@ class ConsolidationRule:
     prefill_tokens_per_s: float
     idle_s: float
 
-    def pays(self, gpu: GpuRecord) -> bool:
-        """Whether prefilling the GPU's requests elsewhere takes less GPU time than its emptiness saves."""
+    def pays(self, gpu: GpuRecord, prefixes: KnownPrefixes) -> bool:
+        """Whether prefilling the GPU's requests elsewhere takes less GPU time than its emptiness saves.
+
+        Beginnings that another GPU knows are not prefilled, if the request comes there.
+        """
         records = gpu.working_set.values()
-        cost_s = sum(record.num_tokens for record in records) / self.prefill_tokens_per_s
+        num_tokens = sum(record.num_tokens - prefixes.num_known_tokens(record, gpu) for record in records)
+        cost_s = num_tokens / self.prefill_tokens_per_s
         longest = max(record.max_tokens - record.num_generated for record in records)
         return cost_s < min(longest * gpu.step_s, self.idle_s)
 
@@ -44,7 +49,7 @@ def plan(gpus: Iterable[GpuRecord], index: GpuIndex, rule: ConsolidationRule, pl
     """The moves that empty one GPU; none if none should be emptied."""
     light = [gpu for gpu in gpus if 0 < gpu.load <= rule.light_load and not gpu.is_draining and _is_movable(gpu)]
     for gpu in nsmallest(MAX_TRIED, light, key=_busyness):
-        if rule.pays(gpu) and (moves := _moves_off(gpu, index, placement)):
+        if rule.pays(gpu, index.prefixes) and (moves := _moves_off(gpu, index, placement)):
             return moves
     return []
 
@@ -67,7 +72,7 @@ def _moves_off(gpu: GpuRecord, index: GpuIndex, placement: Placement) -> Moves:
     moves: Moves = []
     newcomers: dict[GpuRecord, list[RequestRecord]] = {}
     for record in gpu.working_set.values():
-        for target in index.largest_first(record.num_tokens + 1):
+        for target in index.largest_first(record.num_tokens + 1, index.prefixes.knowing(record)):
             if _busyness(target) <= _busyness(gpu):
                 return []
             all_new = [record, *newcomers.get(target, [])]

@@ -6,12 +6,13 @@ skipped at once; a search in vain lowers the bound. Room is counted in tokens.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_columns import ColumnSource, GpuColumns
+from punica_scheduler.core.known_prefixes import KnownPrefixes
 from punica_scheduler.core.typical_request import TypicalRequest
 from punica_serve.errors.invariants import require
 
@@ -51,6 +52,7 @@ class GpuIndex:
         #: The time of the newest event.
         self.now_ns = 0
         self.typical = TypicalRequest()
+        self.prefixes = KnownPrefixes()
         #: Those that may have room now for what they had no room for before.
         self.improved: set[GpuRecord] = set()
 
@@ -71,6 +73,7 @@ class GpuIndex:
             self._columns.rebuild()
             self._take_out(gpu)
         self.improved.discard(gpu)
+        self.prefixes.discard(gpu)
 
     def update(self, gpu: GpuRecord) -> None:
         """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
@@ -105,20 +108,31 @@ class GpuIndex:
 
     # -------------------------------------------------------------- orders
 
-    def largest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
+    def largest_first(self, num_tokens: int, knowing: Sequence[GpuRecord] = ()) -> Iterator[GpuRecord]:
         """Those with a place and pages for so many tokens, the largest working set first, then the highest UUID.
+
+        Of GPUs with working sets of one size, those ``knowing`` the request's prefix come first, in that order.
 
         The index must not change while an iterator of it is used further.
         """
-        for file in reversed(self._files):
-            if file.max_room >= num_tokens:
-                yield from file.with_room(num_tokens)
+        for size in range(len(self._files) - 1, -1, -1):
+            yield from self._with_room(size, num_tokens, knowing)
 
-    def smallest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
+    def smallest_first(self, num_tokens: int, knowing: Sequence[GpuRecord] = ()) -> Iterator[GpuRecord]:
         """The same, the smallest working set first."""
-        for file in self._files:
-            if file.max_room >= num_tokens:
-                yield from file.with_room(num_tokens)
+        for size in range(len(self._files)):
+            yield from self._with_room(size, num_tokens, knowing)
+
+    def _with_room(self, size: int, num_tokens: int, knowing: Sequence[GpuRecord]) -> Iterator[GpuRecord]:
+        """Those with working sets of this size and pages for so many tokens."""
+        file = self._files[size]
+        if file.max_room < num_tokens:
+            return
+        first = [gpu for gpu in knowing if len(gpu.working_set) == size and gpu.room >= num_tokens and not gpu.is_full]
+        yield from first
+        for gpu in file.with_room(num_tokens):
+            if gpu not in first:
+                yield gpu
 
     def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
         """All, from the lowest UUID up, or from another place in that order and round to it."""
@@ -141,6 +155,7 @@ class GpuIndex:
 
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
+        self.prefixes.check_invariants(self._open)
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
         self._columns.check_invariants(self._open)
         with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}

@@ -26,18 +26,20 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PunicaPlacement(Placement):
-    """The largest working set, so that few GPUs are busy; ties go to the highest UUID (Punica, section 5.1)."""
+    """The largest working set, so that few GPUs are busy (Punica, section 5.1). Ties go to the longest known prefix,
+    then to the highest UUID.
+    """
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        return index.largest_first(record.num_tokens + 1)
+        return index.largest_first(record.num_tokens + 1, index.prefixes.knowing(record))
 
 
 @dataclass(frozen=True, slots=True)
 class MostIdlePlacement(Placement):
-    """The smallest working set, which balances the load; ties go to the highest UUID."""
+    """The smallest working set, which balances the load; ties as for Punica's."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        return index.smallest_first(record.num_tokens + 1)
+        return index.smallest_first(record.num_tokens + 1, index.prefixes.knowing(record))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ class RequestRecord:
     num_evictions: int = 0
     #: Version of the fleet in which some GPU can hold it with its whole answer.
     fits_fleet_version: int = -1
+    #: Its tokens when they were computed, and the hints of its prefixes; see ``known_prefixes``.
+    prefix_hints: tuple[int, tuple[int, ...]] | None = None
     request_id: str = field(init=False)
     #: Digest of its adapter; None runs the base model.
     digest: str | None = field(init=False)

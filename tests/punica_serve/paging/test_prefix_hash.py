@@ -2,7 +2,7 @@
 
 from itertools import combinations, product
 
-from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.paging.prefix_hash import HINT_PAGES, hint_of, hints_of, prefix_hash
 from punica_serve.protocol import AdapterRef, PrefixCaching, Request, SamplingParams
 
 SETTINGS = PrefixCaching("base")
@@ -53,3 +53,12 @@ def test_a_cluster_wide_scope_leaves_out_the_tenant_alone() -> None:
     assert shared[0] == shared[1] == shared[2]
     assert _keys(_request(tenant="a", salt="s"), settings=wide) != shared[0]
     assert _keys(_request("x", "a"), settings=wide) == _keys(_request("x", "b"), settings=wide) != shared[0]
+
+
+def test_hints_stand_for_the_keys_of_pages_in_powers_of_two() -> None:
+    tokens = tuple(range(5, 5 + 41))
+    for request in (_request(), _request("x", "a", "s")):
+        keys = prefix_hash(request, SETTINGS, 4).keys(tokens, 10)
+        assert hints_of(request, SETTINGS, 4, tokens) == tuple(hint_of(keys[pages - 1]) for pages in (1, 2, 4, 8))
+    assert hints_of(_request(), SETTINGS, 4, tokens[:4]) == (), "the last token is always computed"
+    assert len(hints_of(_request(), SETTINGS, 1, tuple(range(10_000)))) == len(HINT_PAGES)
