@@ -30,6 +30,8 @@ from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireErro
 #: Time for a worker to finish its step after its supervisor is gone.
 ORPHAN_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
+#: The share of the time for a start after which a group says which rank is late, before its supervisor kills it.
+_SOONER = 0.9
 
 
 def main() -> None:
@@ -117,10 +119,10 @@ def _run(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink) ->
 
 
 def _group_settings(options: argparse.Namespace) -> GroupSettings:
-    """The deadlines of a group, which are this worker's own."""
+    """The deadlines of a group, within this worker's own."""
     runner: RunnerConfig = options.runner_config
     return GroupSettings(
-        ready_timeout_s=runner.ready_timeout_s,
+        ready_timeout_s=_SOONER * runner.ready_timeout_s,
         silence_timeout_s=runner.silence_timeout_s,
         exchange_timeout_s=runner.step_timeout_s,
         stop_timeout_s=runner.stop_timeout_s,

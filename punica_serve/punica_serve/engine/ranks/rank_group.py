@@ -5,6 +5,7 @@ on a thread. Once a rank is lost, all that waits for it fails, and the group is 
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +78,8 @@ class RankGroup:
         except BaseException:
             self._end(0.0)
             raise
+        finally:
+            os.close(ring_fd)  # the memory stays, as long as a process has mapped it
         self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._pending.check, self._lose)
 
     # -------------------------------------------------------------- the start
