@@ -102,13 +102,14 @@ def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) 
 
 def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -> tuple[DecodeTime, ...]:
     largest = max(settings.decode_batches)
-    config = subject.sized(batch_size=largest, rank=settings.rank, num_host=largest, num_resident=largest)
+    num_adapters = largest if settings.populations else 1
+    config = subject.sized(batch_size=largest, rank=settings.rank, num_host=num_adapters, num_resident=num_adapters)
     config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts)})
     with told(progress, "engine for decodes"):
         engine = Engine(config, str(subject.device))
     try:
-        task = progress.add_task("random adapters", total=largest)
-        refs = fill_host_cache(engine, largest, settings.rank, subject.dtype, lambda: progress.advance(task))
+        task = progress.add_task("random adapters", total=num_adapters)
+        refs = fill_host_cache(engine, num_adapters, settings.rank, subject.dtype, lambda: progress.advance(task))
         return _decode_cells(EngineBench(engine, config.page_size), settings, refs, progress)
     finally:
         engine.close()
