@@ -1,6 +1,6 @@
 """Whether an adapter fits the LoRA pool when it is alone there."""
 
-from punica_serve.base_model.lora_layout import pages_needed, pages_of_rank, pool_pages
+from punica_serve.base_model.lora_layout import least_lora_pages, pages_needed, pages_of_rank, pool_pages
 from punica_serve.config.cluster import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
@@ -11,7 +11,7 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
     pool = pool_pages(num_lora_pages)
     for group, num_pages in pages_needed(ref.ranks).items():
         if num_pages > pool[group]:
-            enough = num_pages * num_lora_pages // pool[group]
+            enough = least_lora_pages(group, num_pages)
             raise AdapterRejected(
                 f"the adapter takes {num_pages} pages of {group}, but the LoRA pool has {pool[group]}; use an adapter"
                 f" of lower rank, or raise `engine.num_lora_pages` to {enough} or more",

@@ -88,6 +88,13 @@ def pool_pages(num_lora_pages: int) -> dict[LoraGroup, int]:
     return {**dict.fromkeys(LORA_GROUPS, num_lora_pages), **dict.fromkeys(VOCABULARY_GROUPS, few)}
 
 
+def least_lora_pages(group: LoraGroup, num_pages: int) -> int:
+    """The least ``num_lora_pages`` of a pool with ``num_pages`` of that group."""
+    if group in LORA_GROUPS or num_pages <= _LEAST_VOCABULARY_PAGES:
+        return num_pages
+    return num_pages * _VOCABULARY_SHARE
+
+
 def pages_of_rank(rank: int) -> int:
     """Pages of one group that ``rank`` rank rows take."""
     return -(-rank // LORA_PAGE_RANKS)

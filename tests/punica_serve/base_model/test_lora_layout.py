@@ -1,6 +1,7 @@
 import pytest
 
-from punica_serve.base_model.lora_layout import pages_needed
+from punica_serve.base_model.lora_layout import least_lora_pages, pages_needed, pool_pages
+from punica_serve.protocol import LoraGroup
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,10 @@ def test_an_adapter_takes_the_pages_of_its_highest_rank_in_each_group(
     ranks: dict[str, int], pages: dict[str, int]
 ) -> None:
     assert pages_needed(ranks) == pages
+
+
+@pytest.mark.parametrize("group", pool_pages(1))
+@pytest.mark.parametrize("num_pages", [1, 8, 32, 33, 200])
+def test_the_least_pool_with_so_many_pages_of_a_group(group: LoraGroup, num_pages: int) -> None:
+    least = least_lora_pages(group, num_pages)
+    assert pool_pages(least)[group] >= num_pages > pool_pages(least - 1)[group]

@@ -23,7 +23,8 @@ def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: li
     monkeypatch.setattr(device_runner, "free_bytes", lambda _: free_gib.pop(0) << 30)
     cache: Any = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda", 0)))
     nothing: Any = None
-    make_runner(EngineConfig(model="demo:model"), nothing, cache, nothing, nothing, nothing, nothing)
+    model: Any = SimpleNamespace(config=None)
+    make_runner(EngineConfig(model="demo:model", attention="triton"), model, cache, nothing, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize(

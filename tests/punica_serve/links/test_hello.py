@@ -115,7 +115,7 @@ async def test_a_broken_frame_ends_its_own_link_only(caplog: pytest.LogCaptureFi
     ("wrong", "message"),
     [
         (hello(token="guess"), "cluster token is not the scheduler's"),
-        (hello(version=(9, 3)), r"speaks protocol 9\.3, the scheduler 5\.2"),
+        (hello(version=(9, 3)), r"speaks protocol 9\.3, the scheduler {}\.{}".format(*PROTOCOL_VERSION)),
     ],
 )
 async def test_a_wrong_hello_is_refused_with_the_reason(wrong: FrontendHello, message: str) -> None:
