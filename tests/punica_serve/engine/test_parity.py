@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"down_proj": 12},
         "alpha_pattern": {"down_proj": 30, "k_proj": 1},
     },
-    "high": {"r": 150, "lora_alpha": 20, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 256}},
+    "high": {"r": 150, "lora_alpha": 40, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 256}},
     "vocabulary": {"r": 5, "lora_alpha": 10, "target_modules": ["embed_tokens", "lm_head", "o_proj"]},
     "embedding": {"r": 12, "lora_alpha": 6, "use_rslora": True, "target_modules": ["embed_tokens"]},
     "head": {"r": 3, "lora_alpha": 6, "target_modules": r".*lm_head|.*layers\.1\..*\.o_proj"},
