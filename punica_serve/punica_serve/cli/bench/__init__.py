@@ -8,6 +8,8 @@ from punica_serve.cli.bench import (
     coldstart_series,
     collectives,
     control_plane,
+    cpu_assist,
+    decode_ranks,
     frontend,
     hot_reload,
     just_in_time,
@@ -33,6 +35,8 @@ app.command("coldstart")(coldstart.command)
 app.command("coldstart-series")(coldstart_series.command)
 app.command("collectives")(collectives.command)
 app.command("control-plane")(control_plane.command)
+app.command("cpu-assist")(cpu_assist.command)
+app.command("decode-ranks")(decode_ranks.command)
 app.command("frontend")(frontend.command)
 app.command("hot-reload")(hot_reload.command)
 app.command("just-in-time")(just_in_time.command)

@@ -31,6 +31,8 @@ _GAP_HELP = (
 class _Mode(StrEnum):
     WAIT = "wait"
     LAYERWISE = "layerwise"
+    CPU_ASSIST = "cpu_assist"
+    AUTO = "auto"
 
 
 class _Source(StrEnum):
