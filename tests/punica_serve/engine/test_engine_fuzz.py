@@ -208,6 +208,7 @@ def test_random_histories(
         prefill_budget_tokens=(3, 7, 64)[seed % 3],
         max_prefills=(1, 4)[seed // 3 % 2],
         host_cache_bytes=(0, 1 << 20)[seed % 2],
+        prefix_caching=seed % 4 < 2,
     )
     driver = _Driver(engine, requests, seed)
     driver.run()
