@@ -128,7 +128,7 @@ class PrefixCache:
 
     def _note_hints(self, holder: PageHolder, first: int, end: int) -> None:
         """Of beginnings of more than ``first`` pages, and ``end`` at most."""
-        if holder.prefix_hash is not None and first < HINT_PAGES[-1]:
+        if holder.prefix_hash is not None and first.bit_length() < end.bit_length():  # a power of two lies between
             for num_pages in HINT_PAGES:
                 if first < num_pages <= end:
                     (key,) = holder.prefix_hash.keys(holder.known_ids, num_pages, num_pages - 1)
