@@ -16,6 +16,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.group_start import devices_of
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.offline.lost_rank import end_if_hung
 from punica_serve.shapes import shape_folder
 
 #: For all ranks to draw a large model's weights.
@@ -65,7 +66,8 @@ class Subject:
     def open_engine(self, config: EngineConfig) -> Engine:
         """An engine with this config: of the group, of the device, or of one rank that is measured by itself."""
         if self.group is not None:
-            return Engine(config, self.group, settings=GroupSettings(ready_timeout_s=_READY_TIMEOUT_S))
+            settings = GroupSettings(ready_timeout_s=_READY_TIMEOUT_S)
+            return Engine(config, self.group, settings=settings, on_loss=end_if_hung)
         return Engine(config, str(self.device), collectives=stand_in(self.model.rank))
 
     @property

@@ -37,12 +37,14 @@ def start_group(
 
     Raises ConfigError if they don't, RankLost for one that is late or has died.
     """
+    # Ranks on GPUs compile kernels between exchanges at the start; later on, graphs make these, without any timeout.
+    exchange_timeout_s = settings.ready_timeout_s if own.type == "cuda" else settings.exchange_timeout_s
     options = {
         "engine-config": config.model_dump_json(),
         "log-level": settings.log_level,
         "log-format": settings.log_format,
         "ready-timeout-s": f"{settings.ready_timeout_s}",
-        "exchange-timeout-s": f"{settings.exchange_timeout_s}",
+        "exchange-timeout-s": f"{exchange_timeout_s}",
     }
     if packed_cache is not None:
         options |= {"cache-folder": f"{packed_cache.folder}", "cache-bytes": f"{packed_cache.budget_bytes}"}
@@ -52,7 +54,7 @@ def start_group(
     try:
         check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own), **group.hellos()})
         group.welcome(store.port)
-        return group, join(store, own, Rank(0, len(devices)), settings.exchange_timeout_s)
+        return group, join(store, own, Rank(0, len(devices)), exchange_timeout_s)
     except BaseException:
         group.kill()
         leave_if_lost(own)

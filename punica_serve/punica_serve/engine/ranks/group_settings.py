@@ -8,10 +8,10 @@ class GroupSettings:
     """Seconds; a runner has its own in ``RunnerConfig``."""
 
     #: Until all ranks have loaded the model and captured their graphs.
-    ready_timeout_s: float = 300.0
+    ready_timeout_s: float = 600.0
     #: A rank that answers no ping for this long is lost.
     silence_timeout_s: float = 10.0
-    #: An exchange between ranks that takes longer fails, where it can: not within a CUDA graph.
+    #: An exchange between CPUs that takes longer fails.
     exchange_timeout_s: float = 60.0
     #: Until the ranks have ended; after that they are killed.
     stop_timeout_s: float = 5.0

@@ -8,19 +8,17 @@ sees that a frame has not arrived whole, and looks again.
 
 import mmap
 import os
+import struct
 import time
 import zlib
 
 import numpy as np
-import numpy.typing as npt
-
-Bytes = npt.NDArray[np.uint8]
 
 _WORD_BYTES = 8
 #: Each position has a cache line of its own.
 _LINE_WORDS = 8
 #: Length and checksum.
-_HEADER = np.dtype([("length", "<u4"), ("checksum", "<u4")])
+_HEADER = struct.Struct("<II")
 #: The pause of a writer that waits for room.
 _PAUSE_S = 50e-6
 #: A frame that has not arrived whole for so long never will.
@@ -40,21 +38,30 @@ def make_ring(capacity: int, num_readers: int) -> int:
 
 class _Ring:
     def __init__(self, fd: int, num_readers: int) -> None:
-        positions_bytes = _LINE_WORDS * _WORD_BYTES * (1 + num_readers)
-        memory = mmap.mmap(fd, 0)
-        self._positions = np.frombuffer(memory, dtype=np.uint64, count=positions_bytes // _WORD_BYTES)[::_LINE_WORDS]
-        self._bytes = np.frombuffer(memory, dtype=np.uint8, offset=positions_bytes)
+        self._first = _LINE_WORDS * _WORD_BYTES * (1 + num_readers)
+        self._memory = mmap.mmap(fd, 0)
+        self._capacity = len(self._memory) - self._first
+        words = np.frombuffer(self._memory, dtype=np.uint64, count=self._first // _WORD_BYTES)
+        #: Of the writer, then of each reader. numpy stores a word at once.
+        self._positions = words[::_LINE_WORDS]
 
-    def _put(self, position: int, data: Bytes) -> None:
-        start = position % len(self._bytes)
-        first = min(len(data), len(self._bytes) - start)
-        self._bytes[start : start + first] = data[:first]
-        self._bytes[: len(data) - first] = data[first:]
+    def _put(self, position: int, data: bytes) -> None:
+        start = position % self._capacity
+        num_rest = start + len(data) - self._capacity
+        place = self._first + start
+        if num_rest <= 0:
+            self._memory[place : place + len(data)] = data
+            return
+        self._memory[place:] = data[:-num_rest]
+        self._memory[self._first : self._first + num_rest] = data[-num_rest:]
 
-    def _get(self, position: int, count: int) -> Bytes:
-        start = position % len(self._bytes)
-        first = min(count, len(self._bytes) - start)
-        return np.concatenate([self._bytes[start : start + first], self._bytes[: count - first]])
+    def _get(self, position: int, count: int) -> bytes:
+        start = position % self._capacity
+        num_rest = start + count - self._capacity
+        place = self._first + start
+        if num_rest <= 0:
+            return self._memory[place : place + count]
+        return self._memory[place:] + self._memory[self._first : self._first + num_rest]
 
 
 class RingWriter(_Ring):
@@ -63,13 +70,11 @@ class RingWriter(_Ring):
     def write(self, payload: bytes, timeout_s: float) -> None:
         """Raises RingStuck if the slowest reader has not made room by then, ValueError for more than the ring holds."""
         num_bytes = _frame_bytes(len(payload))
-        if num_bytes > len(self._bytes):
-            raise ValueError(f"a frame of {len(payload)} bytes exceeds the ring's {len(self._bytes)}")
+        if num_bytes > self._capacity:
+            raise ValueError(f"a frame of {len(payload)} bytes exceeds the ring's {self._capacity}")
         start = int(self._positions[0])
-        self._await_room(start + num_bytes - len(self._bytes), timeout_s)
-        header = np.array([(len(payload), _checksum(payload, start))], dtype=_HEADER)
-        self._put(start, header.view(np.uint8))
-        self._put(start + _HEADER.itemsize, np.frombuffer(payload, dtype=np.uint8))
+        self._await_room(start + num_bytes - self._capacity, timeout_s)
+        self._put(start, _HEADER.pack(len(payload), _checksum(payload, start)) + payload)
         self._positions[0] = start + num_bytes
 
     def slowest(self) -> int:
@@ -107,17 +112,16 @@ class RingReader(_Ring):
         return payload
 
     def _whole_frame(self, start: int) -> bytes | None:
-        header = self._get(start, _HEADER.itemsize).view(_HEADER)[0]
-        length = int(header["length"])
-        if _frame_bytes(length) > len(self._bytes):
+        length, checksum = _HEADER.unpack(self._get(start, _HEADER.size))
+        if _frame_bytes(length) > self._capacity:
             return None
-        payload = self._get(start + _HEADER.itemsize, length).tobytes()
-        return payload if _checksum(payload, start) == int(header["checksum"]) else None
+        payload = self._get(start + _HEADER.size, length)
+        return payload if _checksum(payload, start) == checksum else None
 
 
 def _frame_bytes(length: int) -> int:
     """Frames start at whole words."""
-    return _HEADER.itemsize + -(-length // _WORD_BYTES) * _WORD_BYTES
+    return _HEADER.size + -(-length // _WORD_BYTES) * _WORD_BYTES
 
 
 def _checksum(payload: bytes, start: int) -> int:

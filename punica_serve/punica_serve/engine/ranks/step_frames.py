@@ -5,8 +5,9 @@ last named them: their positions, the tokens that the host has learned and the p
 introduced once, with its request. One that was preempted and admitted again is introduced again, as another one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,9 @@ from punica_serve.protocol import Request
 
 Int32s = npt.NDArray[np.int32]
 
-#: Words of a step before its rows: how many sequences have ended, how many rows follow, and how many of them prefill.
+#: The first words of a step: how many sequences have ended, how many rows there are, and how many of them prefill. The
+#: ended sequences follow, then two words of each prefill: where its chunk ends, and whether that is the newest token.
 _NUM_HEADER_WORDS = 3
-#: Words of a prefill's chunk, which come before the rows: where it ends, and whether that is the newest token.
-_NUM_CHUNK_WORDS = 2
 #: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
 _NUM_ROW_WORDS = 5
 
@@ -37,6 +37,17 @@ class _Known:
     num_tokens: int
     num_pages: int = 0
 
+    def take(self, sequence: Sequence, changes: list[int]) -> tuple[int, int]:
+        """Adds the new tokens, then the new pages, which the ranks know from now on; returns how many of each."""
+        num_tokens, num_pages = len(sequence.token_ids), len(sequence.pages)
+        num_new = (num_tokens - self.num_tokens, num_pages - self.num_pages)
+        if num_new[0]:
+            changes += sequence.token_ids[self.num_tokens :]
+        if num_new[1]:
+            changes += sequence.pages[self.num_pages :]
+        self.num_tokens, self.num_pages = num_tokens, num_pages
+        return num_new
+
 
 class StepEncoder:
     """The leader's side."""
@@ -48,11 +59,17 @@ class StepEncoder:
     def encode(self, plan: StepPlan) -> tuple[list[tuple[int, Request]], Int32s]:
         """The sequences to introduce first, by number, and the words of the step."""
         ended = self._drop_ended()
-        introduced = [(self._introduce(seq), seq.request) for seq in plan.sequences if seq not in self._known]
-        rows = [word for sequence in plan.sequences for word in self._row(sequence)]
+        introduced: list[tuple[int, Request]] = []
+        rows: list[int] = []
+        changes: list[int] = []
+        for sequence in plan.sequences:
+            known = self._known.get(sequence)
+            if known is None:
+                known = self._introduce(sequence)
+                introduced.append((known.number, sequence.request))
+            rows += (known.number, sequence.num_cached, sequence.num_in_flight, *known.take(sequence, changes))
         chunks = [word for chunk in plan.prefills for word in (chunk.end, int(chunk.is_last))]
-        header = [len(ended), len(plan.sequences), len(plan.prefills), *ended, *chunks]
-        changes = [word for sequence in plan.sequences for word in self._take_changes(sequence)]
+        header = [len(ended), len(rows) // _NUM_ROW_WORDS, len(plan.prefills), *ended, *chunks]
         return introduced, np.array([*header, *rows, *changes], dtype=np.int32)
 
     @property
@@ -64,22 +81,10 @@ class StepEncoder:
         ended = [sequence for sequence, known in self._known.items() if sequence.pages is not known.pages]
         return [self._known.pop(sequence).number for sequence in ended]
 
-    def _introduce(self, sequence: Sequence) -> int:
+    def _introduce(self, sequence: Sequence) -> _Known:
         number = next(self._numbers) & np.iinfo(np.int32).max
-        self._known[sequence] = _Known(number, sequence.pages, sequence.request.num_tokens)
-        return number
-
-    def _row(self, sequence: Sequence) -> tuple[int, ...]:
-        known = self._known[sequence]
-        num_new = (len(sequence.token_ids) - known.num_tokens, len(sequence.pages) - known.num_pages)
-        return (known.number, sequence.num_cached, sequence.num_in_flight, *num_new)
-
-    def _take_changes(self, sequence: Sequence) -> list[int]:
-        """The new tokens, then the new pages, which the ranks know from now on."""
-        known = self._known[sequence]
-        changes = sequence.token_ids[known.num_tokens :] + sequence.pages[known.num_pages :]
-        known.num_tokens, known.num_pages = len(sequence.token_ids), len(sequence.pages)
-        return changes
+        known = self._known[sequence] = _Known(number, sequence.pages, sequence.request.num_tokens)
+        return known
 
 
 class StepDecoder:
@@ -100,21 +105,16 @@ class StepDecoder:
 
     def decode(self, words: Int32s) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
-        num_ended, num_rows, num_prefills = words[:_NUM_HEADER_WORDS].tolist()
-        first_chunk = _NUM_HEADER_WORDS + num_ended
-        first_row = first_chunk + num_prefills * _NUM_CHUNK_WORDS
-        for number in words[_NUM_HEADER_WORDS:first_chunk].tolist():
+        rest = iter(words.tolist())
+        num_ended, num_rows, num_prefills = islice(rest, _NUM_HEADER_WORDS)
+        for number in islice(rest, num_ended):
             del self._sequences[number]
-        changes = first_row + num_rows * _NUM_ROW_WORDS
-        rows = words[first_row:changes].reshape(num_rows, _NUM_ROW_WORDS).tolist()
-        sequences = []
+        ends = [(next(rest), bool(next(rest))) for _ in range(num_prefills)]
+        rows = [tuple(islice(rest, _NUM_ROW_WORDS)) for _ in range(num_rows)]
         self.empty_pages = []
-        for row in rows:
-            sequences.append(self._update(row, words[changes:]))
-            changes += sum(row[3:])
-        ends = words[first_chunk:first_row].reshape(num_prefills, _NUM_CHUNK_WORDS).tolist()
+        sequences = [self._update(row, rest) for row in rows]
         chunks = [
-            PrefillChunk(sequence, sequence.num_cached, end, bool(is_last))
+            PrefillChunk(sequence, sequence.num_cached, end, is_last)
             for sequence, (end, is_last) in zip(sequences[:num_prefills], ends, strict=True)
         ]
         return StepPlan(tuple(chunks), tuple(sequences[num_prefills:]))
@@ -124,12 +124,14 @@ class StepDecoder:
         """The pages of the sequences, by number."""
         return {number: sequence.pages for number, sequence in self._sequences.items()}
 
-    def _update(self, row: list[int], changes: Int32s) -> Sequence:
+    def _update(self, row: tuple[int, ...], changes: Iterator[int]) -> Sequence:
         number, num_cached, num_in_flight, num_tokens, num_pages = row
         sequence = self._sequences[number]
         sequence.num_cached, sequence.num_in_flight = num_cached, num_in_flight
-        sequence.token_ids += changes[:num_tokens].tolist()
-        first_new = len(sequence.pages)
-        sequence.pages += changes[num_tokens : num_tokens + num_pages].tolist()
-        self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
+        if num_tokens:
+            sequence.token_ids += islice(changes, num_tokens)
+        if num_pages:
+            first_new = len(sequence.pages)
+            sequence.pages += islice(changes, num_pages)
+            self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
         return sequence
