@@ -21,7 +21,7 @@ class HostTime:
 
     num_known_pages: int
     batch_size: int
-    #: Added to a decode step.
+    #: Added to a decode step. Pages become known when a prefill ends and when a request does, never in between.
     step_us: float
     #: Added to the start and the end of a request whose prompt is known.
     request_us: float
@@ -30,11 +30,11 @@ class HostTime:
 def measure_host_time(
     *, num_known_pages: int = 100_000, batch_size: int = 64, prompt_tokens: int = 1050, page_size: int = 16
 ) -> HostTime:
-    """Runs the accounting alone: no model, no device."""
-    pool = SharedPagePool(num_known_pages + 2 * batch_size * -(-(prompt_tokens + _STEPS) // page_size))
+    """Runs the accounting alone: no model, no device. The pool is full, so each new page is one that was known."""
+    pool = SharedPagePool(num_known_pages + batch_size * -(-(prompt_tokens + batch_size + _STEPS) // page_size))
     desk = _Desk(pool, page_size)
     plain = _Desk(SharedPagePool(pool.num_pages), page_size, is_sharing=False)
-    for number in range(num_known_pages * page_size // prompt_tokens):
+    for number in range(pool.num_pages * page_size // prompt_tokens + 1):
         desk.end(desk.start(number, prompt_tokens))
     step_us, request_us = (
         shared - alone
@@ -76,7 +76,6 @@ class _Desk:
             sequence.num_cached = len(sequence.token_ids)
             sequence.token_ids.append(1)
             if len(sequence.token_ids) > len(sequence.pages) * self._page_size:
-                self._cache.name(sequence)
                 sequence.pages += self._pool.allocate(1)
 
     def end(self, sequence: Sequence) -> None:

@@ -215,7 +215,6 @@ class StepPlanner:
             num_missing = self._cache.pages_for(sequence.num_tokens) - len(sequence.pages)
             if num_missing > 0:
                 due.append((sequence, num_missing))
-                self._cache.prefixes.name(sequence)
         return give_pages(
             due,
             num_free=lambda: self._cache.pages.num_free,
