@@ -60,12 +60,15 @@ class _Prefills:
             raise RequestFailed("the CPU processes don't end their work")
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         job = self._start(weights, self._assist.pool.ready[:count])
-        torch.cuda.synchronize(self._x.device)
-        started.record()
-        run(job)
-        ended.record()
-        ended.synchronize()
-        if not job.end():
+        try:
+            torch.cuda.synchronize(self._x.device)
+            started.record()
+            run(job)
+            ended.record()
+            ended.synchronize()
+        finally:
+            is_good = job.end()
+        if not is_good:
             raise RequestFailed("the CPU processes did not answer in time")
         return float(started.elapsed_time(ended)) / 1e3
 

@@ -229,6 +229,53 @@ def test_a_disk_that_takes_nothing_costs_nobody_an_error(
     assert not list((folder / "packed" / "incoming").iterdir())
 
 
+def test_a_file_of_another_version_is_not_taken(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_file, "_VERSION", packed_file._VERSION - 1)
+        old = Worker(folder, model).packs(ref)
+    new = old.rename(old.with_name(PackedLayout.of(model, torch.float32).name))
+    assert new != old, "each version has names of its own"
+    assert Worker(folder, model).packs(ref) == new
+    assert packings == [ref.digest] * 2
+
+
+def test_a_disk_that_can_not_be_read_costs_nobody_an_error(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Worker(folder, model)
+    first.packs(ref)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        second = Worker(folder, model)
+        assert equal(second.load(ref), held(first, ref))
+        second.settle()
+    assert packings == [ref.digest] * 2
+
+
+def test_a_folder_that_is_gone_while_an_adapter_is_written_costs_nobody_an_error(
+    folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = packed_file.write_packed
+
+    def write(*arguments: object) -> None:
+        shutil.rmtree(folder / "packed")
+        original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(packed_store, "write_packed", write)
+    worker = Worker(folder, model)
+    worker.cache.release(worker.load(ref))
+    worker.settle()
+    worker.cache.evict(ref.digest)
+    assert worker.cache.used_bytes == 0, "nothing is held"
+    assert len([record for record in caplog.records if "can't be kept" in record.message]) == 1
+
+
 def test_a_disk_that_is_full_halfway_keeps_nothing(
     folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,52 @@
+"""Where CPU assistance can't be had, and which cores it takes."""
+
+import os
+
+import pytest
+import torch
+
+from punica_serve.config.cluster import EngineConfig
+from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors import ConfigError
+from tiny_config import tiny_config
+
+CPU = torch.device("cpu")
+
+
+def test_memory_that_cannot_be_pinned_costs_the_help_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> HostMemory:
+        raise ConfigError("1 MiB can't be pinned: raise `ulimit -l`", param="engine.host_cache_bytes")
+
+    monkeypatch.setattr(assistant, "open_host_memory", refuse)
+    host = HostMemory(4096, is_shared=True)
+    config = EngineConfig(model="model", cold_start="cpu_assist")
+    try:
+        assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU) is None
+    finally:
+        host.close()
+    assert [record.message for record in caplog.records] == [
+        "`engine.cold_start` goes on without CPU processes: 1 MiB can't be pinned: raise `ulimit -l`"
+    ]
+
+
+@pytest.mark.parametrize("mode", ["wait", "layerwise"])
+def test_other_modes_have_no_processes(mode: str) -> None:
+    host = HostMemory(4096)
+    config = EngineConfig(model="model", cold_start=mode)
+    assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU) is None
+
+
+def test_there_are_no_more_processes_than_cores_and_each_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5})
+    assert assist_cores(8, CPU) == [5, 4, 3]
+    assert assist_cores(2, CPU) == [5, 4]
+
+
+def test_the_workers_of_several_gpus_take_other_cores_as_far_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    cores = [assist_cores(2, torch.device("cuda", index)) for index in range(4)]
+    assert cores == [[5, 4], [3, 2], [1, 0], [5, 4]]
