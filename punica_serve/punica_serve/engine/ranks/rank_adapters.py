@@ -5,7 +5,7 @@ that a copy overwrites no page which a step sent before it reads.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -16,7 +16,7 @@ from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.errors import StoreUnavailable
 from punica_serve.errors.invariants import require
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: A slower disk fails the load, and the leader tries again.
 _READ_TIMEOUT_S = 30.0
@@ -64,8 +64,8 @@ class RankAdapters:
     def copy(self, ref: AdapterRef, pages: AdapterPages) -> "Future[None]":
         """Fills pages after all steps that were launched; steps may read them when the future has ended."""
         digest = ref.digest
-        held = [number for own in self.pages_by_digest.values() for number in own.get("qkv", [])]
-        require(not set(held) & set(pages.get("qkv", [])), f"adapter {digest} was given pages of another one")
+        held = {page for own in self.pages_by_digest.values() for page in _pages_in(own)}
+        require(held.isdisjoint(_pages_in(pages)), f"adapter {digest} was given pages of another one")
         self.pages_by_digest[digest] = pages
         fence = self._newest_end()
         copy = self._reads.pop(digest, None) or self._host_cache.get(digest)
@@ -114,3 +114,8 @@ class RankAdapters:
         for digest, read in [(digest, read) for digest, read in self._reads.items() if read.done()]:
             del self._reads[digest]
             self._release(read)
+
+
+def _pages_in(pages: AdapterPages) -> Iterator[tuple[LoraGroup, int]]:
+    for group, numbers in pages.items():
+        yield from ((group, number) for number in numbers)

@@ -1,0 +1,101 @@
+"""A leader finds out which rank is lost, and why. The other ends of the links are in this process."""
+
+import multiprocessing
+import queue
+from typing import Any
+
+import pytest
+
+from punica_serve.engine.ranks.rank_link import RankLink
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rank_messages import (
+    LeaderToRank,
+    Proposal,
+    RankFailed,
+    RankHello,
+    RankPing,
+    RankPong,
+    RankToLeader,
+)
+from punica_serve.engine.ranks.rank_watch import RankWatch
+from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.protocol import Message, WireError
+
+_DEADLINE_S = 30.0
+_HELLO = RankHello("1", "digest", "", "cpu", 0)
+
+
+class _Rank:
+    """A rank as the watch sees it, and the end that its process would have."""
+
+    def __init__(self, name: str) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self.name = name
+        self.link = RankLink(ours, RankToLeader, 5)
+        self.other = RankLink(theirs, LeaderToRank)
+
+    def tell(self, message: Message) -> None:
+        self.link.send(message)
+
+    def end_reason(self) -> str:
+        return "killed by SIGKILL"
+
+
+class _Watched:
+    def __init__(self, silence_timeout_s: float) -> None:
+        self.ranks: list[Any] = [_Rank("rank 1"), _Rank("rank 2")]
+        self.messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.losses: queue.SimpleQueue[PunicaError] = queue.SimpleQueue()
+        self.watch = RankWatch(
+            self.ranks,
+            silence_timeout_s,
+            lambda rank, message: self.messages.put((rank.name, message)),
+            lambda: None,
+            self.losses.put,
+        )
+
+    def loss(self) -> PunicaError:
+        loss = self.losses.get(timeout=_DEADLINE_S)
+        self.watch.close()
+        return loss
+
+
+def test_messages_are_passed_on_and_ranks_that_said_hello_are_pinged() -> None:
+    watched = _Watched(5.0)
+    first, second = watched.ranks
+    first.other.send(_HELLO)
+    second.other.send(Proposal("KvCache", 7))
+    told = {watched.messages.get(timeout=_DEADLINE_S) for _ in range(2)}
+    assert told == {("rank 1", _HELLO), ("rank 2", Proposal("KvCache", 7))}
+    for _ in range(2):
+        ping = first.other.receive()
+        assert isinstance(ping, RankPing)
+        first.other.send(RankPong(ping.number))
+    assert watched.losses.empty()
+    watched.watch.close()
+    first.other.close()
+    assert watched.losses.empty(), "what ends after the watch is no loss"
+
+
+def test_a_rank_without_answers_is_lost() -> None:
+    watched = _Watched(0.1)
+    watched.ranks[1].other.send(_HELLO)
+    assert str(watched.loss()) == "rank 2 has answered no ping for 0.1 s"
+
+
+def test_a_rank_whose_process_ends_is_lost() -> None:
+    watched = _Watched(60.0)
+    watched.ranks[0].other.close()
+    loss = watched.loss()
+    assert isinstance(loss, RankLost)
+    assert str(loss) == "rank 1 died: killed by SIGKILL"
+
+
+@pytest.mark.parametrize(("permanent", "kind"), [(True, ConfigError), (False, RankLost)])
+def test_a_rank_says_why_it_ends(permanent: bool, kind: type[PunicaError]) -> None:
+    watched = _Watched(60.0)
+    error = WireError("config_error", "the model does not fit", "engine.model")
+    watched.ranks[0].other.send(RankFailed(error, permanent))
+    loss = watched.loss()
+    assert type(loss) is kind
+    assert (str(loss), loss.param) == ("rank 1: the model does not fit", "engine.model")
