@@ -5,7 +5,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from punica_serve.config.fields import ConfigModel, Name, NameOrFile, NonNegative, PlacementName, PositiveInt, Seconds
+from punica_serve.config.fields import (
+    ConfigModel,
+    Name,
+    NameOrFile,
+    NonNegative,
+    NonNegativeInt,
+    PlacementName,
+    PositiveInt,
+    Seconds,
+)
 from punica_serve.protocol.slo import PROMISE_RANGE
 
 #: Seconds of a promised latency.
@@ -32,6 +41,8 @@ class ArrivalsConfig(ConfigModel):
     earlier_turns: NonNegative = 0.0
     #: Longest prompt in tokens; longer ones keep only their end.
     longest_prompt: PositiveInt = 1024
+    #: With `engine.prefix_caching`: the first tokens of a prompt, which all requests of its adapter share.
+    shared_prefix_tokens: NonNegativeInt = 0
 
     @field_validator("rate")
     @classmethod

@@ -14,6 +14,7 @@ from punica_scheduler.core import events
 from punica_scheduler.core.actions import Action, Deliver, Start, Stop
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.simulator.recorder import Recorder
+from punica_scheduler.simulator.simulated_prompts import SimulatedPrompts
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
@@ -64,6 +65,7 @@ class SimulatedCluster:
         arrivals: Arrivals,
         adapters: Sequence[AdapterRef],
         slos: Sequence[Slo],
+        prompts: SimulatedPrompts,
         *,
         prefill_budget_tokens: int,
         vocab_size: int,
@@ -105,7 +107,7 @@ class SimulatedCluster:
         #: (when, number, what): equal times in the order in which they were planned.
         self._heap: list[tuple[float, int, _Event]] = []
         self._num_planned = 0
-        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._prompts = prompts
 
     def run(self, on_progress: Callable[[float], None] = lambda _now_s: None) -> None:
         """AssertionError: a stream did not come out exactly once, or some state are wrong. That is a bug of ours."""
@@ -183,9 +185,10 @@ class SimulatedCluster:
 
     def _request(self, number: int) -> Request:
         length = self.arrivals.lengths[number]
-        prompt = self._prompts.setdefault(length.prompt, (0,) * length.prompt)
         params = SamplingParams(max_tokens=length.output, ignore_eos=True, seed=number)
-        adapter = self._adapters[self.arrivals.adapters[number]] if self.arrivals.adapters else None
+        index = self.arrivals.adapters[number] if self.arrivals.adapters else None
+        adapter = None if index is None else self._adapters[index]
+        prompt = self._prompts.of(number, length.prompt, index)
         return Request(str(number), round(self.now_s * 1e9), prompt, params, adapter, slo=self.slos[number])
 
     def _commanded(self, gpu: _Gpu, command: Command) -> None:

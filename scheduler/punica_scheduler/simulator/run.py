@@ -8,6 +8,7 @@ from pathlib import Path
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.simulator.cluster import SimulatedCluster
 from punica_scheduler.simulator.request_times import request_times
+from punica_scheduler.simulator.simulated_prompts import SimulatedPrompts
 from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
@@ -76,6 +77,7 @@ def simulate(
         ]
         for runner in range(simulation.num_runners)
     }
+    shared_tokens = simulation.arrivals.shared_prefix_tokens if simulation.arrivals else 0
     cluster = SimulatedCluster(
         scheduler,
         runners,
@@ -83,6 +85,7 @@ def simulate(
         arrivals,
         adapters,
         slos_of(config, arrivals, adapters),
+        SimulatedPrompts(is_sharing=engine.prefix_caching, shared_prefix_tokens=shared_tokens),
         prefill_budget_tokens=config.engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
         chunk_costs=chunk_costs_of(model),
