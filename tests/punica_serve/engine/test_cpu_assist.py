@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 from torch import Tensor
 
@@ -152,6 +153,16 @@ def test_chunks_of_a_long_prompt_and_requests_of_one_adapter(
     requests.append(cold_request("short", refs[1], num_prompt_tokens=1))
     assert run_requests(engine, *requests) == resident(*requests)
     assert exchanges
+
+
+def test_rows_before_an_invocation_stay_the_bases(
+    engine: Engine, refs: list[AdapterRef], resident: Callable[..., object]
+) -> None:
+    """Processes add LoRA to all rows of a prefill, so one with rows of the base gets none of their help."""
+    prompt = cold_request("plain", refs[0], num_prompt_tokens=12).prompt_ids
+    activated = msgspec.structs.replace(refs[0], invocation=prompt[7:9])
+    request = cold_request("activated", activated, num_prompt_tokens=12)
+    assert run_requests(engine, request) == resident(request)
 
 
 def test_decodes_are_not_held_by_exchanges(
