@@ -12,6 +12,9 @@ MAX_HEADER_BYTES = 64 << 10
 _VERSIONS = (b"1.0", b"1.1")
 _VERSION_NOT_SUPPORTED = 505
 
+#: In a head, as h11 writes it: the body comes in chunks (RFC 9112, section 7.1).
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+
 #: A target in absolute form (RFC 9112, section 3.2.2). User information in it is an error (RFC 9110, section 4.2.4).
 _ABSOLUTE = re.compile(rb"https?://(?P<authority>[^/?#@]+)(?P<rest>([/?].*)?)", re.IGNORECASE)
 
@@ -27,6 +30,16 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
         #: Whether the last head was refused only for its HTTP version.
         self.is_unknown_version = False
+        self._sends_chunks = False
+
+    def send(self, event: Any) -> bytes | None:
+        """The bytes of an event. Pieces of a stream are framed here: h11 takes as long for one as all before it."""
+        if type(event) is h11.Data and self._sends_chunks and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        sent = super().send(event)
+        if isinstance(event, h11.Response):
+            self._sends_chunks = _CHUNKED in (sent or b"").lower()
+        return sent
 
     def next_event(self) -> Any:
         """Makes a request's target a path or `*`, and moves the authority of an absolute target to `Host`."""

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import socket
+from collections.abc import Sequence
 
+import h11
 import pytest
 
-from punica_frontend.http.strict_http import MAX_HEADER_BYTES
+from punica_frontend.http.strict_http import MAX_HEADER_BYTES, StrictConnection
 from punica_frontend.http.uvicorn_private import EmbeddedServer
 from waits import DEADLINE_S
 
@@ -122,3 +124,26 @@ async def test_the_host_of_a_target_overrules_the_header(server: EmbeddedServer,
     assert head.startswith(b"HTTP/1.1 401 "), (head, body)
     head, body = await login(b"http://b.example/v1/login", b"a.example")
     assert head.startswith(b"HTTP/1.1 403 ") and b"b.example" in body
+
+
+def sent_by(connection: h11.Connection, head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
+    """What a connection sends for two answers of three pieces each, on requests that begin with this head."""
+    sent = []
+    for _ in range(2):
+        connection.receive_data(head + b"Host: x\r\n\r\n")
+        while not isinstance(connection.next_event(), h11.EndOfMessage):
+            pass
+        pieces = (b"", b"", b"") if head.startswith(b"HEAD") else (b"abcdef", b"", b"xyz" * 20)
+        body = [h11.Data(data=piece) for piece in pieces]
+        events: list[h11.Event] = [h11.Response(status_code=200, headers=headers), *body, h11.EndOfMessage()]
+        sent += [connection.send(event) for event in events]
+        if connection.our_state is not h11.DONE:
+            break
+        connection.start_next_cycle()
+    return sent
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n", b"HEAD / HTTP/1.1\r\n", b"GET / HTTP/1.0\r\n"])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"66")]])
+def test_a_streams_pieces_are_framed_as_h11_frames_them(head: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    assert sent_by(StrictConnection(), head, headers) == sent_by(h11.Connection(h11.SERVER), head, headers)
