@@ -19,6 +19,8 @@ class LingeringTransport:
         self, transport: asyncio.Transport, is_sending: Callable[[], bool], on_linger: Callable[[], None]
     ) -> None:
         self.inner = transport
+        #: Looked up once: each token of a stream is written.
+        self.write = transport.write
         self.is_lingering = False
         self._is_sending = is_sending
         self._on_linger = on_linger

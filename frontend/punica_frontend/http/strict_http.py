@@ -32,11 +32,11 @@ class StrictConnection(h11.Connection):
         self.is_unknown_version = False
         self._sends_chunks = False
 
-    def send(self, event: Any) -> bytes | None:
+    def send(self, event: Any) -> Any:  # h11 has an overload for each result
         """The bytes of an event. Pieces of a stream are framed here: h11 takes as long for one as all before it."""
         if type(event) is h11.Data and self._sends_chunks and self.our_state is h11.SEND_BODY:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
-        sent = super().send(event)
+        sent: bytes | None = super().send(event)
         if isinstance(event, h11.Response):
             self._sends_chunks = _CHUNKED in (sent or b"").lower()
         return sent

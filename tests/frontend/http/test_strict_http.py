@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Sequence
 
 import h11
 import pytest
@@ -126,7 +125,7 @@ async def test_the_host_of_a_target_overrules_the_header(server: EmbeddedServer,
     assert head.startswith(b"HTTP/1.1 403 ") and b"b.example" in body
 
 
-def sent_by(connection: h11.Connection, head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
+def sent_by(connection: h11.Connection, head: bytes, headers: list[tuple[bytes, bytes]]) -> list[bytes | None]:
     """What a connection sends for two answers of three pieces each, on requests that begin with this head."""
     sent = []
     for _ in range(2):
