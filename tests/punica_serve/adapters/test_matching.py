@@ -293,3 +293,15 @@ def test_one_update_for_embedding_and_head_is_refused(model: ModelConfig) -> Non
     with pytest.raises(AdapterRejected, match="`ensure_weight_tying` can't be applied"):
         targets_of(PeftConfig(target_modules=("q_proj", "lm_head"), ensure_weight_tying=True), model)
     assert targets_of(PeftConfig(target_modules=("q_proj",), ensure_weight_tying=True), model)
+
+
+def test_a_rank_beyond_the_limit_is_refused_in_the_head_too(model: ModelConfig) -> None:
+    with pytest.raises(AdapterRejected, match="gives `lm_head` rank 257; at most 256 is served") as caught:
+        targets_of(PeftConfig(target_modules=("q_proj", "lm_head"), rank_pattern={"lm_head": 257}), model)
+    assert caught.value.param == "rank_pattern"
+
+
+def test_an_activated_adapter_of_the_embedding_is_refused(model: ModelConfig) -> None:
+    config = PeftConfig(target_modules=("q_proj", "embed_tokens"), alora_invocation_tokens=(3,))
+    with pytest.raises(AdapterRejected, match="`alora_invocation_tokens` can't be applied to `embed_tokens`"):
+        targets_of(config, model)

@@ -6,7 +6,7 @@ import { AdapterList, adapterName, batchText, knownText, Meter, stepTimeText } f
 
 const INTERVAL_MS = 1000;
 /** @type {Record<string, string>} */
-const GROUPS = { qkv: "q, k, v", o: "o", gate_up: "gate, up", down: "down" };
+const GROUPS = { qkv: "q, k, v", o: "o", gate_up: "gate, up", down: "down", embed: "embedding", head: "output head" };
 
 export class GpuPanel {
   /** @type {string | null} */
