@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-ENGINE_BENCHMARKS = ("batching", "coldstart", "coldstart-series", "overhead", "textgen")
+ENGINE_BENCHMARKS = ("batching", "coldstart", "coldstart-series", "cpu-assist", "decode-ranks", "overhead", "textgen")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with a GPU there is nothing to say")
