@@ -8,11 +8,12 @@ import pytest
 from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
 from punica_scheduler.core.consolidation import ConsolidationRule
 from punica_scheduler.core.placement import Placement, PunicaPlacement
+from punica_serve.paging.prefix_hash import hints_of
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_columns import StepTimeColumns
 from punica_serve.performance.step_time import StepTimeModel
-from punica_serve.protocol import Slo
-from scheduler_in_words import Cluster, NewCluster
+from punica_serve.protocol import PrefixCaching, Request, SamplingParams, Slo
+from scheduler_in_words import PAGE_SIZE, Cluster, NewCluster
 
 RULE = ConsolidationRule(interval_ns=10**9, light_load=0.25, prefill_tokens_per_s=1000, idle_s=10)
 
@@ -145,3 +146,21 @@ def test_among_equals_requests_move_up_the_uuids_and_stay(new_cluster: NewCluste
     assert cluster.time_passes(1) == ["A: stop a1", "B: start a1 after 1"]
     cluster.steps("B", "a1 b1")
     assert cluster.time_passes(1) == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_another_gpu_knows_of_a_prompt_need_not_be_computed_again(new_cluster: NewCluster, is_known: bool) -> None:
+    """10 tokens would take a second, longer than the 59 that are left; 2 of them take 0.2."""
+    sharing = PrefixCaching("base")
+    cluster = new_cluster(consolidation=replace(RULE, prefill_tokens_per_s=10))
+    cluster.gpu_joins("A", pages=64, prefix_caching=sharing)
+    cluster.arrives("a1", prompt=9, max_tokens=60)
+    cluster.steps("A", "a1")
+    cluster.is_drained("A")
+    cluster.gpu_joins("B", pages=64, prefix_caching=sharing)
+    for name in ("b1", "b2", "b3", "b4"):
+        cluster.arrives(name, max_tokens=60)
+    cluster.is_drained("A", drain=False)
+    request = Request("r", 0, (7,) * 9, SamplingParams())
+    cluster.reports("B", [], hints=hints_of(request, sharing, PAGE_SIZE, request.prompt_ids) if is_known else ())
+    assert cluster.time_passes(1) == (["A: stop a1", "B: start a1 after 1"] if is_known else [])
