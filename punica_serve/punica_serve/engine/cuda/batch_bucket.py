@@ -13,6 +13,8 @@ _PREFILL_ROWS = (
     *(16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768),
     *(1024, 1536, 2048, 3072, 4096),
 )
+# Where several prefills share a step, their rows add up to any number, and large batches capture more graphs.
+_SHARED_PREFILL_ROWS = tuple(rows for rows in _PREFILL_ROWS if rows % 64 == 0 or rows in (32, 96))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class BatchBucket:
 
 # Few sizes beside a prefill, whose cost dominates.
 _BESIDE_PREFILL = (31, 127)
+#: So many of them, the largest.
+_NUM_BESIDE = 2
 
 
 class BatchBuckets:
@@ -54,8 +58,9 @@ class BatchBuckets:
     def __init__(self, *, max_batch_size: int, prefill_budget_tokens: int, max_prefills: int = 1) -> None:
         self._max_prefills = max_prefills
         self._decode_rows = _up_to(max_batch_size, _DECODE_ROWS)
-        self._prefill_rows = _up_to(prefill_budget_tokens, _PREFILL_ROWS)
-        self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)
+        prefill_rows = _PREFILL_ROWS if max_prefills == 1 else _SHARED_PREFILL_ROWS
+        self._prefill_rows = _up_to(prefill_budget_tokens, prefill_rows)
+        self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)[-_NUM_BESIDE:]
 
     @property
     def all(self) -> tuple[BatchBucket, ...]:

@@ -17,9 +17,10 @@ def _plan(num_prefill: int, num_decodes: int) -> StepPlan:
     return StepPlan(chunks, tuple(_sequence() for _ in range(num_decodes)))
 
 
+@pytest.mark.parametrize("max_prefills", [1, 4])
 @pytest.mark.parametrize(("max_batch_size", "budget"), [(1, 1), (3, 20), (32, 512), (32, 500), (256, 8192), (1000, 64)])
-def test_every_step_fits_a_known_shape(max_batch_size: int, budget: int) -> None:
-    buckets = BatchBuckets(max_batch_size=max_batch_size, prefill_budget_tokens=budget)
+def test_every_step_fits_a_known_shape(max_batch_size: int, budget: int, max_prefills: int) -> None:
+    buckets = BatchBuckets(max_batch_size=max_batch_size, prefill_budget_tokens=budget, max_prefills=max_prefills)
     for num_prefill in {0, 1, budget // 2, budget}:
         for num_decodes in {1, max_batch_size // 2, max_batch_size - (num_prefill > 0)} - {0}:
             if num_decodes + (num_prefill > 0) > max_batch_size:
@@ -38,7 +39,14 @@ def test_the_smallest_shape_is_taken() -> None:
     assert buckets.fit(_plan(512, 1)) == BatchBucket(512, 31)
     assert buckets.fit(_plan(65, 0)) == BatchBucket(96, 31)
     large = BatchBuckets(max_batch_size=256, prefill_budget_tokens=512)
-    assert [large.fit(_plan(16, decodes)).num_decode_rows for decodes in (0, 32, 200)] == [31, 127, 255]
+    assert [large.fit(_plan(16, decodes)).num_decode_rows for decodes in (0, 32, 200)] == [127, 127, 255]
+
+
+def test_large_batches_have_few_shapes_to_capture() -> None:
+    few = BatchBuckets(max_batch_size=32, prefill_budget_tokens=512)
+    many = BatchBuckets(max_batch_size=256, prefill_budget_tokens=512, max_prefills=8)
+    assert (len(few.all), len(many.all)) == (22, 33)
+    assert {bucket.num_prefills for bucket in many.all} == {0, 8}
 
 
 def test_prefills_have_shapes_that_fill_what_products_have_room_for() -> None:
