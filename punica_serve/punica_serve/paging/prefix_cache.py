@@ -69,10 +69,8 @@ class PrefixCache:
 
     def take(self, holder: HolderT) -> HolderT:
         """Exchanges pages that are not computed yet for known ones, which skips their computation. Returns it."""
-        found = self._find(holder)
-        first, end = holder.num_cached // self._page_size, len(found)
-        if end > first:
-            self._exchange(holder, found[first:])
+        if found := self._find(holder):
+            self._exchange(holder, found)
         return holder
 
     def awaits(self, holder: PageHolder, other: PageHolder) -> bool:
@@ -135,7 +133,8 @@ class PrefixCache:
                     self._hints.append(hint_of(key))
 
     def _find(self, holder: PageHolder) -> list[int]:
+        """Known pages for its first ones that are not computed: a key stands for all tokens before its page, too."""
         if holder.prefix_hash is None:
             return []
-        num_pages = (holder.num_tokens - 1) // self._page_size
-        return self._pool.find(holder.prefix_hash.keys(holder.known_ids, num_pages))
+        first, end = holder.num_cached // self._page_size, (holder.num_tokens - 1) // self._page_size
+        return self._pool.find(holder.prefix_hash.keys(holder.known_ids, end, first))
