@@ -72,6 +72,8 @@ def main(store: str, index: str, size: str, device: str, one_shot_bytes: str, mo
     folder = Path(model)
     refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
     _serve_one(Path(store), Rank(int(index), int(size)), device, int(one_shot_bytes), folder, refs)
+    # gloo's threads may outlive its group, and the interpreter's end would abort them and so this process.
+    os._exit(0)
 
 
 if __name__ == "__main__":
