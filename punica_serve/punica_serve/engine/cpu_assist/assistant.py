@@ -52,16 +52,16 @@ class CpuAssist:
     """Owns the shared memory and the processes. All methods run on the step loop's thread."""
 
     def __init__(self, config: EngineConfig, shape: ExchangeShape, host: HostMemory, device: torch.device) -> None:
-        """Raises ConfigError if the shared memory can't be had or pinned. Call ``start`` before the first step."""
+        """Raises ConfigError if the shared memory can't be had or pinned."""
         self.shape = shape
         self._mode = config.cold_start
         self._is_cpu = device.type == "cpu"
         self._host = host
         self._shared = open_host_memory(exchange_num_bytes(shape), device, is_shared=True)
         self.memory = ExchangeMemory(self._shared.bytes, shape)
-        self._pool = ProcessPool(self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device))
         #: What tells a GPU's steps which layers have arrived.
         self.arrival_words = None if self._is_cpu else ArrivalWords(shape.num_layers, device)
+        self._pool = ProcessPool(self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device))
         self._forecast: AssistForecast | None = None
         self._key = 0
 

@@ -96,7 +96,7 @@ class ExchangeMemory:
     """Views of one stretch of shared memory."""
 
     def __init__(self, memory: Tensor, shape: ExchangeShape) -> None:
-        """``memory``: uint8 [``num_bytes(shape)``], zero at first."""
+        """``memory``: uint8 [``exchange_num_bytes(shape)``], zero at first."""
         places = _places(shape)
         self.shape = shape
         self._job: Words = _numpy(memory, places["job"], torch.int64)

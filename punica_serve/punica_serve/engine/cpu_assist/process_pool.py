@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LONG_LIFE_S = 60.0
 #: A process leaves a job soon after the step's end, or it is stopped.
 _LEAVE_GRACE_S = 0.25
+#: Longest wait for the end of all processes. One that the kernel does not let die must not hold the worker.
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +66,8 @@ class ProcessPool:
         self._arguments = (msgspec.json.encode(memory.shape).decode(), _place(shared), _place(host))
         self._fds = (shared.fd, host.fd)
         self._children = [_Child(number, core) for number, core in enumerate(cores)]
-        self._suspicions: list[_Suspicion] = []
+        #: Added by the step loop, taken by the thread.
+        self._suspicions: deque[_Suspicion] = deque()
         self._last_key, self._last_used = 0, tuple[int, ...]()
         #: Held while a pipe is written to or closed: its number would be that of another file soon.
         self._pipes = threading.Lock()
@@ -110,19 +114,30 @@ class ProcessPool:
     def close(self) -> None:
         """Kills all processes, which hold nothing that would be lost."""
         self._is_closing.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.warning("some CPU processes of `engine.cold_start` did not end within %g s", _CLOSE_TIMEOUT_S)
 
     def _is_ready(self, child: _Child) -> bool:
         return child.popen is not None and self._memory.pids[child.number] == child.popen.pid
 
     def _watch(self) -> None:
-        while not self._is_closing.is_set():
+        try:
+            while not self._is_closing.is_set():
+                for child in self._children:
+                    self._tend(child)
+                self._look_at_suspicions()
+                self._is_closing.wait(_TICK_S)
+        finally:
             for child in self._children:
-                self._tend(child)
-            self._suspicions = [suspicion for suspicion in self._suspicions if self._is_open(suspicion)]
-            self._is_closing.wait(_TICK_S)
-        for child in self._children:
-            self._kill(child)
+                self._kill(child)
+
+    def _look_at_suspicions(self) -> None:
+        """Each that is there now once; the step loop may add some meanwhile."""
+        for _ in range(len(self._suspicions)):
+            suspicion = self._suspicions.popleft()
+            if self._is_open(suspicion):
+                self._suspicions.append(suspicion)
 
     def _tend(self, child: _Child) -> None:
         """Starts the process if it is due, and notices its end."""
