@@ -8,6 +8,7 @@ before it.
 import json
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"down_proj": 12},
         "alpha_pattern": {"down_proj": 30, "k_proj": 1},
     },
-    "high": {"r": 150, "lora_alpha": 40, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 256}},
+    "high": {"r": 256, "lora_alpha": 60, "target_modules": ["q_proj", "up_proj"]},
     "vocabulary": {"r": 5, "lora_alpha": 10, "target_modules": ["embed_tokens", "lm_head", "o_proj"]},
     "embedding": {"r": 12, "lora_alpha": 6, "use_rslora": True, "target_modules": ["embed_tokens"]},
-    "head": {"r": 3, "lora_alpha": 6, "target_modules": r".*lm_head|.*layers\.1\..*\.o_proj"},
+    "head": {"r": 3, "lora_alpha": 6, "target_modules": ["lm_head", "1.self_attn.o_proj"]},
     "layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
     "regex": {"r": 6, "lora_alpha": 12, "target_modules": r".*\.(1|2)\.self_attn\.(q|o)_proj"},
 }
@@ -149,10 +150,11 @@ def _fused(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _save_adapters(folder: Path, base: Path, *, fused: bool) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     for number, (name, settings) in enumerate(VARIANTS.items()):
         torch.manual_seed(number)
         model = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+            deepcopy(plain),
             LoraConfig(task_type="CAUSAL_LM", **(_fused(settings) if fused else settings)),
         )
         for tensor_name, tensor in model.named_parameters():
