@@ -49,7 +49,9 @@ def make_runner(
             buckets,
             use_graphs=config.cuda_graphs,
             by_layer=config.starts_by_layer,
-            flashinfer_from=flashinfer_rows(config.attention, model.config, cache.pool.dtype, device),
+            flashinfer_from=flashinfer_rows(
+                config.attention, model.config, cache.pool.dtype, device, config.num_prefills
+            ),
             assist=assist,
         )
         return _measured(runner, assist)

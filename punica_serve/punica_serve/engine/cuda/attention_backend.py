@@ -66,9 +66,11 @@ def flashinfer_from(times: Iterable[AttentionTime], group: int) -> int | None:
 
 
 def flashinfer_rows(
-    backend: AttentionBackend, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    backend: AttentionBackend, model: ModelConfig, dtype: torch.dtype, device: torch.device, num_prefills: int = 1
 ) -> int | None:
     """The fewest prefill rows of a bucket that FlashInfer serves; None leaves all to our kernel.
+
+    ``num_prefills``: the most of one step. ``auto`` leaves several to our kernel: FlashInfer's were not checked there.
 
     Raises ConfigError if ``backend`` insists on FlashInfer and it can't serve this model here.
     """
@@ -81,6 +83,8 @@ def flashinfer_rows(
             raise ConfigError(f"`engine.attention` is flashinfer, but {reason}; take auto", param="engine.attention")
         _compile(modules)
         return 1
+    if num_prefills > 1:
+        reason = f"`engine.max_prefills` is {num_prefills}, and FlashInfer was not checked with more than one"
     first = flashinfer_from(measured_times(), model.num_attention_heads // model.num_key_value_heads)
     missing = [] if reason else [module for module in modules if not is_compiled(module)]
     if first is not None and missing:

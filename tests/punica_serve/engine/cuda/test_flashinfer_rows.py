@@ -40,6 +40,16 @@ def test_rows_attend_to_their_own_past(desk: AttentionDesk, chunk: tuple[int, in
         desk.check(step, BUCKET, layer, q, attention.run(layer, q))
 
 
+@pytest.mark.parametrize("num_prefills", [1, 2, 3])
+def test_prefills_of_one_step_attend_to_their_own_past(desk: AttentionDesk, num_prefills: int) -> None:
+    bucket = BatchBucket(512, 7, max_prefills=3)
+    step = desk.step_of([(0, 37), (500, 570), (3, 4)][:num_prefills], [100, 1, 900])
+    attention, q = desk.attention(bucket, flashinfer_from=1), desk.q(bucket)
+    attention.plan(step)
+    for layer in range(2):
+        desk.check(step, bucket, layer, q, attention.run(layer, q))
+
+
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk) -> None:
     attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
     stream = torch.cuda.Stream()
