@@ -60,13 +60,18 @@ class Worker:
     def num_free(self) -> int:
         return self.info.num_kv_pages - sum(sequence.num_pages for sequence in self.sequences.values())
 
+    @property
+    def has_place(self) -> bool:
+        """Whether the batch has one; requests that come before others have ended wait for theirs."""
+        return sum(sequence.num_pages > 0 for sequence in self.sequences.values()) < self.info.max_batch_size
+
     def step(self, max_commands: int) -> None:
         for _ in range(min(max_commands, len(self.commands))):
             self._apply(self.commands.popleft())
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
             needed = pages_for(sequence.num_tokens + 1)
-            if not sequence.num_pages and needed <= self.num_free:
+            if not sequence.num_pages and self.has_place and needed <= self.num_free:
                 sequence.num_pages = needed
         starved = self._grow()
         positions, token_ids, finished = self._compute()
@@ -114,7 +119,7 @@ class Worker:
 
     def _check_batch(self) -> None:
         """What the scheduler must never ask of a worker."""
-        assert len(self.sequences) <= self.info.max_batch_size
+        assert len(self.sequences) <= 2 * self.info.max_batch_size  # each may await the end of another
         adapters = {s.request.adapter.digest: s.request.adapter for s in self.sequences.values() if s.request.adapter}
         groups: tuple[tuple[LoraGroup, str], ...] = (("qkv", "q_proj"), ("o", "o_proj"))
         for group, module in groups:
