@@ -21,7 +21,7 @@ def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: li
 
     monkeypatch.setattr(cuda_runner, "CudaRunner", fail)
     monkeypatch.setattr(device_runner, "free_bytes", lambda _: free_gib.pop(0) << 30)
-    cache: Any = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda", 0)))
+    cache: Any = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16))
     nothing: Any = None
     model: Any = SimpleNamespace(config=None)
     make_runner(EngineConfig(model="demo:model", attention="triton"), model, cache, nothing, nothing, nothing, nothing)
