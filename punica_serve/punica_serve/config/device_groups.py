@@ -52,14 +52,20 @@ def why_no_group(ranks: Sequence[str]) -> str | None:
 
 def grouped(devices: Sequence[str], size: int) -> tuple[str, ...]:
     """The devices of each worker: the devices as they are, or groups of ``size`` neighbours. Raises ValueError."""
-    if size == 1:
-        return tuple(devices)
+    groups = tuple(devices) if size == 1 else _neighbours_of(devices, size)
+    for group in groups:
+        if reason := why_no_group(ranks_of(group)):
+            raise ValueError(f"the group {group!r} {reason}")
+    gpus = [rank for group in groups for rank in ranks_of(group) if rank.startswith("cuda")]
+    if twice := next((gpu for gpu in gpus if gpus.count(gpu) > 1), None):
+        raise ValueError(f"`devices` names {twice} twice; each worker needs GPUs of its own")
+    return groups
+
+
+def _neighbours_of(devices: Sequence[str], size: int) -> tuple[str, ...]:
+    """Groups of ``size`` devices that are named one after the other. Raises ValueError."""
     if any(len(ranks_of(device)) > 1 for device in devices):
         raise ValueError("give groups in `devices` or their size in `tensor_parallel`, not both")
     if len(devices) % size:
         raise ValueError(f"`tensor_parallel` of {size} does not divide {len(devices)} `devices`")
-    groups = tuple(group_of(devices[first : first + size]) for first in range(0, len(devices), size))
-    for group in groups:
-        if reason := why_no_group(ranks_of(group)):
-            raise ValueError(f"the group {group!r} {reason}")
-    return groups
+    return tuple(group_of(devices[first : first + size]) for first in range(0, len(devices), size))

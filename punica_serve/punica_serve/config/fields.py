@@ -43,6 +43,14 @@ def _refuse_unknown_device(name: str) -> str:
     return name
 
 
+def _read_auto(value: Any) -> Any:
+    if value == "auto":
+        return None
+    if value is not None and type(value) is not int:
+        raise ValueError("must be a whole number, or auto")
+    return value
+
+
 #: A folder; relative paths become absolute when the file is read.
 Folder = Annotated[Path, BeforeValidator(_refuse_empty), AfterValidator(resolve_folder)]
 
@@ -63,7 +71,7 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 #: A number of pages, rows or tokens: the tables of a step hold int32.
 Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 #: The same, or `auto`, which is None.
-AutoInt32 = Annotated[Int32 | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+AutoInt32 = Annotated[Int32 | None, BeforeValidator(_read_auto)]
 #: `max_batch_size: auto`, until a runner takes a size for it. Not None: nearly all code reads the size that was taken.
 AUTO_BATCH = 0
 
@@ -71,8 +79,8 @@ AUTO_BATCH = 0
 def _read_batch_size(value: Any) -> Any:
     if value == "auto":
         return AUTO_BATCH
-    if type(value) is int and value < 1:
-        raise ValueError("must be at least 1, or auto")
+    if type(value) is not int or value < 1:
+        raise ValueError("must be a whole number of 1 or more, or auto")
     return value
 
 
@@ -85,7 +93,7 @@ BatchSize = Annotated[
 ]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 #: The same, or `auto`, which is None.
-AutoNonNegativeInt = Annotated[NonNegativeInt | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+AutoNonNegativeInt = Annotated[NonNegativeInt | None, BeforeValidator(_read_auto)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 

@@ -39,6 +39,7 @@ _MUST_BE = {
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_type": "a mapping",
+    "multiple_of": "a multiple of {multiple_of}",
     "path_type": "a path",
     "string_too_short": "a non-empty string",
     "string_type": "a text",
