@@ -27,6 +27,7 @@ from punica_serve.engine.ranks.doorbell import Doorbell
 from punica_serve.engine.ranks.message_ring import RingReader
 from punica_serve.engine.ranks.rank_inbox import RankInbox
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
+from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_messages import (
     Agreed,
     LeaderToRank,
@@ -98,17 +99,24 @@ class _Leader:
 
     def port(self) -> int:
         """Where the ranks meet."""
-        welcome = self._answers.get(timeout=self._timeout_s)
+        welcome = self._answer("where the ranks meet")
         assert isinstance(welcome, RankWelcome)
         return welcome.port
 
     def agree(self, name: str, value: int) -> int:
         """The value that all ranks take."""
         self._link.send(Proposal(name, value))
-        agreed = self._answers.get(timeout=self._timeout_s)
+        agreed = self._answer(f"what all ranks take as {name}")
         assert isinstance(agreed, Agreed)
         assert agreed.name == name
         return agreed.value
+
+    def _answer(self, what: str) -> RankWelcome | Agreed:
+        """Raises RankLost if the leader does not say it in time."""
+        try:
+            return self._answers.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise RankLost(f"rank 0 has not said {what} within {self._timeout_s:g} s") from None
 
     def _read(self) -> None:
         try:

@@ -4,6 +4,7 @@ Reads and copies run on threads. Everything else runs on the thread that takes t
 that a copy overwrites no page which a step sent before it reads.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,8 @@ from punica_serve.errors import StoreUnavailable
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef, LoraGroup
 
-#: A slower disk fails the load, and the leader tries again.
+#: From the leader's command to the end of the read, whatever it waits for. A slower disk fails the load, and the leader
+#: tries again: it takes a rank for lost only later.
 _READ_TIMEOUT_S = 30.0
 #: Adapters whose folders on this host are remembered.
 _MAX_FOLDERS = 4096
@@ -63,14 +65,14 @@ class RankAdapters:
 
     def copy(self, ref: AdapterRef, pages: AdapterPages) -> "Future[None]":
         """Fills pages after all steps that were launched; steps may read them when the future has ended."""
-        digest = ref.digest
+        digest, deadline_s = ref.digest, time.monotonic() + _READ_TIMEOUT_S
         held = {page for own in self.pages_by_digest.values() for page in _pages_in(own)}
         require(held.isdisjoint(_pages_in(pages)), f"adapter {digest} was given pages of another one")
         self.pages_by_digest[digest] = pages
         fence = self._newest_end()
         copy = self._reads.pop(digest, None) or self._host_cache.get(digest)
         source = copy or self._reader.start(replace(ref, uri=self._folders.get(digest, ref.uri)))
-        return self._copiers.submit(self._fill, pages, source, () if fence is None else (fence,))
+        return self._copiers.submit(self._fill, pages, source, () if fence is None else (fence,), deadline_s)
 
     def free(self, digest: str) -> None:
         self._release_reads()
@@ -90,10 +92,15 @@ class RankAdapters:
         self._host_cache.close()
 
     def _fill(
-        self, pages: AdapterPages, source: "HostCopy | Future[HostCopy]", fences: tuple[torch.cuda.Event, ...]
+        self,
+        pages: AdapterPages,
+        source: "HostCopy | Future[HostCopy]",
+        fences: tuple[torch.cuda.Event, ...],
+        deadline_s: float,
     ) -> None:
         try:
-            copy = source.result(_READ_TIMEOUT_S) if isinstance(source, Future) else source
+            left_s = max(0.0, deadline_s - time.monotonic())
+            copy = source.result(left_s) if isinstance(source, Future) else source
         except TimeoutError:
             assert isinstance(source, Future)
             source.add_done_callback(self._release)

@@ -16,6 +16,8 @@ from punica_serve.protocol import Message
 
 #: From the end of a process's socket to the end of the process.
 _EXIT_GRACE_S = 1.0
+#: From a kill to the end of the process, which a driver may delay.
+_KILL_TIMEOUT_S = 5.0
 #: Longest wait for the rest of a message.
 _MESSAGE_TIMEOUT_S = 5
 
@@ -66,7 +68,8 @@ class RankProcess:
             self._process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_TIMEOUT_S)
             return False
         finally:
             self.link.close()

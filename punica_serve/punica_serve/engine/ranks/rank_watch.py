@@ -1,5 +1,6 @@
 """A leader's watch over the other ranks: it reads what they say, pings them, and finds out which one is lost."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from punica_serve.engine.ranks.rank_messages import RankFailed, RankHello, RankP
 from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.errors import ConfigError, ProtocolError, PunicaError
 from punica_serve.process.stall_detector import StallDetector
+
+log = logging.getLogger(__name__)
 
 #: Pings within the silence timeout. Answers that stop between two of them have been missed for it by the fifth.
 _NUM_PINGS = 5
@@ -53,11 +56,18 @@ class RankWatch:
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
+        """Nothing watches a group after an error of ours, so that ends the group too."""
         try:
             self._watch()
         except PunicaError as loss:
-            if not self._is_closed.is_set():
-                self._on_loss(loss)
+            self._report(loss)
+        except Exception as error:
+            log.exception("the watch over the ranks has failed")
+            self._report(RankLost(f"the watch over the ranks has failed ({type(error).__name__}: {error})"))
+
+    def _report(self, loss: PunicaError) -> None:
+        if not self._is_closed.is_set():
+            self._on_loss(loss)
 
     def _watch(self) -> None:
         number, next_ping_s = 0, time.monotonic()

@@ -99,3 +99,14 @@ def test_a_rank_says_why_it_ends(permanent: bool, kind: type[PunicaError]) -> No
     loss = watched.loss()
     assert type(loss) is kind
     assert (str(loss), loss.param) == ("rank 1: the model does not fit", "engine.model")
+
+
+def test_an_error_of_the_watch_itself_ends_the_group(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise KeyError(7)
+
+    losses: queue.SimpleQueue[PunicaError] = queue.SimpleQueue()
+    watch = RankWatch([], 0.1, lambda *_: None, fail, losses.put)
+    assert str(losses.get(timeout=_DEADLINE_S)) == "the watch over the ranks has failed (KeyError: 7)"
+    watch.close()
+    assert "the watch over the ranks has failed" in caplog.text
