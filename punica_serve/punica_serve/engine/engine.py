@@ -7,7 +7,7 @@ recovered requests look the same: the engine prefills prompt and generated token
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from threading import Event
 
@@ -78,12 +78,14 @@ class Engine:
         self.device = open_engine_device(config, devices[0])
         self._group: RankGroup | None = None
         self._group_runner: GroupRunner | None = None
+        #: Threads, processes and pinned memory that end with the engine, the newest first.
+        self._opened = ExitStack()
         if len(devices) > 1:
             # A step can't wait for an adapter's layers on all ranks at once.
             config = config.model_copy(update={"cold_start": "wait"})
             settings = settings or GroupSettings()
             self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
-        with self._ending_group():
+        with self._closing_on_failure():
             self._make(config, fetch, packed_cache, collectives)
 
     def _make(
@@ -97,11 +99,36 @@ class Engine:
         self.max_context = config.context_of(self.model_config)
         self._sampler = parts.sampler
         self._work = Event()
-        #: Adapters in host memory.
+        self._open_adapters(config, parts, fetch, packed_cache)
+        self.prefix_caching = prefix_caching_of(config, self.model_config)
+        planner = StepPlanner(
+            self._cache,
+            max_batch_size=config.max_batch_size,
+            prefill_budget_tokens=config.prefill_budget_tokens,
+            max_prefills=config.num_prefills,
+            chunk_costs=chunk_costs_of(self.model_config),
+        )
+        self._runner = self._make_runner(config, parts)
+        self._in_flight: InFlight | None = None
+        self._clock = StepClock()
+        self._check = RequestCheck(
+            self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
+        )
+        self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
+        self._requests = RequestTable(planner, self._loader, self._cold_starts)
+
+    def _open_adapters(
+        self, config: EngineConfig, parts: EngineParts, fetch: Fetch, packed_cache: PackedCache | None
+    ) -> None:
+        """The way of adapters to the device. The loader closes first: its threads write to the host cache's memory."""
         num_host_bytes = host_bytes(config, parts.share, parts.dtype, self.device)
         host_memory = open_host_memory(num_host_bytes, self.device, is_shared=config.uses_cpu_assist)
+        #: Adapters in host memory.
         self.host_cache = HostCache(host_memory)
+        self._opened.callback(self.host_cache.close)
         self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device)
+        if self._assist is not None:
+            self._opened.callback(self._assist.close)
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         self._loader = AdapterLoader(
             self._lora_pool,
@@ -112,30 +139,11 @@ class Engine:
             self._newest_end,
             fetch,
             packed_store,
-            GroupAdapters(group, self._work.set) if group else NO_PEERS,
+            GroupAdapters(self._group, self._work.set) if self._group else NO_PEERS,
             by_layer=config.starts_by_layer,
             arrival_words=self._assist.arrival_words if self._assist else None,
         )
-        self.prefix_caching = prefix_caching_of(config, self.model_config)
-        planner = StepPlanner(
-            self._cache,
-            max_batch_size=config.max_batch_size,
-            prefill_budget_tokens=config.prefill_budget_tokens,
-            max_prefills=config.num_prefills,
-            chunk_costs=chunk_costs_of(self.model_config),
-        )
-        try:
-            self._runner = self._make_runner(config, parts)
-        except BaseException:
-            self._close_loader()
-            raise
-        self._in_flight: InFlight | None = None
-        self._clock = StepClock()
-        self._check = RequestCheck(
-            self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
-        )
-        self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
-        self._requests = RequestTable(planner, self._loader, self._cold_starts)
+        self._opened.callback(self._loader.close)
 
     @property
     def ranks(self) -> tuple[RankProcess, ...]:
@@ -283,7 +291,7 @@ class Engine:
             if self._in_flight.plan.assist is not None:
                 self._in_flight.plan.assist.end()
         self._in_flight = None
-        self._close_loader()
+        self._opened.close()
         self._end_group()
 
     def _end_group(self) -> None:
@@ -301,22 +309,16 @@ class Engine:
         self._group = None
 
     @contextmanager
-    def _ending_group(self) -> Iterator[None]:
-        """Around the start: ends the other ranks if this one fails."""
+    def _closing_on_failure(self) -> Iterator[None]:
+        """Around the start: ends what it has opened, and the other ranks, if it fails."""
         try:
             yield
         except BaseException:
+            self._opened.close()
             if self._group is not None:
                 self._group.kill()
                 leave_if_lost(self.device)
             raise
-
-    def _close_loader(self) -> None:
-        """Closes the loader first: its threads write to the host cache's pinned memory."""
-        self._loader.close()
-        if self._assist is not None:
-            self._assist.close()
-        self.host_cache.close()
 
     def check_invariants(self) -> None:
         """Audits all page and adapter accounting, of all ranks. Raises AssertionError on the first error."""
