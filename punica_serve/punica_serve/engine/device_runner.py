@@ -1,5 +1,6 @@
 """Makes the step runner of a device."""
 
+from contextlib import ExitStack
 from typing import Protocol
 
 from punica_serve.config.cluster import EngineConfig
@@ -26,9 +27,10 @@ def make_runner(
     sampler: Sampler,
     pages_of: PagesOf,
     arrival_of: ArrivalOf,
+    opened: ExitStack,
     assist: CpuAssist | None = None,
 ) -> StepRunner:
-    """``assist``: its exchanges with the device are measured.
+    """``opened``: gets what must end with the runner. ``assist``: its exchanges with the device are measured.
 
     Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
@@ -50,7 +52,7 @@ def make_runner(
             use_graphs=config.cuda_graphs,
             by_layer=config.starts_by_layer,
             flashinfer_from=flashinfer_rows(
-                config.attention, model.config, cache.pool.dtype, device, config.num_prefills
+                config.attention, model.config, cache.pool.dtype, device, opened, config.num_prefills
             ),
             assist=assist,
         )

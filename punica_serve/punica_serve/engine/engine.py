@@ -335,6 +335,7 @@ class Engine:
             parts.sampler,
             self._loader.pages,
             self._loader.arrival,
+            self._opened,
             self._assist,
         )
         if self._group is None:

@@ -5,6 +5,7 @@ It plans nothing and reports no tokens. Its steps exchange what the leader's do,
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from punica_serve.config.cluster import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache
@@ -53,8 +54,16 @@ class RankEngine:
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
         self._adapters = RankAdapters(parts.lora_pool, host_cache, reader, lambda: self._runner.newest_end)
+        self._opened = ExitStack()
         self._runner = make_runner(
-            config, parts.model, parts.cache, parts.lora_pool, parts.sampler, self._adapters.pages, _no_arrival
+            config,
+            parts.model,
+            parts.cache,
+            parts.lora_pool,
+            parts.sampler,
+            self._adapters.pages,
+            _no_arrival,
+            self._opened,
         )
 
     def run_step(self, words: Int32s) -> None:
@@ -85,7 +94,8 @@ class RankEngine:
         return True
 
     def close(self) -> None:
-        """Ends steps and copies in flight, and its graphs."""
+        """Ends steps and copies in flight, its graphs, and what it compiles."""
+        self._opened.close()
         self._adapters.close()
         if self._runner.newest_end is not None:
             self._runner.newest_end.synchronize()

@@ -1,5 +1,6 @@
 """A GPU without memory for its steps. No GPU is needed: CUDA's errors are simulated."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,8 @@ def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: li
     cache: Any = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16))
     nothing: Any = None
     model: Any = SimpleNamespace(config=None)
-    make_runner(EngineConfig(model="demo:model", attention="triton"), model, cache, nothing, nothing, nothing, nothing)
+    config = EngineConfig(model="demo:model", attention="triton")
+    make_runner(config, model, cache, nothing, nothing, nothing, nothing, ExitStack())
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ compiled. Otherwise ours serve, the log says why, and the kernels are compiled f
 """
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,6 +18,7 @@ import yaml
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import AttentionBackend
+from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module, compile_module, is_compiled, why_not
 from punica_serve.errors import ConfigError
 
@@ -66,11 +67,17 @@ def flashinfer_from(times: Iterable[AttentionTime], group: int) -> int | None:
 
 
 def flashinfer_rows(
-    backend: AttentionBackend, model: ModelConfig, dtype: torch.dtype, device: torch.device, num_prefills: int = 1
+    backend: AttentionBackend,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    opened: ExitStack,
+    num_prefills: int = 1,
 ) -> int | None:
     """The fewest prefill rows of a bucket that FlashInfer serves; None leaves all to our kernel.
 
-    ``num_prefills``: the most of one step. ``auto`` leaves several to our kernel: FlashInfer's were not checked there.
+    ``opened``: closing it ends what is compiled for the next start. ``num_prefills``: the most of one step. ``auto``
+    leaves several to our kernel: FlashInfer's were not checked there.
 
     Raises ConfigError if ``backend`` insists on FlashInfer and it can't serve this model here.
     """
@@ -79,9 +86,8 @@ def flashinfer_rows(
     modules = fa3_modules(model, dtype)
     reason = next(filter(None, (why_not(module, device) for module in modules)), None)
     if backend == "flashinfer":
-        if reason:
+        if reason := reason or _why_not_compiled(modules):
             raise ConfigError(f"`engine.attention` is flashinfer, but {reason}; take auto", param="engine.attention")
-        _compile(modules)
         return 1
     if num_prefills > 1:
         reason = f"`engine.max_prefills` is {num_prefills}, and FlashInfer was not checked with more than one"
@@ -89,7 +95,7 @@ def flashinfer_rows(
     missing = [] if reason else [module for module in modules if not is_compiled(module)]
     if first is not None and missing:
         reason = "FlashInfer's kernels are not compiled yet; they are being compiled for the next start"
-        threading.Thread(target=_compile_in_background, args=(missing,), name="flashinfer", daemon=True).start()
+        opened.callback(FlashInferCompiler(module.command for module in missing).close)
     if reason or first is None:
         logger.info("attention: Triton for all rows: %s", reason or "FlashInfer is nowhere faster")
         return None
@@ -103,16 +109,13 @@ def fa3_modules(model: ModelConfig, dtype: torch.dtype) -> list[Fa3Module]:
     return [Fa3Module(dtype, model.head_dim, window, cap) for window in model.spec.windows]
 
 
-def _compile(modules: Sequence[Fa3Module]) -> None:
+def _why_not_compiled(modules: Sequence[Fa3Module]) -> str | None:
+    """Compiles what is not compiled yet. Returns why that can't be done; None if it could."""
     for module in modules:
         if not is_compiled(module):
             logger.info("compiling FlashInfer's kernels for heads of %d, once: a minute or more", module.head_dim)
-            compile_module(module)
-
-
-def _compile_in_background(modules: Sequence[Fa3Module]) -> None:
-    """Compiles in processes of their own, each with a deadline."""
-    try:
-        _compile(modules)
-    except RuntimeError as error:
-        logger.warning("attention stays with Triton: %s", error)
+            try:
+                compile_module(module)
+            except RuntimeError as error:
+                return str(error)
+    return None

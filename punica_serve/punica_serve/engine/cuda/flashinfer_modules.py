@@ -4,8 +4,6 @@ FlashInfer compiles a kernel for each combination of dtype, head size, window an
 or more; the result stays in its cache folder (FLASHINFER_WORKSPACE_BASE, the home folder by default).
 """
 
-import logging
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,13 +11,11 @@ from typing import Any
 
 import torch
 
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation
+
 #: Head sizes that its kernels for Hopper (fa3) have.
 _HEAD_DIMS = (64, 128, 256)
 _HOPPER = 9
-#: Seconds that a module may take to compile.
-_COMPILE_TIMEOUT_S = 900
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +57,7 @@ def is_compiled(module: Fa3Module) -> bool:
 
 def compile_module(module: Fa3Module) -> None:
     """Compiles the kernels, which takes a minute or more. RuntimeError: they can't be compiled here."""
-    try:
-        subprocess.run(module.command, check=True, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S)
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines()[-1:]
-        raise RuntimeError(f"FlashInfer's kernels can't be compiled here: {last[0] if last else error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"FlashInfer's kernels took more than {_COMPILE_TIMEOUT_S} s to compile") from error
+    Compilation(module.command).wait()
 
 
 def _spec(module: Fa3Module) -> Any:

@@ -1,5 +1,7 @@
 """The choice between FlashInfer and our own attention."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -53,7 +55,8 @@ def test_on_hopper_it_serves_long_prompts(group: int) -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
 def test_a_cpu_has_one_backend(backend: str) -> None:
-    assert flashinfer_rows(backend, tiny_config(), torch.float32, torch.device("cpu")) is None  # type: ignore[arg-type]
+    cpu = torch.device("cpu")
+    assert flashinfer_rows(backend, tiny_config(), torch.float32, cpu, ExitStack()) is None  # type: ignore[arg-type]
 
 
 def test_each_distinct_window_needs_a_module() -> None:

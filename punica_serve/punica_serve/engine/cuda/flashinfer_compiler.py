@@ -1,0 +1,88 @@
+"""Compiles FlashInfer's kernels in processes that end with their owner: each leads a group, since it starts others."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+#: Seconds that a module may take to compile.
+_COMPILE_TIMEOUT_S = 900.0
+#: Longest wait for the end of what was killed.
+_KILL_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Compilation:
+    """A started command. ``wait`` for it, or ``kill`` it from any thread."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_s: float = _COMPILE_TIMEOUT_S) -> None:
+        """Returns once it has succeeded. RuntimeError: it has failed, or takes longer; then it is killed."""
+        assert self._process.stderr is not None
+        with self._process.stderr:
+            try:
+                _, errors = self._process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(f"FlashInfer's kernels took more than {timeout_s:g} s to compile") from error
+            finally:
+                self.kill()
+        if self._process.returncode:
+            last = errors.strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
+            raise RuntimeError(f"FlashInfer's kernels can't be compiled here: {last[0]}")
+
+    def kill(self) -> None:
+        """Ends it with all that it has started, if it still runs."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_TIMEOUT_S)
+
+
+class FlashInferCompiler:
+    """Runs commands on a thread of its own, one after the other, up to the first that fails. ``close`` ends both."""
+
+    def __init__(self, commands: Iterable[Sequence[str]]) -> None:
+        self._commands = tuple(commands)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._current: Compilation | None = None
+        self._thread = threading.Thread(target=self._run, name="flashinfer-compiler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Starts nothing more and kills what runs. The kernels are compiled again at the next start."""
+        with self._lock:
+            self._is_closed = True
+            if self._current is not None:
+                self._current.kill()
+        self._thread.join(_KILL_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            for command in self._commands:
+                if (compilation := self._start(command)) is None:
+                    return
+                compilation.wait()
+        except (RuntimeError, OSError) as error:
+            if not self._is_closed:
+                logger.warning("attention stays with Triton: %s", error)
+
+    def _start(self, command: Sequence[str]) -> Compilation | None:
+        """None after ``close``."""
+        with self._lock:
+            self._current = None if self._is_closed else Compilation(command)
+            return self._current

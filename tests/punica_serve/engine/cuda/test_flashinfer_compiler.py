@@ -1,0 +1,72 @@
+"""Processes that compile end with their owner, and with all that they have started."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation, FlashInferCompiler
+
+_DEADLINE_S = 30.0
+
+
+def _shell(script: str) -> list[str]:
+    return ["sh", "-c", script]
+
+
+def _read(path: Path) -> str:
+    """The file's first line, once it is there."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline_s, f"{path} did not appear"
+        time.sleep(0.01)
+    return path.read_text().strip()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_a_failure_is_told_by_its_last_line() -> None:
+    with pytest.raises(RuntimeError, match="can't be compiled here: no nvcc"):
+        Compilation(_shell("echo first >&2; echo no nvcc >&2; exit 3")).wait()
+    with pytest.raises(RuntimeError, match="can't be compiled here: exit code 3"):
+        Compilation(_shell("exit 3")).wait()
+    Compilation(_shell("exit 0")).wait()
+
+
+def test_one_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    compilation = Compilation(_shell(f"sleep 600 & echo $! > {tmp_path / 'pid'}; wait"))
+    child = int(_read(tmp_path / "pid"))
+    with pytest.raises(RuntimeError, match=r"took more than 0\.01 s to compile"):
+        compilation.wait(0.01)
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while _is_running(child):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    compiler = FlashInferCompiler([_shell(f"echo $$ > {first}; exec sleep 600"), _shell(f"echo > {second}")])
+    pid = int(_read(first))
+    compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not second.exists()
+    assert not caplog.records
+
+
+def test_a_failure_in_the_background_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    compiler = FlashInferCompiler([_shell(f"echo > {tmp_path / 'first'}"), _shell("exit 3"), _shell("exit 4")])
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not caplog.records:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    compiler.close()
+    assert (tmp_path / "first").exists()
+    assert caplog.messages == ["attention stays with Triton: FlashInfer's kernels can't be compiled here: exit code 3"]
