@@ -44,7 +44,7 @@ NUM_STEP_WORDS = len(ExchangeField)
 
 
 def done_word(key: int, index: int) -> int:
-    """What a process writes when it has written its rows of the exchange ``index``, 0 or more."""
+    """The word that a process writes when it has written its rows of the exchange ``index``, 0 or more."""
     return key * 65536 + index + 1
 
 

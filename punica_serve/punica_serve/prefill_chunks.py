@@ -8,7 +8,7 @@ less of the arithmetic rate, so its operations weigh more.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: What an operation of attention costs, in operations of dense products: prefill attention reached 0.29 of its
+#: The cost of an operation of attention, in operations of dense products: prefill attention reached 0.29 of its
 #: arithmetic bound on an H200, where the projections reach nearly all of theirs.
 ATTENTION_WEIGHT = 3.3
 #: No step with a prefill is dearer than one with a chunk of the whole budget behind so many tokens.
@@ -21,19 +21,19 @@ _MULTIPLE = 16
 class ChunkCosts:
     """Operations of one token of a prompt."""
 
-    #: Of its products with all weights.
+    #: Those of its products with all weights.
     dense: float
     #: (window, operations for each token of context) of layers with that window; None sees the whole context.
     attention: Sequence[tuple[int | None, float]]
 
     def cost(self, start: int, num_tokens: int) -> float:
-        """Of tokens [start, start + num_tokens) of a prompt, in operations of dense products."""
+        """The cost of tokens [start, start + num_tokens) of a prompt, in operations of dense products."""
         mean_context = start + num_tokens / 2
         context = sum(each * min(mean_context, window or mean_context) for window, each in self.attention)
         return num_tokens * (self.dense + ATTENTION_WEIGHT * context)
 
     def allowance(self, budget_tokens: int) -> float:
-        """What the prefills of one step may cost."""
+        """The most that the prefills of one step may cost."""
         return self.cost(REFERENCE_CONTEXT, budget_tokens)
 
     def longest(self, start: int, num_tokens: int, allowance: float) -> int:

@@ -116,7 +116,7 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
 
 
 def _rank_uuids(engine: "Engine", runner_id: str, index: int) -> tuple[str, ...]:
-    """Of a group's devices, the leader's first; none without a group."""
+    """UUIDs of a group's devices, the leader's first; none without a group."""
     if not engine.ranks:
         return ()
     others = (rank.gpu_uuid or f"{host_uuid('CPU', runner_id, index)}/{rank.index}" for rank in engine.ranks)

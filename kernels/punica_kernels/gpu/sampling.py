@@ -13,7 +13,7 @@ from punica_kernels.gpu.filters import apply_top_k_top_p_min_p
 from punica_kernels.sampling_rows import SamplingRows, scale_logits
 
 _BLOCK = 2048
-#: What is kept of a block: its highest logit, the logit of its best token, that token's noise and its id, or -1.
+#: A block leaves behind its highest logit, the logit of its best token, that token's noise and its id, or -1.
 _WORDS = tl.constexpr(4)
 
 

@@ -7,7 +7,7 @@ that were trained on it, have longer paths, which versions of transformers have 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: What PEFT writes before every path.
+#: PEFT writes this before every path.
 PEFT_PREFIX = "base_model.model."
 
 #: The path of a text model that stands alone, and of one in a model that also sees images.

@@ -1,4 +1,4 @@
-"""What a token of a prompt costs a model, for the lengths of prefill chunks."""
+"""The cost of a prompt's token for a model, for the lengths of prefill chunks."""
 
 from collections import Counter
 

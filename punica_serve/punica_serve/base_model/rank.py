@@ -14,11 +14,6 @@ class Rank:
         if not 0 <= self.index < self.size:
             raise ValueError(f"rank {self.index} is not in a group of {self.size}")
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank plans the group's steps."""
-        return self.index == 0
-
     def share(self, count: int, width: int = 1) -> range:
         """This rank's share of ``count`` things, each ``width`` numbers wide, as a range of those numbers.
 

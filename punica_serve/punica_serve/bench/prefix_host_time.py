@@ -53,7 +53,7 @@ class _Desk:
         self._cache = PrefixCache(pool, page_size)
 
     def times_us(self, batch_size: int, prompt_tokens: int) -> tuple[float, float]:
-        """Of a decode step of so many requests, and of a request that starts and ends."""
+        """The times of a decode step of so many requests, and of a request that starts and ends."""
         batch = [self.start(-1 - number, prompt_tokens + number) for number in range(batch_size)]
         step_us = _microseconds(lambda: self.step(batch))
         return step_us, _microseconds(lambda: self.end(self.start(0, prompt_tokens)))

@@ -13,7 +13,7 @@ from punica_serve.bench.driver import StepTime
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a device does at best, by measurement."""
+    """The highest rates of a device, by measurement."""
 
     #: Bytes read and written by copies.
     copy_bytes_per_s: float

@@ -32,7 +32,7 @@ class Subject:
     """The engine to be measured, on one device or a group of them."""
 
     config: EngineConfig
-    #: Of a group, the leader's.
+    #: The leader's, in a group.
     device: torch.device
     #: The model, or one rank's share of it.
     model: ModelConfig

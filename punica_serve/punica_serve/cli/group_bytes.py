@@ -1,4 +1,4 @@
-"""What `config check` says of groups: the bytes of a rank."""
+"""The lines of `config check` about groups: the bytes of a rank."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

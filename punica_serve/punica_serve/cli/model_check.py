@@ -1,4 +1,4 @@
-"""What `punica-serve config check` says of a model: whether it would be served, and what of it fits a GPU."""
+"""The lines of `punica-serve config check` about a model: whether it would be served, and what of it fits a GPU."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
 
 
 def _files(engine: "EngineConfig") -> Iterator[str]:
-    """What the folder still lacks: one with a config.json alone may be asked about, too."""
+    """The files that the folder still lacks: one with a config.json alone may be asked about, too."""
     from punica_serve.base_model.weight_files import weight_files
     from punica_serve.text.tokenizer import Tokenizer
 

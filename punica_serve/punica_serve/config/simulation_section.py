@@ -90,7 +90,7 @@ _Share = Annotated[float, Field(strict=True, ge=0)]
 
 
 class PolicyGoals(ConfigModel):
-    """What a policy of a comparison has to reach."""
+    """The results that a policy of a comparison has to reach."""
 
     #: Least share of requests whose promises are all kept.
     kept: _Share | None = None

@@ -1,4 +1,4 @@
-"""What one rank of an engine holds on its device: a model or its share of one, and the memory of its steps."""
+"""The parts of one rank of an engine on its device: a model or its share of one, and the memory of its steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

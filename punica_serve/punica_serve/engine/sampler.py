@@ -174,7 +174,7 @@ class Sampler:
         )
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, pairs: Series[tuple[Sequence, int]]) -> _Logprobs | None:
-        """Of the model's own logits, before penalties."""
+        """Log-probabilities of the model's own logits, before penalties."""
         counts = [sequence.sampling.logprobs for sequence, _ in pairs]
         asking = {number: count for number, count in enumerate(counts) if count is not None}
         if not asking:

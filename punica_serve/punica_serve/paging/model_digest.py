@@ -1,4 +1,4 @@
-"""What identifies a base model as it is served: keys and values of another one must never be found."""
+"""The identity of a base model as it is served: keys and values of another one must never be found."""
 
 from hashlib import sha256
 
@@ -14,8 +14,9 @@ def prefix_caching_of(config: EngineConfig, model: ModelConfig) -> PrefixCaching
 
 
 def _model_digest(config: EngineConfig, model: ModelConfig) -> str:
-    """Of the model's config, its data type and its weights. A process serves one model, and its pages end with it, so
-    names and sizes of the weight files are enough.
+    """The digest of the model's config, its data type and its weights.
+
+    A process serves one model, and its pages end with it, so names and sizes of the weight files are enough.
     """
     digest = sha256(f"{model!r} {config.dtype_of(model)} {config.load_format}".encode())
     if config.load_format == "safetensors":

@@ -17,7 +17,7 @@ class PageHolder(Protocol):
     #: In order of tokens; empty while it waits.
     pages: list[int]
     num_cached: int
-    #: Of its pages, the first ones are known, or others with the same contents are.
+    #: So many of its first pages are known, or others with the same contents are.
     num_named: int
     #: Tokens that it found in pages of others, or in its own of an earlier stay.
     num_found: int
@@ -125,7 +125,7 @@ class PrefixCache:
         holder.num_cached = holder.num_named = 0
 
     def _note_hints(self, holder: PageHolder, first: int, end: int) -> None:
-        """Of beginnings of more than ``first`` pages, and ``end`` at most."""
+        """Notes the hints of beginnings of more than ``first`` pages, and ``end`` at most."""
         if holder.prefix_hash is not None and first.bit_length() < end.bit_length():  # a power of two lies between
             for num_pages in HINT_PAGES:
                 if first < num_pages <= end:

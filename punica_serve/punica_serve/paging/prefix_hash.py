@@ -86,7 +86,7 @@ HINT_PAGES = tuple(1 << power for power in range(9))
 
 
 def hint_of(key: bytes) -> int:
-    """What stands for a page's key in reports: a collision costs a worse placement, and nothing else."""
+    """A short number for a page's key in reports: a collision costs a worse placement, and nothing else."""
     return int.from_bytes(key[:8], "little")
 
 

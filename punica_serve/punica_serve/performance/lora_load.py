@@ -20,7 +20,7 @@ NO_ADAPTER = AdapterSize(0, 0)
 
 
 class LoraLoad(NamedTuple):
-    """What a batch asks of LoRA kernels."""
+    """The load of a batch on LoRA kernels."""
 
     #: Rows with an adapter.
     num_rows: int = 0

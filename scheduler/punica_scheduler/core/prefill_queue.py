@@ -20,7 +20,7 @@ class PrefillQueue:
 
     def __init__(self) -> None:
         self._due: dict[int, DuePrefill] = {}
-        #: Of all together.
+        #: Tokens of all requests together.
         self.num_tokens = 0
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from punica_serve.simulation.attainment import RequestTimes
 
 
 def request_times(arrivals: Arrivals, audit: StreamAudit) -> RequestTimes:
-    """Of a simulation that has ended."""
+    """The times of a simulation that has ended."""
     numbers = np.flatnonzero(audit.is_whole)
     num_gaps = np.array([arrivals.lengths[number].output for number in numbers.tolist()]) - 1
     first_s, last_s = audit.first_token_s[numbers], audit.last_token_s[numbers]

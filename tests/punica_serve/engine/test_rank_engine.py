@@ -108,6 +108,6 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
                 goes_on = rank.apply(frame)
         rank.close()
 
-    answers, _ = run_ranks(2, lambda own: lead(own) if own.rank.is_leader else follow(own))
+    answers, _ = run_ranks(2, lambda own: follow(own) if own.rank.index else lead(own))
     assert answers is not None
     assert_same(answers, expected)

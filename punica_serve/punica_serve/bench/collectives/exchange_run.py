@@ -21,7 +21,7 @@ _SILENCE_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rank has told of one way at one size."""
+    """A rank's result for one way at one size."""
 
     way: str
     num_bytes: int
@@ -88,7 +88,7 @@ def one_shot_bytes(table: TableData) -> int:
 
 
 def _results(settings: ExchangeSettings) -> Iterator[Found]:
-    """What the ranks tell, as they tell it. Raises RuntimeError if one fails, or is silent too long."""
+    """The ranks' results, as they arrive. Raises RuntimeError if one fails, or is silent too long."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="punica-ranks-"))) / "store"

@@ -1,1 +1,1 @@
-"""What CPU assistance is made of, measured by itself: figures 16 to 18 of CaraServe (arXiv 2401.11240)."""
+"""The parts of CPU assistance, each measured by itself: figures 16 to 18 of CaraServe (arXiv 2401.11240)."""

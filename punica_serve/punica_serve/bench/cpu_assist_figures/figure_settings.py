@@ -18,7 +18,7 @@ class FigureSettings:
 
     #: Rows of the prefill.
     num_tokens: int = 128
-    #: Of the adapter, on the first group of projections (q, k and v).
+    #: Rank of the adapter, on the first group of projections (q, k and v).
     rank: int = 32
     #: Processes, or threads, in ascending order.
     counts: tuple[int, ...] = (1, 2, 4, 8)

@@ -56,9 +56,10 @@ def _job_s(assist: CpuAssist, weights: Sequence[GroupWeights], count: int, num_t
 
 
 def exchange_layer(job: AssistJob, layer: int, x: Tensor) -> Tensor:
-    """What the processes add in a layer's first group to x [rows, in], of any device: [rows, out] in shared memory.
+    """The rows that the processes add in a layer's first group to x [rows, in], on any device.
 
-    The thread waits actively, as a device does. Raises RequestFailed if the processes don't answer in time.
+    They are [rows, out] in shared memory. The thread waits actively, as a device does. Raises RequestFailed if the
+    processes don't answer in time.
     """
     memory, index = job.memory, job.memory.shape.index(layer, 0)
     memory.rows_of_x(0, job.num_rows).copy_(x)

@@ -42,7 +42,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """What a request must keep to count for goodput."""
+    """The latencies that a request must keep to count for goodput."""
 
     first_token_s: float
     per_token_s: float

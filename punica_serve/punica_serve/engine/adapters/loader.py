@@ -79,7 +79,7 @@ class AdapterLoader:
 
     @property
     def pages_by_digest(self) -> dict[str, AdapterPages]:
-        """Of all adapters that have pages."""
+        """The pages of all adapters that have some."""
         return {digest: entry.pages for digest, entry in self._entries.items() if entry.pages}
 
     @property

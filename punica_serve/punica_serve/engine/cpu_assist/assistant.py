@@ -59,7 +59,7 @@ class CpuAssist:
         self._host = host
         self._shared = open_host_memory(exchange_num_bytes(shape), device, is_shared=True)
         self.memory = ExchangeMemory(self._shared.bytes, shape)
-        #: What tells a GPU's steps which layers have arrived.
+        #: They tell a GPU's steps which layers have arrived.
         self.arrival_words = None if self._is_cpu else ArrivalWords(shape.num_layers, device)
         self._pool = ProcessPool(self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device))
         self._forecast: AssistForecast | None = None
@@ -99,7 +99,7 @@ class CpuAssist:
         return math.prod(shape) * self.shape.torch_dtype.itemsize
 
     def set_times(self, times: ExchangeTimes | None) -> None:
-        """What exchanges were measured to take. Without it ``auto`` never asks for help."""
+        """Takes the measured times of exchanges. Without it ``auto`` never asks for help."""
         self._forecast = AssistForecast(self.shape, times) if times else None
 
     def may_help(self, num_rows: int, copy: HostCopy) -> bool:

@@ -22,7 +22,7 @@ class TorchExchange:
         self._deadline_s = time.perf_counter() + job.max_wait_s
 
     def run(self, layer: int, group: LoraGroup, x: Tensor) -> Tensor | None:
-        """What the adapter adds to x [rows, in]: [rows, out], valid until the next call.
+        """The rows that the adapter adds to x [rows, in]: [rows, out], valid until the next call.
 
         None if the layer has arrived, or the adapter leaves the group alone. Raises ArrivalFailed if the processes
         don't answer in time.

@@ -15,7 +15,7 @@ class GroupSettings:
     exchange_timeout_s: float = 60.0
     #: Until the ranks have ended; after that they are killed.
     stop_timeout_s: float = 5.0
-    #: Of the ranks' processes in their logs.
+    #: The ranks' processes are called this and a number in their logs.
     name: str = "rank"
     log_level: str = "info"
     log_format: str = "text"

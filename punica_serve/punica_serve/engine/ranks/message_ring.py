@@ -42,7 +42,7 @@ class _Ring:
         self._memory = mmap.mmap(fd, 0)
         self._capacity = len(self._memory) - self._first
         words = np.frombuffer(self._memory, dtype=np.uint64, count=self._first // _WORD_BYTES)
-        #: Of the writer, then of each reader. numpy stores a word at once.
+        #: The writer's, then each reader's. numpy stores a word at once.
         self._positions = words[::_LINE_WORDS]
 
     def _put(self, position: int, data: bytes) -> None:

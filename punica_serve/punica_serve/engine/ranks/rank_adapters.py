@@ -42,7 +42,7 @@ class RankAdapters:
         self._host_cache = host_cache
         self._reader = reader
         self._newest_end = newest_end
-        #: Of each adapter on the device, or on its way there.
+        #: The pages of each adapter on the device, or on its way there.
         self.pages_by_digest: dict[str, AdapterPages] = {}
         #: Reads that nobody waits for yet; each has a reference to a copy when it has ended.
         self._reads: dict[str, Future[HostCopy]] = {}

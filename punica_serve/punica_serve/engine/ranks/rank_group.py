@@ -62,7 +62,7 @@ class RankGroup:
         self._on_loss = on_loss
         self._changed = threading.Condition()
         self._loss: PunicaError | None = None
-        #: What has arrived: by kind or name, then by rank.
+        #: Answers that have arrived: by kind or name, then by rank.
         self._arrived: dict[str, dict[int, Any]] = {}
         self._pending = PendingCommands()
         self._encoder = StepEncoder()
@@ -85,7 +85,7 @@ class RankGroup:
     # -------------------------------------------------------------- the start
 
     def hellos(self) -> dict[str, RankHello]:
-        """What all ranks have said first, by name. Raises RankLost, naming those that are late."""
+        """The hellos of all ranks, by name. Raises RankLost, naming those that are late."""
         hellos = self._await("hello", "started")
         return {rank.name: hellos[rank.index] for rank in self.ranks}
 
@@ -179,7 +179,7 @@ class RankGroup:
             rank.bell.ring()
 
     def _await(self, what: str, done: str) -> dict[int, Any]:
-        """What all ranks have said of this, by rank."""
+        """The answers of all ranks, by rank. Raises RankLost, naming those that are late."""
         timeout_s = self._settings.ready_timeout_s
         with self._changed:
             said = self._arrived.setdefault(what, {})

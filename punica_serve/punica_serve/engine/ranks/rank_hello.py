@@ -1,4 +1,4 @@
-"""What the ranks of a group must have in common. If it does not fit, the start is refused by name."""
+"""Checks what the ranks of a group must have in common, and names the rank that does not fit."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

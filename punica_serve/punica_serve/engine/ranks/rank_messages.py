@@ -1,4 +1,4 @@
-"""What a leader and the other ranks of its group tell each other.
+"""The messages between a leader and the other ranks of its group.
 
 Commands go through the ring, in one order with the steps. Everything else goes over a socket of two processes: what is
 said at the start, pings, and what has become of commands.

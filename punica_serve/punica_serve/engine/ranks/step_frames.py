@@ -29,7 +29,7 @@ _NUM_ROW_WORDS = 5
 
 @dataclass(slots=True)
 class _Known:
-    """What the ranks know of a sequence."""
+    """The part of a sequence that the ranks know."""
 
     number: int
     #: The sequence's own list, which another one replaces when the sequence is admitted again.
