@@ -75,5 +75,6 @@ def parse_ways(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
     allowed = tuple(WAYS) if on_gpu else ON_CPU
     for name in chosen:
         if name not in allowed:
-            raise ConfigError(f"way {name!r} is not one of {', '.join(allowed)}", param="ways")
+            where = "GPUs" if on_gpu else "CPUs"
+            raise ConfigError(f"`--ways` names {name!r}; {where} have {', '.join(allowed)}", param="ways")
     return chosen

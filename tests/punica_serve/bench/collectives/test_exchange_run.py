@@ -35,7 +35,7 @@ def test_each_device_has_its_ways() -> None:
     assert parse_ways(None, on_gpu=False) == ON_CPU
     assert parse_ways(None, on_gpu=True) == ON_GPUS
     assert parse_ways("multimem, library", on_gpu=True) == ("multimem", "library")
-    with pytest.raises(ConfigError, match="way 'one_shot' is not one of library"):
+    with pytest.raises(ConfigError, match="`--ways` names 'one_shot'; CPUs have library"):
         parse_ways("one_shot", on_gpu=False)
 
 
