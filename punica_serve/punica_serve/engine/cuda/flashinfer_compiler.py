@@ -20,17 +20,25 @@ class Compilation:
     """A started command. ``wait`` for it, or ``kill`` it from any thread."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        """``command`` may call ``end_with_owner``, since a worker that is killed closes nothing."""
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=lifeline,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(lifeline)
 
     def wait(self, timeout_s: float = _COMPILE_TIMEOUT_S) -> None:
-        """Returns once it has succeeded. RuntimeError: it has failed, or takes longer; then it is killed."""
+        """Returns once it has succeeded. Call it once. RuntimeError: it failed, or takes longer and was killed."""
         assert self._process.stderr is not None
         with self._process.stderr:
             try:
@@ -39,6 +47,7 @@ class Compilation:
                 raise RuntimeError(f"FlashInfer's kernels took more than {timeout_s:g} s to compile") from error
             finally:
                 self.kill()
+                os.close(self._lifeline)
         if self._process.returncode:
             last = errors.strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
             raise RuntimeError(f"FlashInfer's kernels can't be compiled here: {last[0]}")
@@ -86,3 +95,13 @@ class FlashInferCompiler:
         with self._lock:
             self._current = None if self._is_closed else Compilation(command)
             return self._current
+
+
+def end_with_owner() -> None:
+    """In a started command: ends its whole group when the process that started it is gone."""
+    threading.Thread(target=_watch_owner, name="lifeline", daemon=True).start()
+
+
+def _watch_owner() -> None:
+    os.read(0, 1)  # nothing is ever written: this returns when the owner has closed its end, or has died
+    os.killpg(0, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from punica_serve.engine.cuda.flashinfer_compiler import Compilation
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation, end_with_owner
 
 #: Head sizes that its kernels for Hopper (fa3) have.
 _HEAD_DIMS = (64, 128, 256)
@@ -80,4 +80,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_owner()
     main(sys.argv[1:])

@@ -43,6 +43,10 @@ class RankProcess:
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
                 stdin=subprocess.DEVNULL,
             )
+        except BaseException:
+            self.link.close()
+            self.bell.close()
+            raise
         finally:
             theirs.close()
 

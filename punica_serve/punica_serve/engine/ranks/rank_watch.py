@@ -51,9 +51,13 @@ class RankWatch:
 
     def close(self) -> None:
         """Ends the watch, so that ranks may end. Not from the watch's own callbacks."""
+        if self._is_closed.is_set():
+            return
         self._is_closed.set()
         self._bell.ring()
         self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._bell.close()
 
     def _run(self) -> None:
         """Nothing watches a group after an error of ours, so that ends the group too."""

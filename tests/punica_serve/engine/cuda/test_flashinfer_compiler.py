@@ -1,6 +1,8 @@
 """Processes that compile end with their owner, and with all that they have started."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -44,6 +46,34 @@ def test_one_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) 
     child = int(_read(tmp_path / "pid"))
     with pytest.raises(RuntimeError, match=r"took more than 0\.01 s to compile"):
         compilation.wait(0.01)
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while _is_running(child):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+_STARTED = """
+import subprocess, sys
+from punica_serve.engine.cuda.flashinfer_compiler import end_with_owner
+end_with_owner()
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+child.wait()
+"""
+_OWNER = """
+import os, sys, time
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation
+Compilation([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+def test_what_a_dead_owner_has_started_ends_too(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    subprocess.run([sys.executable, "-c", _OWNER, _STARTED, str(file)], check=True, timeout=_DEADLINE_S)
+    child = int(_read(file))
     deadline_s = time.monotonic() + _DEADLINE_S
     while _is_running(child):
         assert time.monotonic() < deadline_s
