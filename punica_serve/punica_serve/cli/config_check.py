@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.group_bytes import group_lines
-from punica_serve.cli.model_check import GPUS, check_model, engine_for
+from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -48,6 +48,8 @@ def command(
     configure_logging("config check", LogLevel.WARNING)
     if (given is None) == (model is None):
         raise ConfigError("give a config or a model folder: `config check CONFIG` or `config check --model FOLDER`")
+    if gpu is not None:
+        gpu_bytes(gpu)  # a wrong name is told even if there is no model to fit
     folder = model if model is not None else given if given is not None and given.is_dir() else None
     if folder is not None:
         _print(check_model(engine_for(folder.absolute()), gpu))

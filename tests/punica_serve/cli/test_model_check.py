@@ -50,6 +50,7 @@ def test_a_config_says_what_fits_with_its_own_settings(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["llama-3.1-8b", "--gpu", "h20"], "`--gpu` 'h20' is not known"),
         (["demo", "--gpu", "h20"], "`--gpu` 'h20' is not known; give h200, h100, a100-80, or a number of bytes"),
         ([], "give a config or a model folder"),
         (["demo", "--model", "x"], "give a config or a model folder"),
