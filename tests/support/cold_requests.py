@@ -41,6 +41,11 @@ def run_requests(engine: Engine, *requests: Request) -> tuple[dict[str, list[int
     """The tokens of each request, and the failures."""
     for request in requests:
         engine.add(request)
+    return finish_requests(engine)
+
+
+def finish_requests(engine: Engine) -> tuple[dict[str, list[int]], list[Failure]]:
+    """Runs the engine until no request is left: the tokens of each from now on, and the failures."""
     tokens: dict[str, list[int]] = {}
     failures: list[Failure] = []
     deadline_s = time.monotonic() + DEADLINE_S

@@ -9,10 +9,10 @@ import torch
 from msgspec.structs import replace
 
 from engine_fixtures import MakeAdapter, MakeEngine
+from engine_tokens import add_step, tokens_of
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -37,27 +37,6 @@ def _requests(refs: Sequence[AdapterRef | None], **params: Any) -> list[Request]
     ]
 
 
-def _run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        engine.add(request)
-    while engine.num_requests:
-        _step(engine, tokens)
-    engine.check_invariants()
-    return tokens
-
-
-def _step(engine: Engine, tokens: dict[str, list[int]]) -> None:
-    """One step, whose tokens are added; where none can run yet, a wait until one may."""
-    output = engine.step()
-    assert not output.failures
-    for token in output.tokens:
-        assert token.position == len(tokens[token.request_id])
-        tokens[token.request_id].append(token.token_id)
-    if not output.has_run:
-        engine.wait(10.0)
-
-
 @pytest.fixture(scope="module")
 def refs(make_adapter: MakeAdapter) -> list[AdapterRef | None]:
     adapters = [make_adapter(rank, seed) for seed, rank in enumerate((1, 8, 16, 40, 128))]
@@ -70,7 +49,7 @@ def test_the_gpu_says_what_the_cpu_says(
 ) -> None:
     requests = _requests(refs, **params)
     settings = {"prefill_budget_tokens": 16, "max_batch_size": 8}
-    assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
+    assert tokens_of(make_engine(device="cuda", **settings), requests) == tokens_of(make_engine(**settings), requests)
 
 
 @pytest.mark.parametrize("max_prefills", [2, 4])
@@ -79,18 +58,20 @@ def test_prefills_that_share_a_step_change_nothing(
 ) -> None:
     requests = _requests(refs)
     settings = {"device": "cuda", "prefill_budget_tokens": 40, "max_batch_size": 8}
-    assert _run(make_engine(**settings, max_prefills=max_prefills), requests) == _run(make_engine(**settings), requests)
+    assert tokens_of(make_engine(**settings, max_prefills=max_prefills), requests) == tokens_of(
+        make_engine(**settings), requests
+    )
 
 
 def test_penalties_follow_tokens_in_flight(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
     requests = _requests(refs, presence_penalty=0.7, repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=3)
-    assert _run(make_engine(device="cuda"), requests) == _run(make_engine(), requests)
+    assert tokens_of(make_engine(device="cuda"), requests) == tokens_of(make_engine(), requests)
 
 
 def test_graphs_equal_launches_one_by_one(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
     requests = _requests(refs)
-    launched = _run(make_engine(device="cuda", cuda_graphs=False), requests)
-    assert _run(make_engine(device="cuda"), requests) == launched
+    launched = tokens_of(make_engine(device="cuda", cuda_graphs=False), requests)
+    assert tokens_of(make_engine(device="cuda"), requests) == launched
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 64), (8, 1, 128)])
@@ -107,8 +88,8 @@ def test_graphs_equal_launches_one_by_one_in_half_precision(
     def run(**more: bool) -> dict[str, list[int]]:
         engine = make_engine(**settings, **more)
         # In bf16 a token may hang on who shares its step: with all adapters there, the steps are the same.
-        _run(engine, [replace(request, request_id=f"first-{request.request_id}") for request in _requests(refs)])
-        return _run(engine, _requests(refs))
+        tokens_of(engine, [replace(request, request_id=f"first-{request.request_id}") for request in _requests(refs)])
+        return tokens_of(engine, _requests(refs))
 
     assert run() == run(cuda_graphs=False)
 
@@ -117,7 +98,7 @@ def test_steps_of_one_request(make_engine: MakeEngine, refs: list[AdapterRef | N
     """No decode has room beside a prefill."""
     requests = _requests(refs[:5])
     settings = {"max_batch_size": 1, "prefill_budget_tokens": 16}
-    assert _run(make_engine(device="cuda", **settings), requests) == _run(make_engine(**settings), requests)
+    assert tokens_of(make_engine(device="cuda", **settings), requests) == tokens_of(make_engine(**settings), requests)
 
 
 def test_a_step_of_more_rows_than_a_launch_has_room_for_is_refused(make_engine: MakeEngine) -> None:
@@ -162,8 +143,8 @@ def test_any_gpu_of_a_host_will_do(
     write_random_adapter(tmp_path / "adapter", read_model_config(folder), rank=16, seed=1)
     requests = _requests([None, read_adapter(tmp_path / "adapter", read_model_config(folder))] * 4)
     settings = {"model": folder, "dtype": dtype, "prefill_budget_tokens": 32, "max_batch_size": 8}
-    second = _run(make_engine(device="cuda:1", **settings), requests)
-    assert second == _run(make_engine(device="cuda:0", **settings), requests)
+    second = tokens_of(make_engine(device="cuda:1", **settings), requests)
+    assert second == tokens_of(make_engine(device="cuda:0", **settings), requests)
 
 
 def test_a_request_that_is_put_back_to_wait_goes_on_where_it_was(
@@ -171,30 +152,30 @@ def test_a_request_that_is_put_back_to_wait_goes_on_where_it_was(
 ) -> None:
     requests = _requests(refs)
     preempted = make_engine(device="cuda", num_kv_pages=24)
-    assert _run(preempted, requests) == _run(make_engine(device="cuda"), requests)
+    assert tokens_of(preempted, requests) == tokens_of(make_engine(device="cuda"), requests)
 
 
 def test_adapters_that_take_turns_in_a_small_pool(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
     requests = _requests(refs * 3)
     crowded = make_engine(device="cuda", num_lora_pages=17)
-    assert _run(crowded, requests) == _run(make_engine(device="cuda"), requests)
+    assert tokens_of(crowded, requests) == tokens_of(make_engine(device="cuda"), requests)
 
 
 def test_a_cancelled_request_leaves_the_others_alone(make_engine: MakeEngine, refs: list[AdapterRef | None]) -> None:
     requests = _requests(refs)
-    undisturbed = _run(make_engine(device="cuda"), requests)
+    undisturbed = tokens_of(make_engine(device="cuda"), requests)
     engine = make_engine(device="cuda")
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         engine.add(request)
     while not (tokens["3"] and tokens["4"]):
-        _step(engine, tokens)
+        add_step(engine, tokens)
     engine.cancel("3")
     engine.cancel("4")
     engine.add(requests[4])
     tokens["4"] = []
     while engine.num_requests:
-        _step(engine, tokens)
+        add_step(engine, tokens)
     del undisturbed["3"], tokens["3"]
     assert tokens == undisturbed
 
@@ -203,4 +184,4 @@ def test_dummy_weights_need_no_files(tmp_path: Path, tiny_llama: Path, make_engi
     (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
     engine = make_engine(model=tmp_path, device="cuda", load_format="dummy", dtype="bfloat16", num_kv_pages=None)
     assert engine.num_kv_pages * 4 > 10_000
-    assert all(len(tokens) >= 8 for tokens in _run(engine, _requests([None] * 5)).values())
+    assert all(len(tokens) >= 8 for tokens in tokens_of(engine, _requests([None] * 5)).values())

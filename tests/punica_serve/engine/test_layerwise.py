@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from cold_requests import finish_requests, run_requests
 from engine_fixtures import MakeEngine
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -23,7 +24,6 @@ from punica_serve.engine.adapters.layer_arrival import Arrival, layer_groups
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_clock import StepClock
-from punica_serve.engine.step_output import Failure
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from waits import DEADLINE_S
 
@@ -118,35 +118,12 @@ def _request(name: str, ref: AdapterRef | None, num_prompt_tokens: int = 10, max
     return Request(name, 0, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=3), ref)
 
 
-def _run(engine: Engine, *requests: Request) -> tuple[dict[str, list[int]], list[Failure]]:
-    """The tokens of each request, and the failures."""
-    for request in requests:
-        engine.add(request)
-    return _finish(engine)
-
-
-def _finish(engine: Engine) -> tuple[dict[str, list[int]], list[Failure]]:
-    tokens: dict[str, list[int]] = {}
-    failures: list[Failure] = []
-    deadline_s = time.monotonic() + DEADLINE_S
-    while engine.num_requests:
-        assert time.monotonic() < deadline_s, "the engine makes no progress"
-        output = engine.step()
-        engine.check_invariants()
-        failures += output.failures
-        for token in output.tokens:
-            tokens.setdefault(token.request_id, []).append(token.token_id)
-        if not output.has_run:
-            engine.wait(0.1)
-    return tokens, failures
-
-
 @pytest.fixture
 def resident(make_engine: MakeEngine, model: Path) -> Callable[..., dict[str, list[int]]]:
     """What requests get from an engine that waits for all of an adapter, on a CPU."""
 
     def run(*requests: Request) -> dict[str, list[int]]:
-        tokens, failures = _run(make_engine(model, cold_start="wait"), *requests)
+        tokens, failures = run_requests(make_engine(model, cold_start="wait"), *requests)
         assert not failures
         return tokens
 
@@ -165,7 +142,7 @@ def test_a_prefill_alone_starts_at_once_and_waits_for_each_layer(
 ) -> None:
     engine, request = make(), _request("cold", refs[0])
     hold_copies(lambda group: _pause_for(joined, device) if group == late_group else None)
-    tokens, failures = _run(engine, request)
+    tokens, failures = run_requests(engine, request)
     assert (tokens, failures) == (resident(request), [])
     assert joined == [refs[0].digest]
 
@@ -181,7 +158,7 @@ def test_chunks_of_a_long_prompt_wait_for_layers_and_requests_of_one_adapter_sha
     requests = [_request("long", refs[0], num_prompt_tokens=40), _request("other", refs[0])]
     engine = make()
     hold_copies(lambda group: _pause_for(joined, device) if group == 5 else None)
-    assert _run(engine, *requests) == (resident(*requests), [])
+    assert run_requests(engine, *requests) == (resident(*requests), [])
     assert joined[0] == refs[0].digest
 
 
@@ -211,7 +188,7 @@ def test_decodes_do_not_wait_for_a_strangers_layers(
     joined.clear()
     hold_copies(lambda group: _pause(device) if group == 7 else None)
     engine.add(cold)
-    more, failures = _finish(engine)
+    more, failures = finish_requests(engine)
     for name in tokens:
         tokens[name] += more[name]
     assert (tokens, failures) == (resident(running, cold), [])
@@ -231,7 +208,7 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
     running, cold = _request("running", refs[0], max_tokens=60), _request("cold", refs[1])
     expected, engine = resident(running, cold), make()
-    _run(engine, _request("measured", refs[2]))  # now the rate of copies is known
+    run_requests(engine, _request("measured", refs[2]))  # now the rate of copies is known
     joined.clear()
     engine.add(running)
     hold_copies(lambda group: _pause_for(joined, device) if group == 2 else None)
@@ -239,7 +216,7 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
         engine.step()
     joined.clear()
     engine.add(cold)
-    tokens, failures = _finish(engine)
+    tokens, failures = finish_requests(engine)
     assert joined == [refs[1].digest] and not failures
     assert tokens["cold"] == expected["cold"]
     assert expected["running"][-len(tokens["running"]) :] == tokens["running"]
@@ -265,11 +242,11 @@ def test_a_copy_that_fails_takes_only_its_own_requests_along(
         engine.wait(0.01)
     hold_copies(fail)
     engine.add(cold)
-    more, failures = _finish(engine)
+    more, failures = finish_requests(engine)
     assert [failure.request_ids for failure in failures] == [("cold",)]
     assert {"running": tokens["running"] + more["running"]} == expected
     hold_copies(lambda group: None)
-    assert _run(engine, cold) == (resident(cold), [])
+    assert run_requests(engine, cold) == (resident(cold), [])
 
 
 def test_a_copy_that_fails_under_a_step_alone_fails_its_request(
@@ -282,7 +259,7 @@ def test_a_copy_that_fails_under_a_step_alone_fails_its_request(
 
     engine = make()
     hold_copies(fail)
-    tokens, failures = _run(engine, _request("cold", refs[0]))
+    tokens, failures = run_requests(engine, _request("cold", refs[0]))
     assert not tokens and [failure.request_ids for failure in failures] == [("cold",)]
 
 
@@ -308,5 +285,5 @@ def test_a_copy_that_is_much_too_slow_is_waited_for_as_a_whole(
             time.sleep(0.3)
 
     hold_copies(stall)
-    assert _run(engine, request) == (resident(request), [])
+    assert run_requests(engine, request) == (resident(request), [])
     assert joined == [refs[0].digest], "the next step waits for all of it"

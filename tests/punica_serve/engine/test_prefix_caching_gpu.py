@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine_fixtures import MakeAdapter, MakeEngine
-from punica_serve.engine.engine import Engine
+from engine_tokens import add_step, tokens_of
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 # Triton compiles its kernels the first time.
@@ -29,28 +29,6 @@ def _groups(refs: Sequence[AdapterRef | None], size: int = 6) -> list[Request]:
     ]
 
 
-def _run(engine: Engine, requests: Sequence[Request], *, steps_apart: int = 0) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        engine.add(request)
-        for _ in range(steps_apart):
-            _step(engine, tokens)
-    while engine.num_requests:
-        _step(engine, tokens)
-    engine.check_invariants()
-    return tokens
-
-
-def _step(engine: Engine, tokens: dict[str, list[int]]) -> None:
-    output = engine.step()
-    assert not output.failures
-    for token in output.tokens:
-        assert token.position == len(tokens[token.request_id])
-        tokens[token.request_id].append(token.token_id)
-    if not output.has_run:
-        engine.wait(10.0)
-
-
 @pytest.fixture(scope="module")
 def refs(make_adapter: MakeAdapter) -> list[AdapterRef | None]:
     return [None, *(make_adapter(rank, seed) for seed, rank in enumerate((8, 16)))]
@@ -63,9 +41,9 @@ def test_tokens_are_those_of_no_caching(
 ) -> None:
     settings = {"device": "cuda", "max_batch_size": 8, "prefill_budget_tokens": 32, "cuda_graphs": cuda_graphs}
     caching = make_engine(prefix_caching=True, **settings)
-    expected = _run(make_engine(**settings), _groups(refs))
-    assert _run(caching, _groups(refs), steps_apart=steps_apart) == expected
-    assert _run(caching, _groups(refs), steps_apart=steps_apart) == expected, "all prefixes are known by now"
+    expected = tokens_of(make_engine(**settings), _groups(refs))
+    assert tokens_of(caching, _groups(refs), steps_apart=steps_apart) == expected
+    assert tokens_of(caching, _groups(refs), steps_apart=steps_apart) == expected, "all prefixes are known by now"
     num_queries, num_hits = caching.prefix_tokens
     assert num_hits > 0.7 * num_queries
 
@@ -74,22 +52,22 @@ def test_pages_are_evicted_and_requests_preempted_while_they_share(
     make_engine: MakeEngine, refs: list[AdapterRef | None]
 ) -> None:
     settings = {"device": "cuda", "max_batch_size": 8, "prefill_budget_tokens": 32}
-    expected = _run(make_engine(**settings), _groups(refs))
-    assert _run(make_engine(prefix_caching=True, num_kv_pages=22, **settings), _groups(refs)) == expected
+    expected = tokens_of(make_engine(**settings), _groups(refs))
+    assert tokens_of(make_engine(prefix_caching=True, num_kv_pages=22, **settings), _groups(refs)) == expected
 
 
 def test_a_step_names_more_pages_than_the_pool_has(make_engine: MakeEngine) -> None:
     """Eight requests of 13 pages or 14 in a pool of 32: without sharing only two would fit."""
     settings = {"device": "cuda", "max_batch_size": 8, "prefill_budget_tokens": 64}
     group = _groups([None], size=8)
-    expected = _run(make_engine(**settings), group)
+    expected = tokens_of(make_engine(**settings), group)
     engine = make_engine(prefix_caching=True, num_kv_pages=32, **settings)
     tokens: dict[str, list[int]] = {request.request_id: [] for request in group}
     for request in group:
         engine.add(request)
-        _step(engine, tokens)
+        add_step(engine, tokens)
     num_named = engine.num_kv_pages - engine.num_free_kv_pages + engine.num_shared_kv_pages
     while engine.num_requests:
-        _step(engine, tokens)
+        add_step(engine, tokens)
     assert tokens == expected
     assert num_named > engine.num_kv_pages
