@@ -1,7 +1,7 @@
 """Which prefill rows FlashInfer serves, and which our own kernel: `engine.attention`.
 
 ``auto`` takes FlashInfer from the number of rows on from which it measured faster on such layers
-(attention_times.yaml, written from `punica-serve bench kernels --sections paged-attention`), if its kernels are
+(attention_times.yaml, written from `punica-serve bench kernels --only paged-attention`), if its kernels are
 compiled. Otherwise ours serve, the log says why, and the kernels are compiled for the next start.
 """
 

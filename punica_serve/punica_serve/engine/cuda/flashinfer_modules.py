@@ -40,7 +40,7 @@ class Fa3Module:
 def why_not(module: Fa3Module, device: torch.device) -> str | None:
     """Why FlashInfer can't serve these layers on this device; None if it can."""
     if find_spec("flashinfer") is None:
-        return "FlashInfer is not installed (extra `flashinfer`)"
+        return "FlashInfer is not installed (extra `gpu`)"
     if torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return f"its kernels for prompts need a Hopper GPU, and {torch.cuda.get_device_name(device)} is none"
     if module.dtype not in (torch.bfloat16, torch.float16):
