@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from punica_serve.cli.adapters.parity import TOLERANCE, compare_base, engine_answers, parity_table
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import PunicaError
 
 #: Room for the prompts; the rest of the memory is the model's.

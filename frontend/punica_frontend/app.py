@@ -45,7 +45,8 @@ from punica_frontend.tgi.routes import tgi_router
 from punica_frontend.watch.frames import Frames
 from punica_frontend.websocket.openai_frames import Shapes
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig, FrontendConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.frontend_section import FrontendConfig
 from punica_serve.store.pace import MinRate
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.version import __version__

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.step_loop import StepLoop
 from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.device_groups import ranks_of
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc

@@ -20,7 +20,8 @@ from typing import NoReturn
 from punica_runner import engine_steps, simulated_steps
 from punica_runner.pipes import WorkerPipe
 from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.config.cluster import EngineConfig, RunnerConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError

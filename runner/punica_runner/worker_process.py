@@ -12,7 +12,7 @@ from typing import Any
 from punica_runner.pipes import SupervisorPipe
 from punica_runner.watchdog import Watchdog
 from punica_runner.worker_tiers import PREFETCH_TIMEOUT_S, WorkerTiers
-from punica_serve.config.cluster import RunnerConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.process.run import death_reason
 from punica_serve.protocol import (

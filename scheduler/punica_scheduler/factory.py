@@ -7,7 +7,7 @@ from punica_scheduler.core.placement import PLACEMENTS, Placement
 from punica_scheduler.core.rank_aware import RankAwarePlacement
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
-from punica_serve.config.cluster import SchedulerConfig
+from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_columns import StepTimeColumns
 from punica_serve.performance.step_time import StepTimeModel

@@ -30,7 +30,8 @@ from punica_scheduler.gpu_check import check_gpu
 from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
 from punica_scheduler.telemetry.observer import ClusterObserver
-from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.errors import ProtocolError, PunicaError
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import accept, listen

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.process.run import TOKEN_FILE_ENV
 
 UNITS = Path(__file__).parents[2] / "configs/systemd"

@@ -31,7 +31,9 @@ from punica_frontend.tenancy.meter import Meter
 from punica_frontend.tenancy.sessions import Sessions
 from punica_serve.base_model.generation_config import GenerationDefaults
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, LinksConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.config.registry_section import sqlite_url
 from punica_serve.errors import AdapterRejected
 from punica_serve.links.hello import listen

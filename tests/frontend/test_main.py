@@ -16,7 +16,8 @@ from punica_frontend.http.uvicorn_private import EmbeddedServer
 from punica_frontend.main import serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.process.run import Drain
 from punica_serve.protocol import Deliveries, Ending, Limits

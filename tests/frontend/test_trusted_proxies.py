@@ -6,7 +6,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from punica_frontend.http.uvicorn_private import EmbeddedServer
-from punica_serve.config.cluster import ClusterConfig, FrontendConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.frontend_section import FrontendConfig
 from punica_serve.registry.registry import Registry
 
 PROXY, STRANGER = "127.0.0.2", "127.0.0.3"

@@ -10,7 +10,9 @@ from punica_runner import simulated_steps
 from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, run_worker
 from punica_runner.worker_tiers import WorkerTiers
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from punica_serve.shapes import shape_folder, shape_of

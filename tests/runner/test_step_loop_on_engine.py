@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from punica_runner.step_loop import StepLoop
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 

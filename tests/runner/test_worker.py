@@ -15,7 +15,9 @@ from punica_runner.supervisor import engine_worker_command
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.base_model.lora_layout import pool_pages
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -209,7 +211,7 @@ async def test_even_a_stopped_worker_ends_with_its_supervisor(tmp_path: Path) ->
 import asyncio, os, signal
 from punica_runner.worker_process import run_worker
 from punica_runner.worker_tiers import WorkerTiers
-from punica_serve.config.cluster import RunnerConfig
+from punica_serve.config.runner_section import RunnerConfig
 async def main():
     async with run_worker({stub("idle")!r}, RunnerConfig(silence_timeout_s=60.0), WorkerTiers()) as worker:
         pid = worker._connection.process.pid

@@ -11,7 +11,7 @@ from process_tree import is_alive
 from punica_runner import worker_process
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_runner.worker_tiers import WorkerTiers
-from punica_serve.config.cluster import RunnerConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.protocol import AssignmentId, Request, SamplingParams, StartRequest, StepReport
 from waits import DEADLINE_S, until
 

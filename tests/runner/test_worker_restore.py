@@ -13,7 +13,9 @@ from punica_runner.supervisor import engine_worker_command
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.protocol import (
     AdapterRef,
     AdaptersCached,

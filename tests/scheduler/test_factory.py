@@ -5,7 +5,7 @@ import pytest
 from all_placements import ALL_PLACEMENTS, step_times
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.factory import scheduler_of, settings_of
-from punica_serve.config.cluster import SchedulerConfig
+from punica_serve.config.scheduler_section import SchedulerConfig
 
 
 def config(**values: Any) -> SchedulerConfig:

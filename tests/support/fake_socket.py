@@ -6,7 +6,7 @@ from typing import Any
 
 from websockets.frames import CloseCode
 
-from punica_serve.config.cluster import LinksConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.links.channel import Channel
 from punica_serve.protocol import Decoder, FrontendToScheduler, SchedulerToFrontend, encode, join
 from waits import until

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from punica_scheduler import server
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, SchedulerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import dial
 from punica_serve.protocol import (

@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import pytest
 
 from punica_runner import supervisor
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, LinksConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.links_section import LinksConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.links import hello
 from punica_serve.links.channel import Channel
 from punica_serve.process.run import Drain

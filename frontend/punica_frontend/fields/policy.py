@@ -11,7 +11,7 @@ from starlette.responses import Response
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.unknown import UnknownField, unknown_fields
 from punica_frontend.metrics.metrics import Metrics
-from punica_serve.config.cluster import UnknownFields
+from punica_serve.config.frontend_section import UnknownFields
 from punica_serve.errors import InvalidRequest
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from punica_frontend.api.errors import SlowReader, from_wire
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_link.promise_reporter import PromiseReporter
 from punica_frontend.scheduler_link.single_flight import CoalescedCall
-from punica_serve.config.cluster import LinksConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import keep_dialling

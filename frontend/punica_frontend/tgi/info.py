@@ -5,7 +5,7 @@ import msgspec
 from punica_frontend.api.schemas import MAX_STOPS
 from punica_frontend.generation.choices import MAX_CHOICES
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.version import __version__
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: Prefix of a dummy adapter's URI; its number follows.

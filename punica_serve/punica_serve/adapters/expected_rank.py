@@ -6,7 +6,8 @@ from pathlib import Path
 from punica_serve.adapters.folder import CONFIG_NAME
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
-from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.errors import AdapterRejected
 from punica_serve.performance.auto_batch import AutoBatch, auto_batch_of

@@ -1,7 +1,7 @@
 """Whether an adapter fits the LoRA pool when it is alone there."""
 
 from punica_serve.base_model.lora_layout import least_lora_pages, pages_needed, pages_of_rank, pool_pages
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
 

@@ -19,7 +19,7 @@ from punica_serve.bench.driver import bring, step
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
-from punica_serve.config.cluster import ColdStart
+from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.bench.driver import bring
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
 

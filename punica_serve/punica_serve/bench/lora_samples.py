@@ -11,7 +11,7 @@ from punica_serve.bench.lora_mixes import RANKS, Adapter, Mix, mixes, sample_of
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.performance.lora_fit import LoraSample

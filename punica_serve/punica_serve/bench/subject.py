@@ -9,7 +9,7 @@ from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.bench.lone_rank import stand_in
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine

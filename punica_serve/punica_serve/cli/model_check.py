@@ -10,7 +10,7 @@ from punica_serve.errors import ConfigError, PunicaError
 if TYPE_CHECKING:
     from punica_serve.base_model.memory_budget import MemoryPlan
     from punica_serve.base_model.model_config import ModelConfig
-    from punica_serve.config.cluster import EngineConfig
+    from punica_serve.config.engine_section import EngineConfig
 
 #: The memory on their makers' data sheets, in bytes.
 GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
@@ -30,7 +30,7 @@ def gpu_bytes(name: str) -> int:
 
 def engine_for(folder: Path) -> "EngineConfig":
     """The settings of `up --model FOLDER`."""
-    from punica_serve.config.cluster import EngineConfig
+    from punica_serve.config.engine_section import EngineConfig
 
     return EngineConfig(model=folder, num_lora_pages=None, host_cache_bytes=None)
 

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from typing import Protocol
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.cpu_assist.assist_job import AssistJob

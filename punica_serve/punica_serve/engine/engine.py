@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from punica_serve.base_model.chunk_costs import chunk_costs_of
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache

@@ -6,8 +6,8 @@ import torch
 
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
-from punica_serve.config.cluster import EngineConfig
 from punica_serve.config.device_groups import ranks_of, why_no_group
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of

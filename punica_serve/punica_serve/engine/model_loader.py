@@ -3,7 +3,7 @@
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.llama import Llama

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.packed_store import PackedStore

@@ -22,7 +22,7 @@ from typing import NoReturn
 import numpy as np
 
 from punica_serve.base_model.rank import Rank
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.doorbell import Doorbell
 from punica_serve.engine.ranks.message_ring import RingReader
 from punica_serve.engine.ranks.rank_inbox import RankInbox

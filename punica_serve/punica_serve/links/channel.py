@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from websockets.frames import CloseCode
 
-from punica_serve.config.cluster import LinksConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.errors import ProtocolError
 from punica_serve.errors.invariants import require
 from punica_serve.links.channel_state import DELIVERING, TRANSITIONS, ChannelState

@@ -26,7 +26,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 from websockets.exceptions import InvalidURI, WebSocketException
 
-from punica_serve.config.cluster import LinksConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.errors.reasons import reason_of
 from punica_serve.links.backoff import Backoff

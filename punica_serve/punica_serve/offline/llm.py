@@ -60,8 +60,8 @@ class LLM:
     """One engine on one device, or on ``tensor_parallel`` of them from ``device`` on, with tokenizer and adapters.
 
     Folders are as in a config file: paths, or ``demo:NAME``. Keywords beside those named are the settings of
-    ``punica_serve.config.cluster.EngineConfig``. Raises ModelRejected, ConfigError or AdapterRejected when something
-    can't be served.
+    ``punica_serve.config.engine_section.EngineConfig``. Raises ModelRejected, ConfigError or AdapterRejected when
+    something can't be served.
     """
 
     def __init__(

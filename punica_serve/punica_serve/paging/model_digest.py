@@ -4,7 +4,7 @@ from hashlib import sha256
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.weight_files import weight_files
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.protocol import PrefixCaching
 
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS, pages_of_rank
 from punica_serve.batching_rules import pages_to_start
-from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_load import LoraLoad

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from punica_serve.base_model.lora_layout import pool_pages
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel

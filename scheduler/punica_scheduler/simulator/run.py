@@ -15,7 +15,8 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.expected_rank import engine_of
 from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.config.simulation_section import SloConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile

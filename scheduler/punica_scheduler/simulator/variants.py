@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from punica_serve.config.cluster import ClusterConfig, SchedulerConfig
+from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.fields import PlacementName
+from punica_serve.config.scheduler_section import SchedulerConfig
 
 #: What an ablation changes in `scheduler:`.
 ABLATIONS: dict[str, Mapping[str, Any]] = {

@@ -5,7 +5,7 @@ import pytest
 
 from punica_serve.adapters.dummy import dummy_adapters, dummy_name, dummy_number
 from punica_serve.base_model.lora_layout import pages_needed
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.protocol import AdapterRef
 from punica_serve.shapes import shape_of
 from tiny_config import tiny_config

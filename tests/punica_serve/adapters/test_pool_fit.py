@@ -1,7 +1,7 @@
 import pytest
 
 from punica_serve.adapters.pool_fit import check_dummies_fit_pool, check_fits_pool
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
 

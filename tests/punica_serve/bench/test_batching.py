@@ -12,7 +12,7 @@ from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
 from punica_serve.bench.batching_report import knee, make_report
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.workload import Population
 
 SETTINGS = Settings(prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4)

@@ -16,7 +16,7 @@ from punica_serve.bench.driver import bring
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef

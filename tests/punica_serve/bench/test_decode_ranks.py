@@ -8,7 +8,7 @@ from rich.console import Console
 from punica_serve.bench.decode_ranks import DecodeRanksSettings, average_rank, make_report
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.performance.lora_fit import LoraSample
 
 

@@ -21,7 +21,7 @@ from punica_serve.bench.layer.setting import LayerSettings
 from punica_serve.bench.overhead import run as overhead
 from punica_serve.bench.overhead.sweep import OverheadSettings
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.shapes import shape_folder, shape_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -12,7 +12,7 @@ from punica_serve.bench.prefix_caching_report import hit_first_token_s, make_rep
 from punica_serve.bench.prefix_host_time import measure_host_time
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 
 SETTINGS = Settings(
     num_groups=2,

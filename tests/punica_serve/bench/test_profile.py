@@ -8,7 +8,7 @@ from rich.progress import Progress
 from punica_serve.bench.batching import DecodeTime, Measured
 from punica_serve.bench.profile import decode_times, measure_profile
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_fit import fit_lora
 from punica_serve.performance.lora_load import LoraLoad

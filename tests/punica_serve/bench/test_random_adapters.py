@@ -12,7 +12,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench import random_adapters
 from punica_serve.bench.driver import InFlight, drive
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import ConfigError

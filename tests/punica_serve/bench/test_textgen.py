@@ -20,7 +20,7 @@ from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import Measured, Settings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
 from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.workload import RequestLength, shipped_workload

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
-from punica_serve.config.cluster import EngineConfig, load_config, parse_config
+from punica_serve.config.cluster import load_config, parse_config
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"

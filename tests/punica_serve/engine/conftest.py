@@ -13,7 +13,7 @@ from loader_harness import LoaderHarness
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import device_runner, step_runner
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.batching.sequence import Sequence as EngineSequence

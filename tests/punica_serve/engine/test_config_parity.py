@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from config_files import CONFIG_FILES, SHAPE
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import no_fetch
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ModelRejected

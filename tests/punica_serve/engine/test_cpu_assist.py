@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from cold_requests import NUM_GROUPS, NUM_LAYERS, cold_adapters, cold_request, evict, hold_copies, run_requests
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.layer_arrival import CpuArrival, layer_groups
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast

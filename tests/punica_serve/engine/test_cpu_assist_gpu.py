@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, evict, hold_copies, run_requests
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist

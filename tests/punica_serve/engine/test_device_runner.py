@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import device_runner
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.errors import ConfigError

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.engine import Engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.model_loader import load_model
 from punica_serve.engine.torch_lora import TorchLora

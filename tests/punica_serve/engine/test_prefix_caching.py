@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_fixtures import MakeAdapter, MakeEngine
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.protocol import AdapterRef, Request, SamplingParams

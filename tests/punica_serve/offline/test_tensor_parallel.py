@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from punica_serve import LLM, SamplingParams
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_loss import RankLost

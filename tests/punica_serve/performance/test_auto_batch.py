@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters.expected_rank import batch_of, engine_of
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, parse_config
+from punica_serve.config.cluster import ClusterConfig, parse_config
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.errors import ConfigError
 from punica_serve.performance.auto_batch import AUTO_SIZES, largest_batch, step_ms

@@ -10,7 +10,7 @@ import pytest
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from punica_serve.base_model.lora_layout import pool_pages
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import PerformanceProfile
 from punica_serve.performance.step_time import StepTimeModel

@@ -19,7 +19,7 @@ from punica_serve.bench.coldstart_series.shared_bytes import ALIAS_BYTES, Shared
 from punica_serve.bench.driver import InFlight, OnStep, bring, drive
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
-from punica_serve.config.cluster import ColdStart, EngineConfig
+from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams

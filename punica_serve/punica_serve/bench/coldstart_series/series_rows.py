@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import get_args
 
-from punica_serve.config.cluster import ColdStart
+from punica_serve.config.engine_section import ColdStart
 from punica_serve.errors import ConfigError
 
 

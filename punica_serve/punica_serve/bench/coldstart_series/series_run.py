@@ -12,7 +12,7 @@ from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import TokenBar
-from punica_serve.config.cluster import ColdStart
+from punica_serve.config.engine_section import ColdStart
 from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.simulation.azure_trace import read_trace, shares_of
 

@@ -11,7 +11,7 @@ from punica_serve.bench.cpu_assist_figures.layer_times import measure_layers
 from punica_serve.bench.cpu_assist_figures.round_trips import measure_round_trips
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist.assistant import MAX_ASSISTED_ROWS, CpuAssist, open_cpu_assist
 from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
 from punica_serve.errors import ConfigError, RequestFailed

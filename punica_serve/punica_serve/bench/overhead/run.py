@@ -13,7 +13,7 @@ from punica_serve.bench.overhead.sweep import OverheadSettings, spread
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import Report, machine
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef

@@ -8,7 +8,8 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import ClusterConfig, DummyAdaptersConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 
 #: Adapters on the GPU beyond those of a batch, so that there is room for loads.

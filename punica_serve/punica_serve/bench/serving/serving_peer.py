@@ -10,7 +10,7 @@ from punica_serve.adapters.dummy import dummy_name
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.serving.serving_cluster import write_tokenizer
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 
 #: Adapters that vLLM keeps on the GPU: more take memory from its KvCache.
 _MAX_LORAS = 32

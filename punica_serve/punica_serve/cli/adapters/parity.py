@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from punica_serve.base_model.model_config import ModelDtype
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import GeneratedToken
 from punica_serve.errors import ConfigError

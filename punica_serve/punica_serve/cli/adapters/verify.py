@@ -9,7 +9,7 @@ from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption
 from punica_serve.errors import AdapterRejected
 
 if TYPE_CHECKING:
-    from punica_serve.config.cluster import EngineConfig
+    from punica_serve.config.engine_section import EngineConfig
     from punica_serve.protocol import AdapterRef
 
 

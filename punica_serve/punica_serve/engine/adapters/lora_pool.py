@@ -17,7 +17,7 @@ from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, VOCABULARY_GROU
 from punica_serve.base_model.memory_budget import pool_num_bytes
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import LayerArrival, layer_groups
 from punica_serve.engine.adapters.packing import PackedAdapter

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.batching_rules import pages_for
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
 from punica_serve.errors import ConfigError
 from punica_serve.paging.prefix_cache import PrefixCache

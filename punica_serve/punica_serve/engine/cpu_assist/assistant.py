@@ -15,7 +15,7 @@ import torch
 
 from punica_kernels.exchange_words import MAX_EXCHANGES, MAX_PROCESSES
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords

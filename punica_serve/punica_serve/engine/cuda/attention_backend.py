@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import AttentionBackend
+from punica_serve.config.engine_section import AttentionBackend
 from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module, compile_module, is_compiled, why_not
 from punica_serve.errors import ConfigError

@@ -11,7 +11,7 @@ from punica_serve.base_model.memory_budget import (
     lora_pages_within,
 )
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import free_bytes, total_bytes
 
 #: At most so much of the host's free memory, divided among its GPUs.

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from punica_serve.base_model.weight_files import weight_files
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.rank_messages import RankHello
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import PROTOCOL_VERSION

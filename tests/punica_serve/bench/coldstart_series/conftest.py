@@ -10,7 +10,7 @@ from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_settings import SeriesSettings
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 
 

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from punica_serve.bench.coldstart_series.series_rows import parse_series_rows
-from punica_serve.config.cluster import ColdStart
+from punica_serve.config.engine_section import ColdStart
 from punica_serve.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from punica_serve.bench.cpu_assist_figures.figure_settings import (
 from punica_serve.bench.cpu_assist_figures.figures_report import make_report
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 
 TRIPS = [RoundTrip("shared memory", 1, 0.001), RoundTrip("sockets", 1, 0.002)]
 LAYERS = [LayerTime("processes", 1, 0.004), LayerTime("processes", 2, 0.002)]

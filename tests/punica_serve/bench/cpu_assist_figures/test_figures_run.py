@@ -8,7 +8,7 @@ from rich.progress import Progress
 from punica_serve.bench.cpu_assist_figures.figure_settings import FigureSettings
 from punica_serve.bench.cpu_assist_figures.figures_run import run_figures
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 
 SETTINGS = FigureSettings(num_tokens=8, rank=8, counts=(1,), num_repeats=2)

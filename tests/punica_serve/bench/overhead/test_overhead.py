@@ -14,7 +14,7 @@ from punica_serve.bench.overhead.steady import SteadyDecode
 from punica_serve.bench.overhead.sweep import Cell, OverheadSettings, cells, num_batches, spread
 from punica_serve.bench.report import Column, TableData, save_figures
 from punica_serve.bench.subject import Subject
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef

@@ -12,7 +12,7 @@ from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import DummyAdaptersConfig
+from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter

@@ -7,7 +7,7 @@ import torch
 
 from device_waits import waits_are_errors
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache, pages_within
 from punica_serve.errors import ConfigError
 

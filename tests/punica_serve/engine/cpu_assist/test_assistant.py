@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist
 from punica_serve.engine.memory.pinned_memory import HostMemory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.auto_batch_memory import batch_fits, largest_that_fits
 
 GIB = 1 << 30

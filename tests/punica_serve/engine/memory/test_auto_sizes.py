@@ -4,7 +4,8 @@ import torch
 
 from punica_serve.base_model.memory_budget import adapter_num_bytes
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.cluster import EngineConfig, parse_config
+from punica_serve.config.cluster import parse_config
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.auto_sizes import host_bytes, lora_pages
 
 CPU = torch.device("cpu")

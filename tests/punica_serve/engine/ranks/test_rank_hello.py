@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from punica_serve.config.cluster import EngineConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of, model_digest
 from punica_serve.engine.ranks.rank_messages import RankHello
 from punica_serve.errors import ConfigError

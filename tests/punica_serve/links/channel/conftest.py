@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fake_socket import FakeSocket
-from punica_serve.config.cluster import LinksConfig
+from punica_serve.config.links_section import LinksConfig
 from punica_serve.links.channel import Channel
 from punica_serve.protocol import SchedulerToFrontend
 

@@ -3,7 +3,10 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.cli.up.on_ray.plan import RayPlan
-from punica_serve.config.cluster import ClusterConfig, EngineConfig, RayConfig, RunnerConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.ray_section import RayConfig
+from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.process.logs import LogLevel
 
 

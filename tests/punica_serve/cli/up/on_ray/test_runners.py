@@ -11,7 +11,8 @@ import pytest
 from punica_serve.cli.up.on_ray import runners
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.runners import Runners
-from punica_serve.config.cluster import ClusterConfig, EngineConfig
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.process.logs import LogLevel
 from punica_serve.protocol import ScaleAdvice
 from waits import DEADLINE_S
