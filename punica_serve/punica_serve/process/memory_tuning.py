@@ -52,7 +52,10 @@ def tuned_gc() -> Iterator[None]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disables garbage collection in the body. Threads take turns, so it must not be nested."""
+    """Disables garbage collection in the body.
+
+    Threads take turns, so it must not be nested, and the body must not wait for a thread that may come here.
+    """
     with _off:
         was_enabled = gc.isenabled()
         gc.disable()

@@ -36,7 +36,6 @@ from punica_serve.engine.sampler import PendingTokens, SampledToken, Sampler
 from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.model import Model
-from punica_serve.process.memory_tuning import gc_disabled
 from punica_serve.protocol import LoraGroup
 
 #: Steps whose LoRA of usual ranks CPU processes may compute.
@@ -150,8 +149,7 @@ class CudaRunner:
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan((), ())
         warm: set[int] = set()
-        # Collecting another engine's graphs would free device memory, which breaks a capture.
-        with torch.cuda.stream(self._stream), gc_disabled():
+        with torch.cuda.stream(self._stream):
             for (bucket, _), runner in self._runners.items():
                 runner.stage(nothing, {}, self._pages_of)
                 if use_graphs:
@@ -160,7 +158,7 @@ class CudaRunner:
                 if bucket.num_sampled not in warm:  # sampling depends on the number of rows alone
                     self._sampler.warm_up(logits)
                     warm.add(bucket.num_sampled)
-                torch.cuda.synchronize(self._stream.device)  # no two copies of inputs may be in flight
+                self._stream.synchronize()  # no two copies of inputs may be in flight
             # Captures empty the allocator's cache; this reserves the most memory that sampling needs.
             self._sampler.warm_up(logits.new_zeros(max(warm), logits.shape[1]))
 

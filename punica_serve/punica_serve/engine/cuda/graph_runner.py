@@ -15,6 +15,7 @@ from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.torch_lora import PagesOf
 from punica_serve.models.linear import LoraBatch
 from punica_serve.models.model import Attention, ForwardBatch, Model
+from punica_serve.process.memory_tuning import gc_disabled
 
 
 class PlannedAttention(Attention, Protocol):
@@ -65,11 +66,16 @@ class GraphRunner:
         The pass before the capture compiles kernels and sets up libraries, which a capture must not do.
         """
         self.run()
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        # Other threads, such as another engine's, may go on using the device: their work is not part of the graph.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        stream.synchronize()
+        # Collecting another engine's graphs would free device memory, which breaks a capture. Other threads, such as
+        # another engine's, may go on using the device: their work is not part of the graph. Captures alone take turns:
+        # the passes before them may wait for a rank that is another thread.
+        with (
+            gc_disabled(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             self._logits = self._forward()
         self._graph = graph
 

@@ -11,7 +11,12 @@ from punica_serve.base_model.architectures import ARCHITECTURES
 from punica_serve.base_model.model_config import read_model_config
 from thread_ranks import run_ranks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    # Triton compiles the kernels of one rank, then of each rank of the group, in turns of one interpreter.
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 @pytest.mark.parametrize("size", [2, 4])
