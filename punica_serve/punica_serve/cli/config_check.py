@@ -129,6 +129,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     model = read_model_config(config.engine.model)
     config.engine.context_of(model)
     for worker in config.runner.workers:
+        config.engine.check_device(worker)
         check_group_size(model, len(ranks_of(worker)))
     Tokenizer.from_folder(config.engine.tokenizer_folder)
     if config.engine.load_format == "safetensors":

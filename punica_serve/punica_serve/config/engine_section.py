@@ -8,6 +8,7 @@ from pydantic import Field
 from punica_serve.base_model.memory_budget import USUAL_RANK, auto_lora_pages
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.batching_rules import default_max_prefills
+from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.fields import (
     AutoInt32,
     AutoNonNegativeInt,
@@ -132,6 +133,15 @@ class EngineConfig(ConfigModel):
     def most_requests(self) -> int:
         """Requests in one step, or the most that `auto` may take."""
         return self.max_batch_size or _MAX_AUTO_BATCH
+
+    def check_device(self, device: str) -> None:
+        """Raises ConfigError if a setting needs a GPU and the worker's ``device`` is a CPU."""
+        if self.attention == "flashinfer" and "cpu" in ranks_of(device):
+            raise ConfigError(
+                "`engine.attention` is flashinfer, whose kernels need a Hopper GPU, but a device is cpu; take auto, or"
+                " name a GPU",
+                param="engine.attention",
+            )
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:
         """The data type in which the model is served."""

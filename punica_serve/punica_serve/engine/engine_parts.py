@@ -66,7 +66,8 @@ def alone(name: str, value: int) -> int:
 
 
 def open_engine_device(config: EngineConfig, name: str) -> torch.device:
-    """Opens a device, in a process that serves one engine. Raises ConfigError."""
+    """Opens a device, in a process that serves one engine. Raises ConfigError, also for settings that it can't keep."""
+    config.check_device(name)
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     return open_device(name)

@@ -109,6 +109,13 @@ def test_a_data_folder_that_cannot_be_written_is_refused(
     assert f"`data_folder` {tmp_path / folder} is not a folder that can be written to: " in stderr
 
 
+def test_flashinfer_on_a_cpu_is_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    engine = {"model": str(model_folder), "attention": "flashinfer"}
+    exit_code, _, stderr = cli("config", "check", str(write_config(engine=engine)))
+    assert exit_code == 2 and "`engine.attention` is flashinfer" in stderr and "take auto" in stderr
+    assert cli("config", "check", str(write_config(engine=engine, runner={"devices": ["cuda:0"]})))[0] == 0
+
+
 def test_dummies_larger_than_the_lora_pool_are_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
     config = write_config(
         engine={"model": str(model_folder), "num_lora_pages": 1}, dummy_adapters={"count": 2, "rank": 16}

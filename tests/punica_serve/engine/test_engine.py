@@ -387,6 +387,8 @@ def test_what_can_never_work_is_said_at_the_start(make_engine: MakeEngine, tmp_p
         make_engine(model=tmp_path / "nothing")
     with pytest.raises(ConfigError, match="the model's limit is 256"):
         make_engine(max_context=257)
+    with pytest.raises(ConfigError, match=r"`engine\.attention` is flashinfer, .* take auto"):
+        make_engine(attention="flashinfer")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.2), ("float16", 0.03)])

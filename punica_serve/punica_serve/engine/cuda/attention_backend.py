@@ -74,14 +74,14 @@ def flashinfer_rows(
     opened: ExitStack,
     num_prefills: int = 1,
 ) -> int | None:
-    """The fewest prefill rows of a bucket that FlashInfer serves; None leaves all to our kernel.
+    """The fewest prefill rows of a GPU's bucket that FlashInfer serves; None leaves all to our kernel.
 
     ``opened``: closing it ends what is compiled for the next start. ``num_prefills``: the most of one step. ``auto``
     leaves several to our kernel: FlashInfer's were not checked there.
 
     Raises ConfigError if ``backend`` insists on FlashInfer and it can't serve this model here.
     """
-    if backend == "triton" or device.type != "cuda":
+    if backend == "triton":
         return None
     modules = fa3_modules(model, dtype)
     reason = next(filter(None, (why_not(module, device) for module in modules)), None)
@@ -95,7 +95,7 @@ def flashinfer_rows(
     missing = [] if reason else [module for module in modules if not is_compiled(module)]
     if first is not None and missing:
         reason = "FlashInfer's kernels are not compiled yet; they are being compiled for the next start"
-        opened.callback(FlashInferCompiler(module.command for module in missing).close)
+        opened.callback(FlashInferCompiler(module.job for module in missing).close)
     if reason or first is None:
         logger.info("attention: Triton for all rows: %s", reason or "FlashInfer is nowhere faster")
         return None

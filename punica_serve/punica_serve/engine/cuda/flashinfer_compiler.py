@@ -1,12 +1,15 @@
 """Compiles FlashInfer's kernels in processes that end with their owner: each leads a group, since it starts others."""
 
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
 
 #: Seconds that a module may take to compile.
 _COMPILE_TIMEOUT_S = 900.0
@@ -61,11 +64,22 @@ class Compilation:
                 self._process.wait(_KILL_TIMEOUT_S)
 
 
-class FlashInferCompiler:
-    """Runs commands on a thread of its own, one after the other, up to the first that fails. ``close`` ends both."""
+class CompileJob(NamedTuple):
+    """What compiles one module, and the file that says which process of the host does so."""
 
-    def __init__(self, commands: Iterable[Sequence[str]]) -> None:
-        self._commands = tuple(commands)
+    command: Sequence[str]
+    #: Beside the compiled kernels, so that all who share these share it.
+    lock: Path
+
+
+class FlashInferCompiler:
+    """Runs jobs on a thread of its own, one after the other, up to the first that fails. ``close`` ends both.
+
+    A job that another process runs, such as another rank or worker of the host, is left to it.
+    """
+
+    def __init__(self, jobs: Iterable[CompileJob]) -> None:
+        self._jobs = tuple(jobs)
         self._lock = threading.Lock()
         self._is_closed = False
         self._current: Compilation | None = None
@@ -82,10 +96,14 @@ class FlashInferCompiler:
 
     def _run(self) -> None:
         try:
-            for command in self._commands:
-                if (compilation := self._start(command)) is None:
-                    return
-                compilation.wait()
+            for job in self._jobs:
+                with _locked(job.lock) as is_ours:
+                    if not is_ours:
+                        logger.info("another process of this host compiles FlashInfer's kernels")
+                        continue
+                    if (compilation := self._start(job.command)) is None:
+                        return
+                    compilation.wait()
         except (RuntimeError, OSError) as error:
             if not self._is_closed:
                 logger.warning("attention stays with Triton: %s", error)
@@ -95,6 +113,22 @@ class FlashInferCompiler:
         with self._lock:
             self._current = None if self._is_closed else Compilation(command)
             return self._current
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether this process got the lock, without waiting for it. It is freed in the end, or with the process.
+
+    Raises OSError if the file can't be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def end_with_owner() -> None:

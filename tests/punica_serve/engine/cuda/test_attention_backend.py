@@ -1,6 +1,6 @@
 """The choice between FlashInfer and our own attention."""
 
-from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from punica_serve.engine.cuda.attention_backend import (
     AttentionTime,
     fa3_modules,
     flashinfer_from,
-    flashinfer_rows,
     measured_times,
 )
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module
@@ -53,16 +52,13 @@ def test_on_hopper_it_serves_long_prompts(group: int) -> None:
     assert flashinfer_from(measured_times(), group) in (256, 512)
 
 
-@pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
-def test_a_cpu_has_one_backend(backend: str) -> None:
-    cpu = torch.device("cpu")
-    assert flashinfer_rows(backend, tiny_config(), torch.float32, cpu, ExitStack()) is None  # type: ignore[arg-type]
-
-
 def test_each_distinct_window_needs_a_module() -> None:
     (module,) = fa3_modules(tiny_config(), torch.bfloat16)
     assert (module.head_dim, module.window, module.soft_cap) == (8, None, 0.0)
 
 
-def test_the_command_that_compiles_a_module_names_its_kind() -> None:
-    assert Fa3Module(torch.bfloat16, 128, 4096, 0.0).command[-4:] == ["bfloat16", "128", "1", "0"]
+def test_the_job_that_compiles_a_module_names_its_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", f"{tmp_path}")
+    job = Fa3Module(torch.bfloat16, 128, 4096, 0.0).job
+    assert job.command[-4:] == ["bfloat16", "128", "1", "0"]
+    assert job.lock == tmp_path / ".cache/flashinfer/punica-serve-bfloat16-128-1-0.lock"

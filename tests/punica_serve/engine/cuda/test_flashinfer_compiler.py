@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.engine.cuda.flashinfer_compiler import Compilation, FlashInferCompiler
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, FlashInferCompiler
 
 _DEADLINE_S = 30.0
 
 
 def _shell(script: str) -> list[str]:
     return ["sh", "-c", script]
+
+
+def _job(folder: Path, script: str) -> CompileJob:
+    return CompileJob(_shell(script), folder / "locks" / "module.lock")
 
 
 def _read(path: Path) -> str:
@@ -82,7 +86,9 @@ def test_what_a_dead_owner_has_started_ends_too(tmp_path: Path) -> None:
 
 def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    compiler = FlashInferCompiler([_shell(f"echo $$ > {first}; exec sleep 600"), _shell(f"echo > {second}")])
+    compiler = FlashInferCompiler(
+        [_job(tmp_path, f"echo $$ > {first}; exec sleep 600"), _job(tmp_path, f"echo > {second}")]
+    )
     pid = int(_read(first))
     compiler.close()
     with pytest.raises(ProcessLookupError):
@@ -92,7 +98,8 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path, caplog: py
 
 
 def test_a_failure_in_the_background_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    compiler = FlashInferCompiler([_shell(f"echo > {tmp_path / 'first'}"), _shell("exit 3"), _shell("exit 4")])
+    scripts = (f"echo > {tmp_path / 'first'}", "exit 3", "exit 4")
+    compiler = FlashInferCompiler(_job(tmp_path, script) for script in scripts)
     deadline_s = time.monotonic() + _DEADLINE_S
     while not caplog.records:
         assert time.monotonic() < deadline_s
@@ -100,3 +107,22 @@ def test_a_failure_in_the_background_is_a_warning(caplog: pytest.LogCaptureFixtu
     compiler.close()
     assert (tmp_path / "first").exists()
     assert caplog.messages == ["attention stays with Triton: FlashInfer's kernels can't be compiled here: exit code 3"]
+
+
+def test_of_the_processes_of_a_host_one_compiles_a_module(tmp_path: Path) -> None:
+    first, second, other = tmp_path / "first", tmp_path / "second", tmp_path / "other"
+    compiler = FlashInferCompiler([_job(tmp_path, f"echo $$ > {first}; exec sleep 600")])
+    _read(first)
+    waiting = FlashInferCompiler(
+        [
+            _job(tmp_path, f"echo no > {second}"),
+            CompileJob(_shell(f"echo done > {other}"), tmp_path / "other.lock"),
+        ]
+    )
+    assert _read(other) == "done", "another module is its own"
+    assert not second.exists()
+    compiler.close()
+    again = FlashInferCompiler([_job(tmp_path, f"echo yes > {second}")])
+    assert _read(second) == "yes", "closing lets go of the lock"
+    waiting.close()
+    again.close()
