@@ -6,9 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import typer
-
-from punica_serve.cli.simulate_failures import EXIT_FAILED, print_checks, print_failures
+from punica_serve.cli.simulate_failures import exit_if_failed, print_checks, print_failures
 from punica_serve.cli.simulate_files import Writer, write_each, write_json
 from punica_serve.cli.simulate_runs import run_all, summary_table
 from punica_serve.cli.text_tables import figures_table
@@ -65,11 +63,12 @@ def compare_policies(
     name: str,
     out: Path,
     console: "Console",
+    check: bool,
 ) -> None:
     """Runs the policies, prints a table, and writes summaries, distributions and pictures.
 
     A policy that does not look at promises runs once, and is judged by each of them. Raises typer.Exit(1), after
-    writing the files, if requests failed or a goal of the config was missed.
+    writing the files, if requests failed or, with ``check``, a goal of the config was missed.
     """
     from punica_scheduler.simulator.goals import goal_checks
     from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
@@ -91,11 +90,10 @@ def compare_policies(
         console.print(_scales_table(curves))
         writers |= _scales_files(curves, out, name)
     summaries = {policy: result.summary for policy, result in results.items()}
-    checks = goal_checks(config.simulation.goals.get(config.simulation.profile, {}), summaries)
-    print_checks(checks, console)
+    goals = goal_checks(config.simulation.goals.get(config.simulation.profile, {}), summaries)
+    print_checks(goals, console)
     write_each(writers, console)
-    if any(result.failures for result in runs.values()) or not all(check.holds for check in checks):
-        raise typer.Exit(EXIT_FAILED)
+    exit_if_failed(any(result.failures for result in runs.values()), goals if check else ())
 
 
 def _policies_files(results: "dict[str, Result]", out: Path, name: str) -> dict[Path, Writer]:

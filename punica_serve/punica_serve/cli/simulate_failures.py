@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import typer
+
 from punica_serve.numbers import counted
 
 if TYPE_CHECKING:
@@ -12,8 +14,7 @@ if TYPE_CHECKING:
 
     from punica_scheduler.simulator.summary import Check
 
-#: Requests failed, or a claim does not hold.
-EXIT_FAILED = 1
+_EXIT_FAILED = 1
 #: Reasons shown for each run.
 _MAX_REASONS = 5
 
@@ -44,3 +45,9 @@ def print_checks(checks: "Iterable[Check]", console: "Console") -> None:
     for check in checks:
         verdict = "pass" if check.holds else "FAIL"
         console.print(f"{verdict}  {check.claim}: {check.seen}", soft_wrap=True, highlight=False)
+
+
+def exit_if_failed(any_request_failed: bool, must_hold: "Iterable[Check]" = ()) -> None:
+    """Raises typer.Exit(1) if a request failed, or one of the checks that must hold does not."""
+    if any_request_failed or not all(check.holds for check in must_hold):
+        raise typer.Exit(_EXIT_FAILED)

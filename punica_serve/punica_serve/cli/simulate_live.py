@@ -9,10 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from punica_serve.adapters.dummy import dummy_name
-from punica_serve.cli.simulate_failures import EXIT_FAILED, print_failures
+from punica_serve.cli.simulate_failures import exit_if_failed, print_failures
 from punica_serve.cli.simulate_files import write_each, write_files
 from punica_serve.cli.text_tables import figures_table
 from punica_serve.errors import ClusterUnavailable
@@ -91,8 +89,7 @@ def compare_live(
     write_files({"live": live, "simulated": simulated}, tables, timelines, out / f"{name}-live", name, console)
     times = {"live": times_of(streams), "simulated": predicted.times}
     write_each({out / f"{name}-live-times.png": partial(draw_times, times, title=name)}, console)
-    if live.num_failed:
-        raise typer.Exit(EXIT_FAILED)
+    exit_if_failed(bool(live.num_failed))
 
 
 def speed_of(config: "ClusterConfig", gpus: "Sequence[FoundGpu]") -> float:

@@ -108,15 +108,18 @@ def test_scales_are_sorted_and_counted_once() -> None:
     assert scales_of(None) == ()
 
 
-def test_goals_are_printed_with_their_verdicts_and_a_missed_one_ends_with_code_1(config: Path) -> None:
+@pytest.mark.parametrize(("options", "exit_code"), [((), 0), (("--check",), 1)])
+def test_goals_are_printed_with_their_verdicts_and_end_the_command_if_they_must_hold(
+    config: Path, options: tuple[str, ...], exit_code: int
+) -> None:
     goals = """  goals:
     a10-7b-padded:
       punica: {kept: 0.5, gpu_time: 0.01}
     other: {punica: {kept: 1.0}}
 """
     config.write_text(CONFIG + goals)
-    result = _run(config)
-    assert result.exit_code == 1
+    result = _run(config, *options)
+    assert result.exit_code == exit_code
     assert "pass  punica keeps at least 50% of its promises: " in result.output
     assert "FAIL  punica's GPU time is at most 0.01 of most_idle's" in result.output
     assert result.output.count("punica keeps") == 1, "goals of another profile are not looked at"
