@@ -26,9 +26,14 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
 class _Chunk(msgspec.Struct):
     """The fields of a chunk that are read."""
 
+    choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: dict[str, object] | None = None
 
@@ -36,15 +41,15 @@ class _Chunk(msgspec.Struct):
 class HttpClient:
     """Keeps connections open between requests, as many as run at once."""
 
-    def __init__(self, url: str, *, model: str, adapter_name: str, key: str | None) -> None:
-        """``adapter_name`` has ``{}`` where an adapter's number goes."""
+    def __init__(self, url: str, *, model: str, adapter_name: str, key: str | None, cache_salt: str) -> None:
+        """``adapter_name`` has ``{}`` where an adapter's number goes. Requests share prefixes under one salt only."""
         parts = urlsplit(url)
         self._url = url
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = client_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/") + "/v1/completions"
-        self._model, self._adapter_name = model, adapter_name
+        self._model, self._adapter_name, self._cache_salt = model, adapter_name, cache_salt
         self._authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._decode = msgspec.json.Decoder(_Chunk).decode
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -54,11 +59,13 @@ class HttpClient:
         with self._connection_errors():
             reader, writer = self._idle.pop() if self._idle else await self._connect()
             is_whole = False
+            num_tokens = 0
             try:
                 writer.write(self._head_and_body(request))
                 await self._read_head(reader)
                 async for event in _events(_chunks(reader)):
-                    if num_tokens := self._num_tokens(event):
+                    if (num_so_far := self._num_tokens(event, num_tokens)) > num_tokens:
+                        num_tokens = num_so_far
                         yield num_tokens
                 is_whole = True
             finally:
@@ -85,6 +92,7 @@ class HttpClient:
                 "max_tokens": request.max_tokens,
                 "temperature": 0.0,
                 "ignore_eos": True,
+                "cache_salt": self._cache_salt,
                 "stream": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
@@ -106,14 +114,19 @@ class HttpClient:
                 body = await reader.read(_MAX_LINE_BYTES)
         raise RequestFailed(f"HTTP {status}: {body[:500].decode(errors='replace')}")
 
-    def _num_tokens(self, event: bytes) -> int:
-        """Tokens so far, by a chunk's own count. Raises RequestFailed for an error in the stream."""
+    def _num_tokens(self, event: bytes, num_before: int) -> int:
+        """Tokens so far, by a chunk's own count; a text without a count is one token.
+
+        Raises RequestFailed for an error in the stream.
+        """
         if event == _DONE:
-            return 0
+            return num_before
         chunk = self._decode(event)
         if chunk.error is not None:
             raise RequestFailed(str(chunk.error.get("message", chunk.error)))
-        return chunk.usage.completion_tokens if chunk.usage else 0
+        if chunk.usage is not None:
+            return chunk.usage.completion_tokens
+        return num_before + any(choice.text for choice in chunk.choices)
 
     @contextmanager
     def _connection_errors(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Runs `bench serving`: each workload and population through each API, on a server or a cluster of its own."""
 
 import asyncio
+import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -67,9 +68,9 @@ def run_all(
     context = config.engine.context_of(model)
     loads = {
         (workload, population): requests_of(
-            workload, population, settings.num_requests, vocab_size=model.vocab_size, max_context=context
+            workload, population, count, vocab_size=model.vocab_size, max_context=context
         )
-        for workload in settings.workloads
+        for workload, count in zip(settings.workloads, settings.num_requests, strict=True)
         for population in settings.populations
     }
     with _server(config, model, settings, max(map(num_adapters, loads.values())), key) as server:
@@ -132,10 +133,12 @@ async def _measure_all(
 
 @asynccontextmanager
 async def _client(server: Server, settings: ServingSettings, api: ApiName, key: str | None) -> AsyncIterator[Client]:
+    """A client with a salt of its own: requests find no prefixes of earlier runs, which have the same prompts."""
+    name, salt = settings.adapter_name, secrets.token_hex(8)
     client = (
-        HttpClient(server.url, model=server.base_name, adapter_name=settings.adapter_name, key=key)
+        HttpClient(server.url, model=server.base_name, adapter_name=name, key=key, cache_salt=salt)
         if api == "http"
-        else SocketClient(server.url, adapter_name=settings.adapter_name, key=key)
+        else SocketClient(server.url, adapter_name=name, key=key, cache_salt=salt)
     )
     try:
         yield client

@@ -20,7 +20,8 @@ class ServingSettings:
     workloads: tuple[WorkloadName, ...]
     populations: tuple[PopulationName, ...]
     apis: tuple[ApiName, ...]
-    num_requests: int
+    #: By workload.
+    num_requests: tuple[int, ...]
     #: Clients of the closed loop; of no meaning with ``rate_per_s``.
     num_clients: int
     level: ServiceLevel

@@ -25,9 +25,9 @@ class _Frame(msgspec.Struct):
 class SocketClient:
     """Keeps sockets open between requests, as many as run at once."""
 
-    def __init__(self, url: str, *, adapter_name: str, key: str | None) -> None:
-        """``adapter_name`` has ``{}`` where an adapter's number goes."""
-        self._url, self._adapter_name, self._key = url, adapter_name, key
+    def __init__(self, url: str, *, adapter_name: str, key: str | None, cache_salt: str) -> None:
+        """``adapter_name`` has ``{}`` where an adapter's number goes. Requests share prefixes under one salt only."""
+        self._url, self._adapter_name, self._key, self._cache_salt = url, adapter_name, key, cache_salt
         self._decode = msgspec.json.Decoder(_Frame).decode
         self._idle: list[ClientConnection] = []
 
@@ -65,6 +65,7 @@ class SocketClient:
             "max_tokens": request.max_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
+            "cache_salt": self._cache_salt,
         }
         if request.adapter is not None:
             document["lora_id"] = self._adapter_name.format(request.adapter)

@@ -1,7 +1,7 @@
 """`punica-serve bench serving`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
 
 import typer
 from rich.progress import Progress
@@ -11,6 +11,7 @@ from punica_serve.cli.bench.engine_options import EngineConfigOption, RankOption
 from punica_serve.cli.options import DEFAULT_CONFIG, KeyOption
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
+from punica_serve.numbers import counted
 from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def command(
     apis: Annotated[
         str, typer.Option(metavar="NAME,...", help="http (server-sent events), websocket (not of other servers).")
     ] = "http",
-    requests: Annotated[int, typer.Option(min=1, max=1000, help="Requests of each run.")] = 256,
+    requests: Annotated[
+        str,
+        typer.Option(metavar="COUNT,...", help="Requests of each run; one count for all workloads, or one for each."),
+    ] = "256",
     clients: Annotated[int, typer.Option(min=1, max=4096, help="Clients of the closed loop.")] = 32,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead of a closed loop.")
@@ -71,11 +75,13 @@ def command(
     from punica_serve.bench.serving.serving_workloads import PopulationName, WorkloadName
 
     cluster = _cluster(config, shape, device)
+    workload_names = _names(workloads, get_args(WorkloadName), "workloads")
+    num_requests = _counts(requests, len(workload_names))
     settings = ServingSettings(
-        workloads=_names(workloads, get_args(WorkloadName), "workloads"),
+        workloads=workload_names,
         populations=_names(populations, get_args(PopulationName), "populations"),
         apis=_names(apis, get_args(ApiName), "apis"),
-        num_requests=requests,
+        num_requests=num_requests,
         num_clients=clients,
         level=ServiceLevel(slo[0] / 1e3, slo[1] / 1e3),
         rate_per_s=rate,
@@ -87,7 +93,7 @@ def command(
     )
 
     if peer_files is not None:
-        _write_peer_files(peer_files, cluster, requests, rank, batch_size)
+        _write_peer_files(peer_files, cluster, max(num_requests), rank, batch_size)
         return
 
     def benchmark(progress: Progress) -> "Report":
@@ -133,9 +139,22 @@ def _cluster(config: Path | None, shape: str | None, device: str) -> "ClusterCon
 
 
 def _names(text: str, known: tuple[Name, ...], option: str) -> tuple[Name, ...]:
-    """Parses names separated by commas. Raises ConfigError for an unknown one."""
+    """Parses names separated by commas; repeats are dropped. Raises ConfigError for an unknown one."""
     wanted = [name.strip() for name in text.split(",")]
     for name in wanted:
         if name not in known:
             raise ConfigError(f"`--{option}` names {name!r}; there are {', '.join(known)}", param=option)
-    return tuple(name for name in known if name in wanted)
+    return tuple(cast(Name, name) for name in dict.fromkeys(wanted))
+
+
+def _counts(text: str, num_workloads: int) -> tuple[int, ...]:
+    """Parses one count for all workloads, or one for each. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        message = f"`--requests` is {text!r}; give a number of requests, or one for each workload"
+        raise ConfigError(message, param="requests")
+    if len(words) not in (1, num_workloads):
+        workloads = counted(num_workloads, "workload")
+        message = f"`--requests` has {len(words)} numbers for {workloads}; give one, or one for each"
+        raise ConfigError(message, param="requests")
+    return tuple(map(int, words * num_workloads))[:num_workloads]

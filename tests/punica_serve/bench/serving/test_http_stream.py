@@ -42,7 +42,7 @@ async def server(answer: bytes) -> AsyncIterator[tuple[HttpClient, list[bytes]]]
 
     async with all_served, await asyncio.start_server(begin, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        client = HttpClient(f"http://127.0.0.1:{port}", model="base", adapter_name="a-{}", key=None)
+        client = HttpClient(f"http://127.0.0.1:{port}", model="base", adapter_name="a-{}", key=None, cache_salt="s")
         yield client, bodies
         await client.aclose()
 
@@ -59,7 +59,13 @@ async def test_tokens_are_counted_however_events_are_divided_into_chunks() -> No
         assert await counts(client, ServedRequest((1,), 1, None)) == [1, 2, 3]  # on the same connection
     first, second = map(json.loads, bodies)
     assert (first["model"], first["prompt"], first["max_tokens"]) == ("a-7", [5, 6], 3)
-    assert second["model"] == "base" and first["ignore_eos"] and first["stream"]
+    assert second["model"] == "base" and first["ignore_eos"] and first["stream"] and first["cache_salt"] == "s"
+
+
+async def test_a_server_that_does_not_count_sends_a_token_in_each_text() -> None:
+    texts = b"".join(b'data: {"choices": [{"text": "%s"}]}\n\n' % text for text in (b"a", b"", b"b"))
+    async with server(HEAD + chunked(texts + event(2) + b"data: [DONE]\n\n")) as (client, _):
+        assert await counts(client) == [1, 2]
 
 
 async def test_a_refusal_tells_its_status_and_text() -> None:
@@ -76,7 +82,7 @@ async def test_an_error_in_the_stream_fails_the_request() -> None:
 
 async def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ClusterUnavailable, match=r"no frontend answers at http://127\.0\.0\.1:1"):
-        await counts(HttpClient("http://127.0.0.1:1", model="m", adapter_name="{}", key=None))
+        await counts(HttpClient("http://127.0.0.1:1", model="m", adapter_name="{}", key=None, cache_salt="s"))
 
 
 async def test_a_server_that_sends_something_else_is_named() -> None:

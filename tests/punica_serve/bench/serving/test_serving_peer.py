@@ -24,6 +24,12 @@ def test_the_command_names_the_model_and_the_adapters_that_were_written(
         assert f"dummy-{number}={folder}" in arguments
         assert read_adapter(folder, model).num_bytes > 0
     assert read_model_config(tmp_path / "peer" / "model").vocab_size == model.vocab_size
+    assert "lora" not in (tmp_path / "peer" / "vllm-base.sh").read_text()
+
+
+def test_many_adapters_share_a_few_folders(demo_engine: EngineConfig) -> None:
+    script = vllm_script(Path("/peer"), demo_engine, num_adapters=40, rank=8)
+    assert "dummy-39=/peer/adapters/7" in script and "--max-cpu-loras 40" in script and "--max-loras 32" in script
 
 
 def test_without_adapters_vllm_runs_without_lora(demo_engine: EngineConfig) -> None:

@@ -3,7 +3,7 @@ from punica_serve.bench.serving.serving_report import make_report
 from punica_serve.bench.serving.serving_run import ServingRow
 from punica_serve.bench.serving.serving_settings import ServingSettings
 
-SETTINGS = ServingSettings(("ours",), ("base",), ("http",), 2, 8, ServiceLevel(0.5, 0.05))
+SETTINGS = ServingSettings(("ours",), ("base",), ("http",), (2,), 8, ServiceLevel(0.5, 0.05))
 
 
 def test_the_report_tells_the_load_and_the_failures() -> None:
@@ -11,6 +11,6 @@ def test_the_report_tells_the_load_and_the_failures() -> None:
     report = make_report([ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), 40.0)], SETTINGS, "m")
     (record,) = report.tables[0].records
     assert record["tokens_per_s"] == 10.0 and record["frontend_us_per_token"] == 40.0
-    assert report.tables[0].notes[0].startswith("closed loop of 8 clients; 2 requests each")
+    assert report.tables[0].notes[0].startswith("closed loop of 8 clients; rank 16")
     assert report.failures == ["ours, base, http: 1 of 2 requests failed, the first: HTTP 429: full"]
     assert make_report([], SETTINGS, "m").tables[0].records == []

@@ -1,0 +1,19 @@
+"""Options of `punica-serve bench serving` that are refused before anything runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--requests", "8,0"), "`--requests` is '8,0'; give a number of requests, or one for each workload"),
+        (("--requests", "8,9"), "`--requests` has 2 numbers for 1 workload; give one, or one for each"),
+        (("--requests", "8", "--populations", "all"), "`--populations` names 'all'; there are distinct, skewed, base"),
+    ],
+)
+def test_a_wrong_option_is_named(cli: Callable[..., Any], options: tuple[str, ...], message: str) -> None:
+    outcome = cli("bench", "serving", "--config", "demo", "--workloads", "ours", *options)
+    assert outcome.exit_code != 0 and message in outcome.stderr
