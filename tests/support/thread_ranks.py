@@ -35,6 +35,10 @@ class ThreadCollectives:
         self._meet(tensor)
         return gathered
 
+    def abort(self) -> None:
+        """Ends the exchanges of all ranks, with errors."""
+        self._barrier.abort()
+
     def _meet(self, tensor: Tensor) -> None:
         """Waits for the other threads, and on a GPU for what they have launched."""
         if tensor.is_cuda:
@@ -42,16 +46,22 @@ class ThreadCollectives:
         self._barrier.wait()
 
 
-def run_ranks(size: int, run: Callable[[Collectives], Result]) -> list[Result]:
-    """The results of ``run`` on each rank."""
+def thread_collectives(size: int) -> list[ThreadCollectives]:
+    """One for each rank."""
     barrier = Barrier(size, timeout=_DEADLINE_S)
     slots = [torch.empty(0)] * size
+    return [ThreadCollectives(Rank(index, size), barrier, slots) for index in range(size)]
+
+
+def run_ranks(size: int, run: Callable[[Collectives], Result]) -> list[Result]:
+    """The results of ``run`` on each rank."""
+    ranks = thread_collectives(size)
 
     def run_one(index: int) -> Result:
         try:
-            return run(ThreadCollectives(Rank(index, size), barrier, slots))
+            return run(ranks[index])
         except BaseException:
-            barrier.abort()
+            ranks[index].abort()
             raise
 
     with ThreadPoolExecutor(size) as threads:

@@ -48,8 +48,8 @@ class ColdStarts:
         if self._assist is not None and source is not None and not plan.decodes and self._wants_help(sequence, step):
             copy, arrival = source
             if job := self._assist.begin(plan.num_prefill_tokens, copy, arrival, self._host_cache):
-                return replace(plan, assist=job)
-        return plan if self._can_join(sequence) else None
+                return replace(plan, assist=job, is_early=True)
+        return replace(plan, is_early=True) if self._can_join(sequence) else None
 
     def _can_join(self, sequence: Sequence) -> bool:
         """Whether a step could wait for the layers of the sequence's adapter."""

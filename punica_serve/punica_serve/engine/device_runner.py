@@ -15,6 +15,7 @@ from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_runner import CpuRunner, StepRunner
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.errors import ConfigError
+from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 from punica_serve.numbers import counted
 
@@ -27,6 +28,7 @@ def make_runner(
     sampler: Sampler,
     pages_of: PagesOf,
     arrival_of: ArrivalOf,
+    collectives: Collectives,
     opened: ExitStack,
     assist: CpuAssist | None = None,
 ) -> StepRunner:
@@ -35,7 +37,7 @@ def make_runner(
     Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
     if device.type != "cuda":
-        return _measured(CpuRunner(*parts), assist)
+        return _measured(CpuRunner(*parts, collectives), assist)
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 

@@ -30,13 +30,14 @@ from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
 from punica_serve.engine.group_runner import GroupRunner
-from punica_serve.engine.group_start import devices_of, start_group
+from punica_serve.engine.group_start import cold_starts_of_group, devices_of, start_group
 from punica_serve.engine.in_flight import InFlight, commit, launch
 from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_messages import SlowCopies
 from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.engine.ranks.rendezvous import leave, leave_if_lost
 from punica_serve.engine.request_check import RequestCheck
@@ -81,8 +82,7 @@ class Engine:
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
         if len(devices) > 1:
-            # A step can't wait for an adapter's layers on all ranks at once.
-            config = config.model_copy(update={"cold_start": "wait"})
+            config = cold_starts_of_group(config)
             settings = settings or GroupSettings()
             self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
         with self._closing_on_failure():
@@ -248,8 +248,10 @@ class Engine:
         self._loader.evict(digest)
 
     def slow_copies(self, factor: int) -> None:
-        """Emulates a slower link, for benchmarks: adapters' bytes are copied to the device ``factor`` times."""
+        """Emulates a slower link, for benchmarks: adapters' bytes are copied to each device ``factor`` times."""
         self._lora_pool.copies_per_page = factor
+        if self._group is not None:
+            self._group.send(SlowCopies(factor))
 
     def step(self) -> StepOutput:
         """Launches one invocation over all requests that can run, and returns the results of the newest that ended."""
@@ -335,6 +337,7 @@ class Engine:
             parts.sampler,
             self._loader.pages,
             self._loader.arrival,
+            parts.collectives,
             self._opened,
             self._assist,
         )

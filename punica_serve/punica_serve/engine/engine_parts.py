@@ -34,6 +34,7 @@ class EngineParts:
     lora_pool: LoraPool
     sampler: Sampler
     cache: KvCache
+    collectives: Collectives
 
     @classmethod
     def make(cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree) -> "EngineParts":
@@ -57,7 +58,7 @@ class EngineParts:
             collectives=collectives,
         )
         cache = make_kv_cache(config, share, dtype, device, lambda num_pages: agree("KvCache", num_pages))
-        return cls(device, share, dtype, loaded, lora_pool, sampler, cache)
+        return cls(device, share, dtype, loaded, lora_pool, sampler, cache, collectives)
 
 
 def alone(name: str, value: int) -> int:

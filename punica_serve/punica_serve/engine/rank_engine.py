@@ -5,11 +5,11 @@ It plans nothing and reports no tokens. Its steps exchange what the leader's do,
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache
-from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.device_runner import make_runner
@@ -17,8 +17,10 @@ from punica_serve.engine.engine_parts import EngineParts
 from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.ranks.rank_adapters import RankAdapters
+from punica_serve.engine.ranks.rank_copies import RankCopies
 from punica_serve.engine.ranks.rank_messages import (
     AuditRank,
+    AwaitQueued,
     CopyAdapter,
     Done,
     ForgetAdapter,
@@ -27,6 +29,7 @@ from punica_serve.engine.ranks.rank_messages import (
     RankBooks,
     RankCommand,
     ReadAdapter,
+    SlowCopies,
     StopRank,
 )
 from punica_serve.engine.ranks.step_frames import Int32s, StepDecoder
@@ -53,7 +56,9 @@ class RankEngine:
         host_cache = HostCache(open_host_memory(num_bytes, parts.device))
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
-        self._adapters = RankAdapters(parts.lora_pool, host_cache, reader, lambda: self._runner.newest_end)
+        self._lora_pool = parts.lora_pool
+        self._copies = RankCopies(parts.lora_pool, host_cache, by_layer=config.starts_by_layer)
+        self._adapters = RankAdapters(self._copies, host_cache, reader)
         self._opened = ExitStack()
         self._runner = make_runner(
             config,
@@ -61,16 +66,20 @@ class RankEngine:
             parts.cache,
             parts.lora_pool,
             parts.sampler,
-            self._adapters.pages,
-            _no_arrival,
+            self._copies.pages,
+            self._copies.arrival,
+            parts.collectives,
             self._opened,
         )
 
     def run_step(self, words: Int32s) -> None:
-        """Launches a step. Its tokens stay here."""
+        """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""
         plan = self._steps.decode(words)
         self._cache.clear(self._steps.empty_pages)
-        self._runner.launch(plan)
+        with suppress(ArrivalFailed):  # the leader plans it anew
+            self._runner.launch(plan)
+        used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)
+        self._copies.mark_used(used, self._runner.newest_end)
 
     def apply(self, command: RankCommand) -> bool:
         """Whether to go on."""
@@ -82,12 +91,17 @@ class RankEngine:
             case CopyAdapter():
                 copied = self._adapters.copy(command.adapter, command.pages)
                 copied.add_done_callback(lambda future: self._reply(_done(command.number, future)))
+            case AwaitQueued():
+                queued = self._copies.queued(command.digest)
+                queued.add_done_callback(lambda future: self._reply(_done(command.number, future)))
             case FreeAdapter():
                 self._adapters.free(command.digest)
             case ForgetAdapter():
                 self._adapters.forget(command.digest)
+            case SlowCopies():
+                self._lora_pool.copies_per_page = command.factor
             case AuditRank():
-                books = RankBooks(self._steps.known, self._adapters.pages_by_digest)
+                books = RankBooks(self._steps.known, self._copies.pages_by_digest)
                 self._reply(Done(command.number, books=books))
             case StopRank():
                 return False
@@ -100,11 +114,6 @@ class RankEngine:
         if self._runner.newest_end is not None:
             self._runner.newest_end.synchronize()
         del self._runner
-
-
-def _no_arrival(digest: str) -> Arrival | None:
-    """A step's adapters are on all ranks before it is planned."""
-    return None
 
 
 def _done(number: int, future: "Future[None]") -> Done:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.step_planner import StepPlan
@@ -15,6 +15,7 @@ from punica_serve.engine.cpu_assist.torch_exchange import time_exchanges
 from punica_serve.engine.sampler import SampledToken, Sampler
 from punica_serve.engine.torch_attention import TorchAttention
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf, TorchLora
+from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import ForwardBatch, Model
 
 
@@ -75,12 +76,14 @@ class CpuRunner:
         sampler: Sampler,
         pages_of: PagesOf,
         arrival_of: ArrivalOf,
+        collectives: Collectives,
     ) -> None:
         self._model = model
         self._attention = TorchAttention(cache, model.config.spec)
         self._lora = TorchLora(lora_pool, pages_of)
         self._arrival_of = arrival_of
         self._sampler = sampler
+        self._collectives = collectives
         self._device = cache.pool.device
 
     def time_exchanges(self, job: AssistJob) -> float:
@@ -94,7 +97,14 @@ class CpuRunner:
         arrival, sampled_rows = arrival_for(plan, self._arrival_of), batch.sampled_rows.tolist()
         self._lora.plan(batch.segments, arrival, plan.assist, sampled_rows=sampled_rows)
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
+        if plan.is_early and not self._has_arrived():
+            raise ArrivalFailed
         if not plan.sampled:
             return FinishedStep(())
         logits = self._model.logits(hidden[batch.sampled_rows], self._lora).float()
         return FinishedStep(self._sampler.launch(logits, plan.sampled, range(len(plan.sampled))).read())
+
+    def _has_arrived(self) -> bool:
+        """Whether every rank has found the weights that it needed: all ranks decide alike, in one exchange."""
+        num_failed = torch.tensor([float(self._lora.has_failed)], device=self._device)
+        return not self._collectives.all_reduce(num_failed).item()

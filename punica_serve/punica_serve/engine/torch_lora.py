@@ -9,7 +9,7 @@ from torch import Tensor
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_embedding_lora, add_lora
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
-from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed, CpuArrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.step_rows import Segments
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
@@ -33,6 +33,8 @@ class TorchLora:
         self._buffers: dict[LoraGroup, Tensor] = {}
         self._arrival: CpuArrival | None = None
         self._exchange: TorchExchange | None = None
+        #: Whether the copy or the CPU processes for which the step had to wait have failed: its results are wrong.
+        self.has_failed = False
 
     def plan(
         self,
@@ -49,6 +51,7 @@ class TorchLora:
         """
         self._arrival = arrival if isinstance(arrival, CpuArrival) and assist is None else None
         self._exchange = TorchExchange(assist) if assist is not None else None
+        self.has_failed = False
         self._indices.clear()
         self._buffers.clear()
         owned = [self._pages_of(digest) if digest else {} for digest in segments.digests]
@@ -65,9 +68,18 @@ class TorchLora:
     def apply(self, layer: int, group: LoraGroup, x: Tensor, base: Callable[[Tensor], Tensor]) -> Projected:
         """See ``LoraBatch.apply``. LoRA is added to the result of ``base`` in place, so no delta is left.
 
-        Raises ArrivalFailed if the copy or the CPU processes that the step waits for have failed.
+        Once the step ``has_failed`` it goes on without LoRA, since other ranks wait for its exchanges.
         """
         y = base(x)
+        try:
+            if not self.has_failed:
+                self._add(layer, group, x, y)
+        except ArrivalFailed:
+            self.has_failed = True
+        return Projected(y, None)
+
+    def _add(self, layer: int, group: LoraGroup, x: Tensor, y: Tensor) -> None:
+        """Adds to y what the adapters add. Raises ArrivalFailed if the copy or the CPU processes have failed."""
         index = self._indices.get(group)
         if self._exchange is not None and (added := self._exchange.run(layer, group, x)) is not None:
             y += added  # the step has no rows but the prefill's
@@ -76,7 +88,6 @@ class TorchLora:
                 self._arrival.wait(layer)
             pool = self._pool.groups[group]
             add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, self._buffers[group])
-        return Projected(y, None)
 
     def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
         """See ``LoraBatch.add_to_embedding``."""

@@ -147,12 +147,16 @@ def test_the_device_takes_over_at_each_boundary(
 
 
 def test_chunks_of_a_long_prompt_and_requests_of_one_adapter(
-    engine: Engine, refs: list[AdapterRef], resident: Callable[..., object], exchanges: list[tuple[int, bool]]
+    engine: Engine,
+    refs: list[AdapterRef],
+    resident: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    exchanges: list[tuple[int, bool]],
 ) -> None:
+    hold_copies(monkeypatch, "cpu", lambda _: _wait_for(lambda: bool(exchanges), "an exchange"))
     requests = [cold_request("long", refs[0], num_prompt_tokens=40), cold_request("other", refs[0])]
     requests.append(cold_request("short", refs[1], num_prompt_tokens=1))
     assert run_requests(engine, *requests) == resident(*requests)
-    assert exchanges
 
 
 def test_rows_before_an_invocation_stay_the_bases(

@@ -26,7 +26,7 @@ def make_failing(monkeypatch: pytest.MonkeyPatch, error: Exception, free_gib: li
     nothing: Any = None
     model: Any = SimpleNamespace(config=None)
     config = EngineConfig(model="demo:model", attention="triton")
-    make_runner(config, model, cache, nothing, nothing, nothing, nothing, ExitStack())
+    make_runner(config, model, cache, nothing, nothing, nothing, nothing, nothing, ExitStack())
 
 
 @pytest.mark.parametrize(

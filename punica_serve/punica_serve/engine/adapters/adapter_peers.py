@@ -1,10 +1,26 @@
 """The other ranks of a group, which load their shares of the same adapters to the same pages."""
 
+import math
+import time
 from concurrent.futures import Future
 from typing import Final, Protocol
 
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.protocol import AdapterRef
+
+
+class GroupCopy:
+    """The copies of one adapter to the devices of all ranks."""
+
+    def __init__(self, done: "Future[None]", queued_s: float | None = None) -> None:
+        """``done`` ends when all ranks have copied the adapter, with the first error, if there was one."""
+        self.done = done
+        #: When the last of the peers could promise that its layers arrive, by ``perf_counter``; None: not yet.
+        self.queued_s = queued_s
+
+    def mark_queued(self) -> None:
+        """From now on a step may wait for the layers of each peer's copy."""
+        self.queued_s = time.perf_counter()
 
 
 class AdapterPeers(Protocol):
@@ -14,8 +30,11 @@ class AdapterPeers(Protocol):
         """An adapter is being read to host memory; its files are on this host."""
         ...
 
-    def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]") -> "Future[None]":
-        """An adapter is being copied to these pages. The future ends when ``own`` has and all peers have copied it."""
+    def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]", *, by_layer: bool) -> GroupCopy:
+        """An adapter is being copied to these pages: ``own`` is this rank's copy.
+
+        ``by_layer``: the peers tell when steps may wait for its layers.
+        """
         ...
 
     def free(self, digest: str) -> None:
@@ -32,8 +51,8 @@ class _NoPeers:
 
     def read(self, ref: AdapterRef) -> None: ...
 
-    def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]") -> "Future[None]":
-        return own
+    def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]", *, by_layer: bool) -> GroupCopy:
+        return GroupCopy(own, -math.inf)
 
     def free(self, digest: str) -> None: ...
 

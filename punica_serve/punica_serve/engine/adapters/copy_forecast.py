@@ -4,12 +4,13 @@ Copies share one stream, first come, first served. One that fills pages which a 
 step has ended (its fence).
 """
 
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
+from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.layer_arrival import LayerArrival
 
 #: Growth of the slowest rate from one copy to the next, so that it follows faster copies.
@@ -26,24 +27,31 @@ class StepForecast:
 
 @dataclass(frozen=True, slots=True)
 class CopyUnderWay:
-    """A copy of an adapter to the device."""
+    """A copy of an adapter to the device, and to those of its peers."""
 
     arrival: LayerArrival
     num_groups: int
     num_bytes: int
     fences: tuple[torch.cuda.Event, ...]
-    work: Future[None]
+    group: GroupCopy
 
     @property
     def is_fenced(self) -> bool:
         """Whether it waits for a step to end."""
-        return not self.work.done() and any(not fence.query() for fence in self.fences)
+        return not self.group.done.done() and any(not fence.query() for fence in self.fences)
 
-    def bytes_left(self, num_groups: int) -> float:
-        """Bytes of the first groups that are still to arrive: none once the copy has ended, even badly."""
-        if self.work.done():
+    def bytes_left(self, num_groups: int, rate: float) -> float:
+        """Bytes of the first groups that are still to arrive on the last rank: none once the copy has ended, even
+        badly. A peer tells only that its copy has begun; since then it had ``rate`` at least, in bytes per second.
+        """
+        if self.group.done.done():
             return 0.0
-        return max(0, num_groups - self.arrival.num_arrived) * self.num_bytes / self.num_groups
+        num_own = max(0, num_groups - self.arrival.num_arrived)
+        return max(num_own * self.num_bytes / self.num_groups, self._peers_bytes_left(num_groups, rate))
+
+    def _peers_bytes_left(self, num_groups: int, rate: float) -> float:
+        num_bytes, queued_s = num_groups * self.num_bytes / self.num_groups, self.group.queued_s
+        return num_bytes if queued_s is None else num_bytes - rate * (time.perf_counter() - queued_s)
 
 
 class CopyForecast:
@@ -56,7 +64,7 @@ class CopyForecast:
 
     def add(self, copy: CopyUnderWay) -> None:
         """A copy was queued behind the others."""
-        self._under_way = [other for other in self._under_way if not other.work.done()]
+        self._under_way = [other for other in self._under_way if not other.group.done.done()]
         self._under_way.append(copy)
 
     def record_rate(self, num_bytes: int, duration_s: float) -> None:
@@ -78,10 +86,10 @@ class CopyForecast:
             if copy.arrival is arrival:
                 if not self._rate:
                     return None
-                left = (copy.bytes_left(number + 1) for number in range(copy.num_groups))
+                left = (copy.bytes_left(number + 1, self._rate) for number in range(copy.num_groups))
                 begins_s = step.starts_in_s if is_fenced else 0.0
                 return [begins_s + (bytes_ahead + own) / self._rate if own else 0.0 for own in left]
-            bytes_ahead += copy.bytes_left(copy.num_groups)
+            bytes_ahead += copy.bytes_left(copy.num_groups, self._rate)
         return []
 
 

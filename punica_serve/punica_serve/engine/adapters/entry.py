@@ -11,13 +11,13 @@ adapter leaves the device. ``HostLoad`` has the states of its way to host memory
 outlast both.
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
 from punica_serve.adapters.folder import unreadable
+from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages
@@ -71,8 +71,8 @@ class AdapterEntry:
     copy: HostCopy | None = None
     #: From COPYING on.
     pages: AdapterPages = field(default_factory=dict)
-    #: The copy to the pages, while COPYING and ARRIVING.
-    work: Future[None] | None = None
+    #: The copies to the pages of all ranks, while COPYING and ARRIVING.
+    filling: GroupCopy | None = None
     #: What a step may wait for meanwhile, if it may.
     arrival: Arrival | None = None
     #: The end of the last step that may read the pages, once no request uses the adapter.
@@ -92,8 +92,20 @@ class AdapterEntry:
 
     @property
     def has_copied(self) -> bool:
-        """The thread that fills the pages has ended."""
-        return self.work is not None and self.work.done()
+        """The pages are filled, on all ranks, or will not be."""
+        return self.filling is not None and self.filling.done.done()
+
+    @property
+    def is_filling(self) -> bool:
+        """The pages of some rank are being filled at this moment."""
+        return self.filling is not None and not self.filling.done.done()
+
+    @property
+    def is_awaitable(self) -> bool:
+        """Whether a step can wait for the adapter's layers: on every rank it will find all of them, late or not."""
+        if self.filling is None or self.arrival is None:
+            return False
+        return self.filling.queued_s is not None and self.arrival.is_awaitable
 
     # -------------------------------------------------------------- changes, which no other class makes
 
@@ -119,9 +131,9 @@ class AdapterEntry:
         self._become(AdapterState.STAGED)
         self.copy = copy
 
-    def begin_copy(self, pages: AdapterPages, work: Future[None], arrival: Arrival | None) -> None:
+    def begin_copy(self, pages: AdapterPages, filling: GroupCopy, arrival: Arrival | None) -> None:
         self._become(AdapterState.COPYING)
-        self.pages, self.work, self.arrival = pages, work, arrival
+        self.pages, self.filling, self.arrival = pages, filling, arrival
 
     def join(self) -> None:
         """A step was launched that waits for its layers."""
@@ -142,7 +154,7 @@ class AdapterEntry:
         return self._leave_host()
 
     def _leave_host(self) -> HostCopy | None:
-        copy, self.copy, self.work, self.arrival = self.copy, None, None, None
+        copy, self.copy, self.filling, self.arrival = self.copy, None, None, None
         return copy
 
     def _become(self, state: AdapterState) -> None:
@@ -159,8 +171,10 @@ class AdapterEntry:
         require(self.refcount >= 0, f"adapter {digest} released more often than acquired")
         holds_copy = self.state in _HOLDING_COPY
         require(holds_copy == (self.copy is not None), f"adapter {digest} holds host memory that it does not need")
-        is_filling = self.state in _FILLING
-        require(is_filling == (self.work is not None), f"adapter {digest}: its state does not match its copy")
+        require(
+            (self.state in _FILLING) == (self.filling is not None),
+            f"adapter {digest}: its state does not match its copy",
+        )
         require(not (self.is_unwanted and self.is_evictable), f"adapter {digest} should have been evicted")
 
 

@@ -163,3 +163,12 @@ class ArrivalTicket:
 
 
 Arrival = CpuArrival | CudaArrival
+
+
+def make_arrival(
+    num_layers: int, device: torch.device, on_progress: Callable[[], None], words: ArrivalWords | None = None
+) -> Arrival:
+    """The arrival of an adapter that will be copied to this device. ``words``: of the steps that look at it."""
+    if device.type == "cpu":
+        return CpuArrival(num_layers, on_progress)
+    return CudaArrival(num_layers, on_progress, words.ticket() if words is not None else None)

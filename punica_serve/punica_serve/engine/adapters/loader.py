@@ -49,7 +49,7 @@ class AdapterLoader:
         by_layer: bool = False,
         arrival_words: ArrivalWords | None = None,
     ) -> None:
-        """``peers`` load the same adapters; not with ``by_layer``, since they would have to arrive together.
+        """``peers`` load the same adapters.
 
         ``by_layer``: a prefill may join its adapter's copy, whose layers it waits for one after the other.
         ``arrival_words``: it may also start while others compute what the missing layers add.
@@ -62,7 +62,7 @@ class AdapterLoader:
         self._peers = peers
         reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store, peers)
         self._host = HostLoader(host_cache, reader, fetch, on_progress)
-        self._writer = LoraWriter(pool, on_progress, by_layer=by_layer, arrival_words=arrival_words)
+        self._writer = LoraWriter(pool, on_progress, peers, by_layer=by_layer, arrival_words=arrival_words)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
         self._prefetched: dict[str, AdapterRef] = {}
@@ -90,7 +90,7 @@ class AdapterLoader:
     @property
     def has_unfinished_copies(self) -> bool:
         """Whether such a copy goes on at this moment: other than ``is_copying``, it needs no ``poll`` to change."""
-        return any(entry.refcount and entry.work and not entry.work.done() for entry in self._entries.values())
+        return any(entry.refcount and entry.is_filling for entry in self._entries.values())
 
     def is_ready(self, digest: str) -> bool:
         entry = self._entries.get(digest)
@@ -103,7 +103,7 @@ class AdapterLoader:
     def can_join(self, digest: str) -> bool:
         """Whether a step can wait for the adapter's layers: it is being copied, and all of the copy is queued."""
         entry = self._entries.get(digest)
-        return entry is not None and entry.arrival is not None and entry.arrival.is_awaitable
+        return entry is not None and entry.is_awaitable
 
     def under_way(self, digest: str) -> tuple[HostCopy, Arrival] | None:
         """The adapter in host memory and its copy to the device, while it is being copied and no step waits for it."""
@@ -252,10 +252,10 @@ class AdapterLoader:
         return []
 
     def _finish_copy(self, entry: AdapterEntry) -> list[AdapterFailure]:
-        assert entry.work is not None
+        assert entry.filling is not None
         if entry is self._prefetching:
             self._prefetching = None
-        if (error := entry.work.exception()) is not None:
+        if (error := entry.filling.done.exception()) is not None:
             self._host_cache.evict(entry.ref.digest)  # another rank may lack the files, which the next load brings
             return [self._fail(entry, error)]
         self._release_copy(entry.end_copy())
@@ -304,8 +304,7 @@ class AdapterLoader:
     def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
         """Copies a staged adapter to free pages."""
         assert entry.copy is not None
-        pages, work, arrival = self._writer.fill(needed, entry.copy.packed)
-        entry.begin_copy(pages, self._peers.copy(entry.ref, pages, work), arrival)
+        entry.begin_copy(*self._writer.fill(entry.ref, needed, entry.copy.packed))
 
     def _load_prefetched(self) -> None:
         """One at a time: a request's copy waits for no more than one of them."""

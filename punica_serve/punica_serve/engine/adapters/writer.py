@@ -6,22 +6,17 @@ written again only after the fences of all evicted adapters. The device waits fo
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
+from punica_serve.engine.adapters.adapter_peers import AdapterPeers, GroupCopy
 from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast
-from punica_serve.engine.adapters.layer_arrival import (
-    Arrival,
-    ArrivalWords,
-    CpuArrival,
-    CudaArrival,
-    layer_groups,
-)
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, layer_groups, make_arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
-from punica_serve.protocol import LoraGroup
+from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: Threads: one queues its copies while the other waits for its own to end.
 _NUM_COPIERS = 2
@@ -34,13 +29,17 @@ class LoraWriter:
         self,
         pool: LoraPool,
         on_progress: Callable[[], None],
+        peers: AdapterPeers,
         *,
         by_layer: bool = False,
         arrival_words: ArrivalWords | None = None,
     ) -> None:
-        """``by_layer``: steps may wait for a copy layer by layer. ``arrival_words``: some look at it as they run."""
+        """``peers`` fill the same pages. ``by_layer``: steps may wait for a copy layer by layer. ``arrival_words``:
+        some look at it as they run.
+        """
         self._pool = pool
         self._on_progress = on_progress
+        self._peers = peers
         self._by_layer = by_layer
         self._arrival_words = arrival_words
         self._forecast = CopyForecast()
@@ -49,9 +48,9 @@ class LoraWriter:
         self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-copier")
 
     def fill(
-        self, needed: dict[LoraGroup, int], packed: PackedAdapter
-    ) -> tuple[AdapterPages, Future[None], Arrival | None]:
-        """Allocates free pages and starts to fill them. ``packed`` is read until the future ends."""
+        self, ref: AdapterRef, needed: dict[LoraGroup, int], packed: PackedAdapter
+    ) -> tuple[AdapterPages, GroupCopy, Arrival | None]:
+        """Allocates free pages and starts to fill them, on all ranks. ``packed`` is read until that is done."""
         pages = self._pool.allocate(needed)
         self._fences = [fence for fence in self._fences if not fence.query()]
         fences = tuple(self._fences)
@@ -59,10 +58,11 @@ class LoraWriter:
         arrival = None if VOCABULARY_GROUPS.keys() & needed.keys() else self._make_arrival()
         work = self._copiers.submit(self._write, pages, packed, fences, arrival)
         work.add_done_callback(lambda _: self._on_progress())
+        copy = self._peers.copy(ref, pages, work, by_layer=arrival is not None)
         if arrival is not None:
             num_groups = len(layer_groups(self._pool.num_layers))
-            self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, work))
-        return pages, work, arrival
+            self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, copy))
+        return pages, copy, arrival
 
     def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
         """See ``CopyForecast.arrives_in_s``."""
@@ -86,10 +86,7 @@ class LoraWriter:
     def _make_arrival(self) -> Arrival | None:
         if not self._by_layer:
             return None
-        if self._pool.device.type == "cpu":
-            return CpuArrival(self._pool.num_layers, self._on_progress)
-        ticket = self._arrival_words.ticket() if self._arrival_words is not None else None
-        return CudaArrival(self._pool.num_layers, self._on_progress, ticket)
+        return make_arrival(self._pool.num_layers, self._pool.device, self._on_progress, self._arrival_words)
 
     def _write(
         self,

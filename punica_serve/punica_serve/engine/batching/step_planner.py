@@ -56,6 +56,8 @@ class StepPlan:
     decodes: tuple[Sequence, ...]
     #: CPU processes compute the only prefill's LoRA in layers whose weights are not on the device.
     assist: AssistJob | None = None
+    #: The only prefill's adapter may not be on the device of each rank yet.
+    is_early: bool = False
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:

@@ -34,6 +34,13 @@ class CopyAdapter(Message, frozen=True):
     pages: Pages
 
 
+class AwaitQueued(Message, frozen=True):
+    """Answered by Done once steps can wait for the layers of this adapter, whose copy was commanded before."""
+
+    number: int
+    digest: str
+
+
 class FreeAdapter(Message, frozen=True):
     """Steps no longer use the adapter's pages."""
 
@@ -46,6 +53,12 @@ class ForgetAdapter(Message, frozen=True):
     digest: str
 
 
+class SlowCopies(Message, frozen=True):
+    """Copy adapters' bytes to the device so many times, which emulates a slower link for benchmarks."""
+
+    factor: int
+
+
 class AuditRank(Message, frozen=True):
     """Answered by Done, with the rank's books."""
 
@@ -56,7 +69,17 @@ class StopRank(Message, frozen=True):
     """End, after the steps that were sent before."""
 
 
-RankCommand = Introduce | ReadAdapter | CopyAdapter | FreeAdapter | ForgetAdapter | AuditRank | StopRank
+RankCommand = (
+    Introduce
+    | ReadAdapter
+    | CopyAdapter
+    | AwaitQueued
+    | FreeAdapter
+    | ForgetAdapter
+    | SlowCopies
+    | AuditRank
+    | StopRank
+)
 
 # ------------------------------------------------------------------ rank -> leader
 

@@ -1,10 +1,13 @@
 """How long a step would be held by copies under way."""
 
+import math
+import time
 from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
 
+from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast, hold_s
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
 
@@ -20,7 +23,7 @@ class _Fence:
 
 def _copy(num_bytes: int, *fences: _Fence) -> CopyUnderWay:
     arrival = CpuArrival(8, lambda: None)
-    return CopyUnderWay(arrival, 8, num_bytes, cast("Any", fences), Future())
+    return CopyUnderWay(arrival, 8, num_bytes, cast("Any", fences), GroupCopy(Future(), -math.inf))
 
 
 def _forecast(*copies: CopyUnderWay) -> CopyForecast:
@@ -73,10 +76,10 @@ def test_a_copy_that_has_ended_badly_is_in_nobodys_way(is_over_before: bool) -> 
     first, second = _copy(4 * _MB, fence), _copy(8 * _MB)
     forecast.add(first)
     if is_over_before:
-        first.work.set_exception(RuntimeError())
+        first.group.done.set_exception(RuntimeError())
     forecast.add(second)
     if not is_over_before:
-        first.work.set_exception(RuntimeError())
+        first.group.done.set_exception(RuntimeError())
     assert forecast.hold_s(second.arrival, StepForecast(0.001, 0.008)) == pytest.approx(0.008 - 0.001 - 0.007)
 
 
@@ -87,3 +90,19 @@ def test_a_copy_over_pages_that_a_step_reads_begins_after_it() -> None:
     assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001)
     fence.has_passed = True
     assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001 - 0.005)
+
+
+def test_a_peer_may_be_late_by_all_of_its_copy_until_it_says_that_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, arrival, step = GroupCopy(Future()), CpuArrival(8, lambda: None), StepForecast(0, 0)
+    copy = CopyUnderWay(arrival, 8, 8 * _MB, (), group)
+    forecast = _forecast(copy)
+    for _ in range(8):
+        arrival.mark()  # this rank has all of it
+    assert forecast.hold_s(arrival, step) == pytest.approx(0.008)
+    group.mark_queued()
+    begun_s = group.queued_s
+    assert begun_s is not None
+    monkeypatch.setattr(time, "perf_counter", lambda: begun_s + 0.003)
+    assert forecast.hold_s(arrival, step) == pytest.approx(0.005)
+    monkeypatch.setattr(time, "perf_counter", lambda: begun_s + 0.009)
+    assert forecast.hold_s(arrival, step) == 0

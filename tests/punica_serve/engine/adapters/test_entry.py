@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from engine_fixtures import MakeHarness
+from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.entry import TRANSITIONS, AdapterEntry, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.packing import PackedAdapter
@@ -46,13 +47,13 @@ def test_an_adapter_that_is_loaded_used_and_evicted_holds_what_each_state_needs(
     entry.stage(staged)
     assert state(entry) is AdapterState.STAGED and entry.copy is staged
     entry.check_invariants()
-    entry.begin_copy({"qkv": [3]}, work, None)
+    entry.begin_copy({"qkv": [3]}, GroupCopy(work), None)
     assert state(entry) is AdapterState.COPYING and entry.copy is staged and not entry.has_copied
     entry.check_invariants()
     work.set_result(None)
     assert entry.has_copied
     assert entry.end_copy() is staged
-    assert state(entry) is AdapterState.RESIDENT and entry.copy is None and entry.work is None
+    assert state(entry) is AdapterState.RESIDENT and entry.copy is None and entry.filling is None
     entry.check_invariants()
     assert not entry.is_evictable
     entry.release()
@@ -68,9 +69,9 @@ def test_one_that_leaves_with_a_copy_in_host_memory_hands_it_over() -> None:
     staged.stage(held)
     assert staged.end(AdapterState.EVICTED) is held and staged.copy is None
     copying.stage(held)
-    copying.begin_copy({}, Future(), None)
+    copying.begin_copy({}, GroupCopy(Future()), None)
     assert not copying.is_evictable, "a thread writes its pages"
-    assert copying.end(AdapterState.FAILED) is held and copying.work is None
+    assert copying.end(AdapterState.FAILED) is held and copying.filling is None
 
 
 def test_an_unwanted_one_must_have_left_unless_it_is_used() -> None:

@@ -306,8 +306,8 @@ def test_one_that_was_prefetched_begins_no_second_record_when_its_copy_fails(
     monkeypatch.setattr(LoraPool, "write", fail)
     harness.loader.acquire(ref)
     harness.until(lambda: bool(harness.loader.pages(ref.digest)))
-    work = harness.loader._entries[ref.digest].work
-    assert work is not None and isinstance(work.exception(DEADLINE_S), RuntimeError)
+    filling = harness.loader._entries[ref.digest].filling
+    assert filling is not None and isinstance(filling.done.exception(DEADLINE_S), RuntimeError)
     harness.loader.prefetch(ref)  # between the copy's end and the poll that sees it
     (failure,) = harness.until(lambda: not harness.loader._entries)
     harness.loader.release(failure.digest)

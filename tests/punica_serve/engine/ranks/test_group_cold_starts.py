@@ -1,0 +1,223 @@
+"""Prefills of a group that start while their adapter is still being copied, on ranks that are late by themselves.
+
+The ranks are threads. Their copies are held before one of the groups of layers, so that a step runs into the gap.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cold_requests import (
+    NUM_GROUPS,
+    NUM_LAYERS,
+    cold_adapters,
+    cold_request,
+    finish_requests,
+    hold_copies,
+    run_requests,
+)
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine import cold_starts
+from punica_serve.engine.adapters import layer_arrival
+from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.ranks.rank_copies import RankCopies
+from punica_serve.engine.step_clock import StepClock
+from punica_serve.engine.step_runner import LaunchedStep
+from punica_serve.protocol import AdapterRef, Request
+from thread_group import thread_group
+from waits import DEADLINE_S
+
+#: The threads that copy, by their names' beginnings.
+LEADER, OTHERS = "adapter-copier", "rank-copier"
+
+MakeGroup = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def model(make_llama: Callable[..., Path]) -> Path:
+    return make_llama(num_hidden_layers=NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def refs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
+    return cold_adapters(model, tmp_path_factory.mktemp("adapters"), 3)
+
+
+def _config(model: Path, cold_start: str) -> EngineConfig:
+    memory = {"page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64, "max_batch_size": 4}
+    return EngineConfig(model=model, dtype="float32", cold_start=cold_start, prefill_budget_tokens=16, **memory)
+
+
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def make_group(request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeGroup]:
+    with ExitStack() as opened:
+
+        def make(cold_start: str = "layerwise") -> Engine:
+            return opened.enter_context(thread_group(monkeypatch, _config(model, cold_start), request.param))
+
+        yield make
+
+
+@pytest.fixture
+def resident(model: Path) -> Callable[..., dict[str, list[int]]]:
+    """What requests get from one device that waits for all of an adapter."""
+
+    def run(*requests: Request) -> dict[str, list[int]]:
+        engine = Engine(_config(model, "wait"))
+        try:
+            tokens, failures = run_requests(engine, *requests)
+        finally:
+            engine.close()
+        assert not failures
+        return tokens
+
+    return run
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The adapter of each step for which a rank other than the leader has to wait."""
+    digests: list[str] = []
+    arrival = RankCopies.arrival
+
+    def spy(copies: RankCopies, digest: str) -> Any:
+        found = arrival(copies, digest)
+        if found is not None and found.num_arrived < NUM_GROUPS:
+            digests.append(digest)
+        return found
+
+    monkeypatch.setattr(RankCopies, "arrival", spy)
+    return digests
+
+
+def _on(threads: str) -> bool:
+    return threading.current_thread().name.startswith(threads)
+
+
+def _hold_until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "no step waits for the copy"
+        time.sleep(0.001)
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("threads", "late_group"), [(LEADER, 1), (LEADER, 5), (OTHERS, 1), (OTHERS, 7)])
+def test_a_prefill_starts_at_once_and_each_rank_waits_for_its_own_layers(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    early: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    threads: str,
+    late_group: int,
+) -> None:
+    engine, requests = make_group(), [cold_request("cold", refs[0], num_prompt_tokens=20), cold_request("b", refs[0])]
+    launched: list[bool] = []
+    launch = engine._runner.launch
+
+    def spy(plan: StepPlan) -> LaunchedStep:
+        launched.append(plan.is_early)
+        return launch(plan)
+
+    monkeypatch.setattr(engine._runner, "launch", spy)
+    hold_copies(
+        monkeypatch,
+        "cpu",
+        lambda group: _hold_until(lambda: launched) if _on(threads) and group == late_group else None,
+    )
+    assert run_requests(engine, *requests) == (resident(*requests), [])
+    assert launched[0]
+    if threads == OTHERS:
+        assert early[0] == refs[0].digest
+
+
+def test_no_step_starts_before_every_rank_has_begun_to_copy(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, request, may_copy = make_group(), cold_request("cold", refs[0]), threading.Event()
+    hold_copies(monkeypatch, "cpu", lambda _: may_copy.wait(DEADLINE_S) if _on(OTHERS) else None)
+    engine.add(request)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while (under_way := engine._loader.under_way(refs[0].digest)) is None or under_way[1].num_arrived < NUM_GROUPS:
+        assert not engine.step().has_run and time.monotonic() < deadline_s
+        engine.wait(0.01)
+    assert not engine.step().has_run, "the leader has all layers, the others have none"
+    may_copy.set()
+    assert finish_requests(engine) == (resident(request), [])
+
+
+def test_a_prefill_that_joins_decodes_changes_no_tokens(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    early: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cold_starts, "_MAX_HOLD_S", 1e9)
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
+    running, cold = cold_request("running", refs[0], max_tokens=80), cold_request("cold", refs[1])
+    expected, engine = resident(running, cold), make_group("auto")
+    run_requests(engine, cold_request("measured", refs[2]))  # now the rate of copies is known
+    engine.add(running)
+    tokens: list[int] = []
+    while not tokens:
+        tokens += [token.token_id for token in engine.step().tokens]
+    early.clear()
+    hold_copies(monkeypatch, "cpu", lambda group: _hold_until(lambda: early) if _on(OTHERS) and group == 3 else None)
+    engine.add(cold)
+    more, failures = finish_requests(engine)
+    assert early[0] == refs[1].digest and not failures
+    assert {"running": tokens + more["running"], "cold": more["cold"]} == expected
+
+
+@pytest.mark.parametrize("threads", [LEADER, OTHERS])
+def test_a_copy_that_fails_on_one_rank_under_a_step_fails_its_request_alone(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    threads: str,
+) -> None:
+    engine, waiting, cold = make_group(), cold_request("waiting", refs[1]), cold_request("cold", refs[0])
+
+    def fail(group: int) -> None:
+        if group == 4 and _on(threads):
+            time.sleep(0.05)
+            raise RuntimeError("the link is down")
+
+    hold_copies(monkeypatch, "cpu", fail)
+    tokens, failures = run_requests(engine, cold)
+    assert not tokens and [failure.request_ids for failure in failures] == [("cold",)]
+    monkeypatch.undo()
+    assert run_requests(engine, waiting) == (resident(waiting), [])
+    assert run_requests(engine, cold) == (resident(cold), [])
+
+
+def test_a_rank_that_waits_in_vain_has_all_ranks_give_the_step_up(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    early: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layer_arrival, "_TIMEOUT_S", 0.02)
+    engine, request = make_group(), cold_request("cold", refs[0])
+
+    def stall(group: int) -> None:
+        if group == 4 and _on(OTHERS):
+            _hold_until(lambda: early)
+            time.sleep(0.3)
+
+    hold_copies(monkeypatch, "cpu", stall)
+    assert run_requests(engine, request) == (resident(request), [])
+    assert set(early) == {refs[0].digest}

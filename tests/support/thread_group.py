@@ -1,0 +1,110 @@
+"""A group whose other ranks are threads of this process: the leader's frames go through queues instead of a ring."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine import engine as engine_module
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.engine_parts import EngineParts, alone
+from punica_serve.engine.rank_engine import RankEngine
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.pending_commands import PendingCommands
+from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_messages import Done, StopRank
+from punica_serve.engine.ranks.ring_frames import read_frame
+from punica_serve.engine.ranks.step_frames import StepEncoder
+from thread_ranks import ThreadCollectives, thread_collectives
+
+_DEADLINE_S = 60.0
+
+
+class _ThreadRank:
+    """A rank that follows its leader."""
+
+    def __init__(self, config: EngineConfig, collectives: ThreadCollectives, pending: PendingCommands) -> None:
+        self.name = f"rank {collectives.rank.index}"
+        self.frames: SimpleQueue[bytes] = SimpleQueue()
+        self._config = config
+        self._collectives = collectives
+        self._pending = pending
+        self._thread = threading.Thread(target=self._run, name=self.name)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except BaseException:
+            self._collectives.abort()
+            raise
+
+    def _follow(self) -> None:
+        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone)
+        rank = RankEngine(self._config, parts, self._reply)
+        goes_on = True
+        while goes_on:
+            frame: Any = read_frame(self.frames.get(timeout=_DEADLINE_S))
+            if isinstance(frame, np.ndarray):
+                rank.run_step(frame)
+            else:
+                goes_on = rank.apply(frame)
+        rank.close()
+
+    def _reply(self, done: Done) -> None:
+        self._pending.end(self.name, done)
+
+
+class ThreadGroup(RankGroup):
+    """Has no processes to start, watch or kill; everything else is that of a group."""
+
+    def __init__(self, config: EngineConfig, others: list[ThreadCollectives]) -> None:
+        self._settings = GroupSettings()
+        self._loss = None
+        self._pending = PendingCommands()
+        self._encoder = StepEncoder()
+        self._threads = [_ThreadRank(config, collectives, self._pending) for collectives in others]
+        self.ranks: Any = self._threads
+
+    def smallest(self, name: str, value: int) -> int:
+        return value
+
+    def await_ready(self) -> None:
+        pass
+
+    def _write(self, frame: bytes) -> None:
+        for rank in self._threads:
+            rank.frames.put(frame)
+
+    def close(self) -> None:
+        self.send(StopRank())
+
+    kill = close
+
+
+@contextmanager
+def thread_group(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int) -> Iterator[Engine]:
+    """The engine that leads a group of CPUs; audited and closed at the end."""
+
+    def start(config: EngineConfig, *_: Any) -> tuple[ThreadGroup, ThreadCollectives]:
+        own, *others = thread_collectives(size)
+        return ThreadGroup(config, others), own
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_module, "start_group", start)
+        engine = Engine(config, ",".join(["cpu"] * size))
+    try:
+        yield engine
+        engine.check_invariants()
+    finally:
+        engine.close()
