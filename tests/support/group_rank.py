@@ -1,4 +1,4 @@
-"""A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE ONE_SHOT MODEL ADAPTER...`."""
+"""A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE TIMES MODEL ADAPTER...`."""
 
 import os
 import subprocess
@@ -45,15 +45,15 @@ def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
 
 
 def serve_in_two(
-    store: Path, device: str, model: Path, adapters: Sequence[AdapterRef], one_shot_bytes: int = 0
+    store: Path, device: str, model: Path, adapters: Sequence[AdapterRef], times: Path | None = None
 ) -> Answers:
-    """The answers of the first of two ranks, which is this process."""
-    command = [sys.executable, __file__, str(store), "1", "2", device, str(one_shot_bytes), str(model)]
+    """The answers of the first of two ranks, which is this process. ``times``: of their exchanges; else NCCL's."""
+    command = [sys.executable, __file__, str(store), "1", "2", device, str(times or ""), str(model)]
     command += [ref.uri for ref in adapters]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
         try:
-            answers = _serve_one(store, Rank(0, 2), device, one_shot_bytes, model, adapters)
+            answers = _serve_one(store, Rank(0, 2), device, times, model, adapters)
             assert other.wait(_DEADLINE_S) == 0
             return answers
         finally:
@@ -61,17 +61,19 @@ def serve_in_two(
 
 
 def _serve_one(
-    store: Path, rank: Rank, device: str, one_shot_bytes: int, model: Path, adapters: Sequence[AdapterRef]
+    store: Path, rank: Rank, device: str, times: Path | None, model: Path, adapters: Sequence[AdapterRef]
 ) -> Answers:
     own = "cpu" if device == "cpu" else f"{device}:{rank.index}"
     with joined(store, rank, device) as collectives:
-        return serve(model, adapters, collectives, device=own, one_shot_bytes=one_shot_bytes)
+        exchange = "auto" if times else "nccl"
+        return serve(model, adapters, collectives, device=own, exchange=exchange, exchange_times=times)
 
 
-def main(store: str, index: str, size: str, device: str, one_shot_bytes: str, model: str, *adapters: str) -> None:
+def main(store: str, index: str, size: str, device: str, times: str, model: str, *adapters: str) -> None:
     folder = Path(model)
     refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
-    _serve_one(Path(store), Rank(int(index), int(size)), device, int(one_shot_bytes), folder, refs)
+    rank = Rank(int(index), int(size))
+    _serve_one(Path(store), rank, device, Path(times) if times else None, folder, refs)
     # gloo's threads may outlive its group, and the interpreter's end would abort them and so this process.
     os._exit(0)
 

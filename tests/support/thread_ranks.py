@@ -24,6 +24,9 @@ class ThreadCollectives:
         self._barrier = barrier
         self._slots = slots
 
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self.all_gather(tensor).sum(0))
 

@@ -2,6 +2,7 @@
 
 import re
 
+import torch
 from torch import Tensor
 
 from punica_serve.base_model.rank import Rank
@@ -14,6 +15,9 @@ class LoneRank:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.clone()

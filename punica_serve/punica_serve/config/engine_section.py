@@ -14,6 +14,7 @@ from punica_serve.config.fields import (
     AutoNonNegativeInt,
     BatchSize,
     ConfigModel,
+    File,
     Flag,
     Folder,
     Int32,
@@ -29,6 +30,9 @@ ColdStart = Literal["wait", "layerwise", "cpu_assist", "auto"]
 
 #: The kernels that serve prefills' attention on a GPU.
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
+
+#: How the ranks of a group of GPUs add up.
+Exchange = Literal["auto", "nccl"]
 
 _MAX_AUTO_BATCH = 256
 
@@ -93,10 +97,11 @@ class EngineConfig(ConfigModel):
     attention: AttentionBackend = "auto"
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
-    #: The ranks of a group of GPUs add up tensors of so many bytes and less in one shot, over memory that all of them
-    #: map, and larger ones by NCCL, which takes all if it is 0. `punica-serve bench collectives` tells where the two
-    #: cross on a machine.
-    one_shot_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 30, multiple_of=256)] = 0
+    #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
+    #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so.
+    exchange: Exchange = "auto"
+    #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
+    exchange_times: File | None = None
     #: Torch threads of a CPU worker; torch's own choice by default.
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 

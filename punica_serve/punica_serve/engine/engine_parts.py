@@ -12,7 +12,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.model_loader import load_model
-from punica_serve.engine.ranks.one_shot import exchanges_of
+from punica_serve.engine.ranks.exchange_check import exchanges_of
 from punica_serve.engine.sampler import Sampler
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
@@ -46,7 +46,7 @@ class EngineParts:
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
         share = model.shard(collectives.rank)
-        exchanges = exchanges_of(collectives, config.one_shot_bytes, dtype, device)
+        exchanges = exchanges_of(collectives, config, dtype, device)
         loaded = load_model(config, share, dtype, device, exchanges)
         lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
         sampler = Sampler(

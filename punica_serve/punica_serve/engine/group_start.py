@@ -57,7 +57,7 @@ def start_group(
     store = open_port(settings.ready_timeout_s)
     group = RankGroup(devices, settings, options, on_loss)
     try:
-        check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own), **group.hellos()})
+        check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own, len(devices)), **group.hellos()})
         group.welcome(store.port)
         return group, join(store, own, Rank(0, len(devices)), exchange_timeout_s)
     except BaseException:

@@ -141,7 +141,7 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader) -> NoRe
 
     config: EngineConfig = options.engine_config
     device = open_engine_device(config, options.device)
-    link.send(hello_of(config, device))
+    link.send(hello_of(config, device, options.size))
     store = reach_port(leader.port(), options.ready_timeout_s)
     collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
     parts = EngineParts.make(config, device, collectives, leader.agree)

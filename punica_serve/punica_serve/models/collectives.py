@@ -2,6 +2,7 @@
 
 from typing import Final, Protocol
 
+import torch
 from torch import Tensor
 
 from punica_serve.base_model.rank import SINGLE, Rank
@@ -11,6 +12,13 @@ class Collectives(Protocol):
     """One rank's end of a group. All ranks call the same operations in the same order, with equal shapes."""
 
     rank: Rank
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the next tensor that all ranks add up, which need not be copied for it.
+
+        It, and the sum that ``all_reduce`` returns for it, last until the next call of either.
+        """
+        ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks in a fixed order, the same bits on each. ``tensor`` may be overwritten.
@@ -28,6 +36,9 @@ class SingleRank:
     """A model on one device, which has nobody to exchange with."""
 
     rank = SINGLE
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor

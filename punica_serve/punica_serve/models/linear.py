@@ -86,11 +86,9 @@ class Linear:
 
 
 def _sum_over_ranks(part: Projected, dtype: torch.dtype, collectives: Collectives) -> Projected:
-    """Adds up the parts of this rank, rounds once, and adds up all ranks."""
-    y = part.y
-    if y.dim() == 3 or part.delta is not None:
-        y = torch.empty(part.y.shape[-2:], dtype=dtype, device=part.y.device)
-        sum_parts(y, part.y, part.delta, pdl=part.pdl)
+    """Adds up the parts of this rank, rounds once, and adds up all ranks. The next operator reads the sum at once."""
+    y = collectives.empty(part.y.shape[-2:], dtype, part.y.device)
+    sum_parts(y, part.y, part.delta, pdl=part.pdl)
     return Projected(collectives.all_reduce(y), None, is_exchanged=True)
 
 

@@ -68,7 +68,7 @@ def _run_way(way: str, device: torch.device, settings: ExchangeSettings, results
             microseconds = graph_us(
                 [exchange] * (_NUM_CALLS if device.type == "cuda" else 1), device, settings.num_replays
             )
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             results.send((way, num_bytes, str(error).splitlines()[0]))
             return
         results.send((way, num_bytes, microseconds))

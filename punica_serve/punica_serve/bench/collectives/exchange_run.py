@@ -2,18 +2,22 @@
 
 import multiprocessing
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+import yaml
 from rich.progress import Progress
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings, run_rank
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
+from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, ExchangeTimes, MeasuredGroup, choose
+from punica_serve.errors import ConfigError
+from punica_serve.errors.reasons import reason_of
 
 #: For the start of a rank, which imports torch, and for the longest exchange.
 _SILENCE_S = 180.0
@@ -29,8 +33,11 @@ class Found:
     result: float | str
 
 
-def run_exchanges(settings: ExchangeSettings, progress: Progress) -> Report:
-    """Measures all ways at all sizes. A way that does not work is named as a failure."""
+def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Path | None = None) -> Report:
+    """Measures all ways at all sizes. A way that does not work is named as a failure.
+
+    ``times_file``: is written for `engine.exchange_times`. Raises ConfigError if it can't be.
+    """
     task = progress.add_task("collectives", total=settings.num_ranks * len(settings.ways) * len(settings.sizes))
     found: list[Found] = []
     failures: list[str] = []
@@ -43,13 +50,18 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress) -> Report:
     reasons = {f"{each.way} at {each.num_bytes} bytes: {each.result}" for each in found if isinstance(each.result, str)}
     device = f"{settings.device}:0" if settings.device == "cuda" else settings.device
     table = exchange_table(settings, found)
+    facts: dict[str, Value] = {}
+    if settings.device == "cuda" and (group := measured_group(_gpu_name(), settings.num_ranks, table)) is not None:
+        facts["fastest"] = f"{choose(group.times)}"
+        if times_file is not None:
+            write_times(group, times_file)
     return Report(
         "collectives",
         machine(device),
         asdict(settings),
         [table],
         {},
-        facts={"engine.one_shot_bytes": one_shot_bytes(table)},
+        facts=facts,
         failures=[*failures, *sorted(reasons)],
     )
 
@@ -73,18 +85,38 @@ def exchange_table(settings: ExchangeSettings, found: list[Found]) -> TableData:
     )
     how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
     title = f"Sum over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
-    return TableData("exchanges", title, columns, rows, ("library: NCCL between GPUs, gloo between CPUs",))
+    return TableData("exchanges", title, columns, rows)
 
 
-def one_shot_bytes(table: TableData) -> int:
-    """The largest size up to which the engine's one shot is nowhere slower than the library; 0 if there is none."""
-    largest = 0
-    for record in table.records:
-        one_shot, library = record.get("one_shot_copy_us"), record.get("library_us")
-        if one_shot is None or library is None or float(one_shot) > float(library):
-            break
-        largest = int(record["bytes"] or 0)
-    return largest
+def measured_group(device_name: str, num_ranks: int, table: TableData) -> MeasuredGroup | None:
+    """The table as the engine reads it; None if NCCL's times are missing at all sizes."""
+    times = tuple(
+        ExchangeTime.model_validate({"bytes": record["bytes"], **_rounded(record)})
+        for record in table.records
+        if record.get("nccl_us") is not None
+    )
+    return MeasuredGroup(device=device_name, ranks=num_ranks, times=times) if times else None
+
+
+def write_times(group: MeasuredGroup, file: Path) -> None:
+    """Writes a file for `engine.exchange_times`. Raises ConfigError."""
+    document = ExchangeTimes(groups=(group,)).model_dump(mode="json", exclude_none=True)
+    try:
+        file.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"`--table`: {file} can't be written: {reason_of(error)}", param="table") from error
+
+
+def _rounded(record: Mapping[str, Value]) -> dict[str, float]:
+    """Microseconds of the engine's ways."""
+    found = ((way, record.get(f"{way}_us")) for way in WAYS)
+    return {way: round(float(time_us), 1) for way, time_us in found if time_us is not None}
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name(0)
 
 
 def _results(settings: ExchangeSettings) -> Iterator[Found]:

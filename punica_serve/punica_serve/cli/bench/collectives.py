@@ -1,6 +1,7 @@
 """`punica-serve bench collectives`."""
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,12 +19,14 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="library (NCCL or gloo), one_shot, one_shot_copy (the engine's), two_shot; multimem only if asked for:"
-            " it adds in no fixed order.",
+            help="nccl, one_shot, two_shot; multimem only if asked for: it adds in no fixed order. gloo on CPUs.",
         ),
     ] = None,
     size: Annotated[
         list[int] | None, typer.Option(min=64, help="Bytes of a rank's tensor; default 8 KiB to 16 MiB by twos.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the GPUs' times here, for `engine.exchange_times`.")
     ] = None,
     replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
     out: OutOption = DEFAULT_OUT,
@@ -34,6 +37,7 @@ def command(
     from punica_serve.bench.collectives.exchange_ways import parse_ways
 
     _check_device(device, ranks)
+    _check_table(table, device, ways)
     settings = ExchangeSettings(
         device=device,
         num_ranks=ranks,
@@ -41,7 +45,7 @@ def command(
         sizes=tuple(sorted(size or _sizes())),
         num_replays=replays,
     )
-    measure(partial(run_exchanges, settings), out)
+    measure(partial(run_exchanges, settings, times_file=table), out)
 
 
 def _sizes() -> list[int]:
@@ -49,6 +53,15 @@ def _sizes() -> list[int]:
     while sizes[-1] < _LARGEST_BYTES:
         sizes.append(2 * sizes[-1])
     return sizes
+
+
+def _check_table(table: Path | None, device: str, ways: str | None) -> None:
+    if table is None:
+        return
+    if device != "cuda" or (ways is not None and "nccl" not in ways):
+        raise ConfigError("`--table` takes GPUs' times, NCCL's among them; drop it, or measure these", param="table")
+    if not table.absolute().parent.is_dir():
+        raise ConfigError(f"`--table`: there is no folder {table.absolute().parent}", param="table")
 
 
 def _check_device(device: str, ranks: int) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from punica_serve.base_model.weight_files import weight_files
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.ranks.exchange_choice import choice_of
 from punica_serve.engine.ranks.rank_messages import RankHello
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import PROTOCOL_VERSION
@@ -16,13 +17,14 @@ from punica_serve.version import __version__
 _GIB = 1 << 30
 
 
-def hello_of(config: EngineConfig, device: torch.device) -> RankHello:
-    """This process's hello."""
+def hello_of(config: EngineConfig, device: torch.device, num_ranks: int) -> RankHello:
+    """This process's hello in a group of so many ranks. Raises ConfigError for a file of times that can't be read."""
     version = ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
     if device.type == "cpu":
-        return RankHello(version, model_digest(config), "", "cpu", 0)
+        return RankHello(version, model_digest(config), "gloo", "", "cpu", 0)
     gpu = torch.cuda.get_device_properties(device)
-    return RankHello(version, model_digest(config), f"GPU-{gpu.uuid}", gpu.name, gpu.total_memory)
+    exchange = f"{choice_of(config, gpu.name, num_ranks)}"
+    return RankHello(version, model_digest(config), exchange, f"GPU-{gpu.uuid}", gpu.name, gpu.total_memory)
 
 
 def model_digest(config: EngineConfig) -> str:
@@ -48,6 +50,9 @@ def check_hellos(hellos: Mapping[str, RankHello]) -> None:
             raise _refusal(f"{name} reads other model files than {leader}; give all ranks the same `engine.model`")
         if _gpu(hello) != _gpu(first):
             raise _refusal(f"{leader} is {_gpu(first)} and {name} is {_gpu(hello)}; group equal devices")
+        if hello.exchange != first.exchange:
+            ways = f"{leader} adds up by {first.exchange}, {name} by {hello.exchange}"
+            raise _refusal(f"{ways}; give all ranks the same `engine.exchange_times`")
 
 
 def _gpu(hello: RankHello) -> str:

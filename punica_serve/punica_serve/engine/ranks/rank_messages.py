@@ -88,8 +88,10 @@ class RankHello(Message, frozen=True):
     """The first message: what must be the same on all ranks, and what must differ."""
 
     version: str
-    #: See ``ModelFiles``.
+    #: See ``model_digest``.
     model: str
+    #: How it adds up tensors, in words.
+    exchange: str
     #: The GPU's UUID; "" for a CPU.
     gpu_uuid: str
     #: The device as its driver names it, and its bytes of memory; 0 for a CPU.

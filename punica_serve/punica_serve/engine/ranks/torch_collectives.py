@@ -1,5 +1,6 @@
 """Exchanges through torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +19,10 @@ class TorchCollectives:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank = Rank(group.rank(), group.size())
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See ``Collectives.empty``."""
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``. Raises RuntimeError if a rank does not come within the timeout."""

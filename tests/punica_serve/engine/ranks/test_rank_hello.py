@@ -12,13 +12,13 @@ from punica_serve.engine.ranks.rank_messages import RankHello
 from punica_serve.errors import ConfigError
 
 _GIB = 1 << 30
-LEADER = RankHello("0.1.0.5.7", "digest", "GPU-a", "H100", 80 * _GIB)
+LEADER = RankHello("0.1.0.5.7", "digest", "nccl beyond", "GPU-a", "H100", 80 * _GIB)
 OTHER = replace(LEADER, gpu_uuid="GPU-b", device_bytes=80 * _GIB - (1 << 20))
 
 
 def test_equal_ranks_fit(tiny_llama: Path) -> None:
     check_hellos({"rank 0 (cuda:0)": LEADER, "rank 1 (cuda:1)": OTHER})
-    own = hello_of(EngineConfig(model=tiny_llama), torch.device("cpu"))
+    own = hello_of(EngineConfig(model=tiny_llama), torch.device("cpu"), 3)
     check_hellos({"rank 0 (cpu)": own, "rank 1 (cpu)": own, "rank 2 (cpu)": own})
 
 
@@ -29,6 +29,10 @@ def test_equal_ranks_fit(tiny_llama: Path) -> None:
         (replace(OTHER, version="0.0.9"), r"rank 1 \(cuda:1\) runs version 0.0.9, rank 0 \(cuda:0\) 0.1.0.5.7"),
         (replace(OTHER, model="other"), r"rank 1 \(cuda:1\) reads other model files than rank 0 \(cuda:0\)"),
         (replace(OTHER, device_name="A100"), "a H100 with 80 GiB and rank 1 .* is a A100 with 80 GiB"),
+        (
+            replace(OTHER, exchange="two_shot up to 64 bytes, nccl beyond"),
+            r"adds up by nccl beyond, rank 1 \(cuda:1\) by two_shot up to 64 bytes, .* same `engine.exchange_times`",
+        ),
         (replace(OTHER, device_bytes=40 * _GIB), "a H100 with 80 GiB and rank 1 .* is a H100 with 40 GiB"),
     ],
 )

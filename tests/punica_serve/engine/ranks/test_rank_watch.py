@@ -22,7 +22,7 @@ from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.protocol import Message, WireError
 
 _DEADLINE_S = 30.0
-_HELLO = RankHello("1", "digest", "", "cpu", 0)
+_HELLO = RankHello("1", "digest", "gloo", "", "cpu", 0)
 
 
 class _Rank:

@@ -1,4 +1,4 @@
-"""Two processes: this one and another, joined by gloo on CPUs, and by NCCL in CUDA graphs on two GPUs."""
+"""Two processes: this one and another, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import torch
 from group_rank import serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.bench.collectives.exchange_run import write_times
+from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, MeasuredGroup, Way
 
 
 @pytest.mark.slow
@@ -22,11 +24,16 @@ def test_two_processes_say_what_one_says(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
-@pytest.mark.parametrize("one_shot_bytes", [0, 1 << 20])
-def test_two_gpus_say_what_one_says(
-    tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, one_shot_bytes: int
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_two_gpus_say_what_one_says(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, way: Way) -> None:
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     expected = serve(tiny_llama, adapters, device="cuda:0")
-    answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, one_shot_bytes)
+    answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, _times(tmp_path, way))
     assert_same(answers, expected)
+
+
+def _times(folder: Path, way: Way) -> Path:
+    """Times by which these GPUs add up to 64 KiB by one way."""
+    time = ExchangeTime.model_validate({"bytes": 1 << 16, "nccl": 9.0, way: 1.0})
+    write_times(MeasuredGroup(device=torch.cuda.get_device_name(0), ranks=2, times=(time,)), folder / "times.yaml")
+    return folder / "times.yaml"

@@ -1,0 +1,79 @@
+"""Sums between GPUs by one kernel over memory that all of them map (torch's symmetric memory), instead of by NCCL.
+
+In one shot each rank reads the tensors of all; in two shots it adds up its part of them and writes that to all. Both
+add in the order of ranks: the same bits on each rank and at each repetition. Their kernels wait for the other ranks
+without a limit of their own, as NCCL's do in CUDA graphs: who watches the group ends it as a whole.
+"""
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+
+#: Bytes that a thread of theirs reads at once.
+_ALIGNMENT = 16
+
+
+class SymmetricSums:
+    """The sums of one group, over a buffer of each rank: one sum at a time, in one order on all ranks."""
+
+    def __init__(self, group: torch.distributed.ProcessGroup, num_bytes: int, dtype: torch.dtype, device: torch.device):
+        """All ranks must. Raises RuntimeError if their GPUs can't map each other's memory."""
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        self._group_name = group.group_name
+        self._buffer = symmetric_memory.empty(num_bytes // dtype.itemsize, dtype=dtype, device=device)
+        symmetric_memory.rendezvous(self._buffer, group)
+
+    def memory(self, shape: torch.Size) -> Tensor:
+        """The buffer's beginning as a tensor, to be filled for the next sum."""
+        return self._buffer[: shape.numel()].view(shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is the buffer's beginning."""
+        return tensor.data_ptr() == self._buffer.data_ptr()
+
+    def fits(self, num_bytes: int, dtype: torch.dtype) -> bool:
+        return dtype == self._buffer.dtype and num_bytes <= self._buffer.nbytes and num_bytes % _ALIGNMENT == 0
+
+    def add_up(self, part: Tensor, way: Way) -> Tensor:
+        """The sum of the ranks' parts, each from ``memory``; in two shots, in place of them."""
+        flat = part.view(-1)
+        if way == "one_shot":
+            flat = torch.ops.symm_mem.one_shot_all_reduce(flat, "sum", self._group_name)
+        else:
+            torch.ops.symm_mem.two_shot_all_reduce_(flat, "sum", self._group_name)
+        return flat.view(part.shape)
+
+
+class ChosenCollectives:
+    """``all_reduce`` by the way that was chosen for the tensor's size; all else as ``library`` does it."""
+
+    def __init__(
+        self, library: TorchCollectives, choice: ExchangeChoice, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """All ranks must, with one choice. Raises RuntimeError if their GPUs can't map each other's memory."""
+        self.rank = library.rank
+        self.choice = choice
+        self._library = library
+        self._sums = SymmetricSums(library.group, choice.max_bytes, dtype, device)
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See ``Collectives.empty``."""
+        is_shared = self._sums.fits(shape.numel() * dtype.itemsize, dtype)
+        return self._sums.memory(shape) if is_shared else self._library.empty(shape, dtype, device)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_reduce``."""
+        way = self.choice.way(tensor.nbytes)
+        if way == "nccl" or not self._sums.fits(tensor.nbytes, tensor.dtype):
+            return self._library.all_reduce(tensor)
+        if self._sums.holds(tensor):
+            return self._sums.add_up(tensor, way)
+        part = self._sums.memory(tensor.shape).copy_(tensor)
+        return tensor.copy_(self._sums.add_up(part, way))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``."""
+        return self._library.all_gather(tensor)
