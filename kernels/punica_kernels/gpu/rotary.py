@@ -117,43 +117,36 @@ def _rotary_append(
     mask = (head < HEADS + 2 * KV_HEADS) & (pair < PAIRS)
     i, j = _elements(pair, PAIRS, ROTATED_PAIRS)
     column = head * (2 * PAIRS)
-    qkv += row * qkv_stride + column
-    first = tl.load(qkv + i, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(qkv + j, mask=mask, other=0.0).to(tl.float32)
+    first, second = _load_pairs(qkv + row * qkv_stride + column, i, j, mask)
     if delta is not None:
-        delta += row * delta_stride + column
-        first += tl.load(delta + i, mask=mask, other=0.0).to(tl.float32)
-        second += tl.load(delta + j, mask=mask, other=0.0).to(tl.float32)
-
+        delta_first, delta_second = _load_pairs(delta + row * delta_stride + column, i, j, mask)
+        first += delta_first
+        second += delta_second
     if bias is not None:
-        bias += column
-        first += tl.load(bias + i, mask=mask, other=0.0).to(tl.float32)
-        second += tl.load(bias + j, mask=mask, other=0.0).to(tl.float32)
-    first_normed, second_normed = first, second
+        bias_first, bias_second = _load_pairs(bias + column, i, j, mask)
+        first += bias_first
+        second += bias_second
+
+    is_query = head < HEADS
+    q_or_k_first, q_or_k_second = first, second
     if q_norm is not None:
-        # The lanes of values load a key's weight, whose product nobody stores.
-        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * PAIRS) + eps)
-        is_query = head < HEADS
-        first_normed *= scale * _norm_weight(q_norm, k_norm, is_query, i, pair < PAIRS)
-        second_normed *= scale * _norm_weight(q_norm, k_norm, is_query, j, pair < PAIRS)
-
+        scale = _norm_scale(first, second, eps, PAIRS)
+        q_or_k_first *= scale * _norm_weight(q_norm, k_norm, is_query, i, pair < PAIRS)
+        q_or_k_second *= scale * _norm_weight(q_norm, k_norm, is_query, j, pair < PAIRS)
     position = tl.load(positions + row).to(tl.int64)
-    row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < ROTATED_PAIRS, other=1.0)
-    row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < ROTATED_PAIRS, other=0.0)
-    rotated_first = first_normed * row_cos - second_normed * row_sin
-    rotated_second = second_normed * row_cos + first_normed * row_sin
+    row_cos, row_sin = cos + position * cos_stride + pair, sin + position * sin_stride + pair
+    rotated_first, rotated_second = _rotate(q_or_k_first, q_or_k_second, row_cos, row_sin, pair < ROTATED_PAIRS)
 
-    is_q = mask & (head < HEADS)
-    _store_pairs(q_out + row * q_row_stride + head * q_head_stride, i, j, rotated_first, rotated_second, is_q)
+    q_head = q_out + row * q_row_stride + head * q_head_stride
+    _store_pairs(q_head, i, j, rotated_first, rotated_second, mask & is_query)
     slot = tl.load(slot_mapping + row).to(tl.int64)
-    page = slot // PAGE_SIZE
-    offset = slot % PAGE_SIZE
-    is_k = mask & (head >= HEADS) & (head < HEADS + KV_HEADS) & (slot >= 0)
-    keys += page * key_page_stride + offset * key_slot_stride + (head - HEADS) * key_head_stride
-    _store_pairs(keys, i, j, rotated_first, rotated_second, is_k)
-    is_v = mask & (head >= HEADS + KV_HEADS) & (slot >= 0)
-    values += page * value_page_stride + offset * value_slot_stride + (head - HEADS - KV_HEADS) * value_head_stride
-    _store_pairs(values, i, j, first, second, is_v)
+    has_slot = mask & (slot >= 0)
+    key = _in_cache(keys, slot, head - HEADS, key_page_stride, key_slot_stride, key_head_stride, PAGE_SIZE)
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    _store_pairs(key, i, j, rotated_first, rotated_second, has_slot & is_key)
+    value_head = head - HEADS - KV_HEADS
+    value = _in_cache(values, slot, value_head, value_page_stride, value_slot_stride, value_head_stride, PAGE_SIZE)
+    _store_pairs(value, i, j, first, second, has_slot & (value_head >= 0))
 
 
 @triton.jit
@@ -167,11 +160,41 @@ def _elements(pair, PAIRS: tl.constexpr, ROTATED_PAIRS: tl.constexpr):
 
 
 @triton.jit
+def _load_pairs(heads, i, j, mask):
+    """Two float32 [heads, pairs]: the elements i and j of each head."""
+    first = tl.load(heads + i, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads + j, mask=mask, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _norm_scale(first, second, eps, PAIRS: tl.constexpr):
+    """float32 [heads, 1]: 1 over the root mean square of each head."""
+    return tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * PAIRS) + eps)
+
+
+@triton.jit
 def _norm_weight(q_norm, k_norm, is_query, element, mask):
-    """float32 [heads, pairs]: the weight of each head's own norm."""
+    """float32 [heads, pairs]: the weight of each head's own norm; values get keys' weights, and are stored without."""
     q_weight = tl.load(q_norm + element, mask=mask, other=0.0).to(tl.float32)
     k_weight = tl.load(k_norm + element, mask=mask, other=0.0).to(tl.float32)
     return tl.where(is_query, q_weight, k_weight)
+
+
+@triton.jit
+def _rotate(first, second, cos, sin, mask):
+    """Both elements of each pair, rotated by the pairs' angles; those outside ``mask`` stay as they are."""
+    cosine = tl.load(cos, mask=mask, other=1.0)
+    sine = tl.load(sin, mask=mask, other=0.0)
+    return first * cosine - second * sine, second * cosine + first * sine
+
+
+@triton.jit
+def _in_cache(cache, slot, kv_head, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr):
+    """Pointers [heads, 1] to the heads of a token's slot."""
+    page = slot // PAGE_SIZE
+    offset = slot % PAGE_SIZE
+    return cache + (page * page_stride + offset * slot_stride + kv_head * head_stride)
 
 
 @triton.jit
