@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from punica_serve.bench.frontend.processes import ProcessFigures
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
+from punica_serve.process.ending import end_program
 from punica_serve.process.lifeline import lifeline
 from punica_serve.process.run import LIFELINE_ENV
 
@@ -47,17 +48,16 @@ def running_cluster(config: ClusterConfig, folder: Path) -> Iterator[RunningClus
     if not (_PROC / "self/stat").exists():
         raise ConfigError("this benchmark reads processes' memory from /proc, so it needs Linux")
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
-    num_gpus = _write_config(config, folder, port)
-    with lifeline() as fd, _up(folder / "cluster.yaml", fd) as up:
+    num_workers = _write_config(config, folder, port)
+    with lifeline() as fd:
+        up = _up(folder / "cluster.yaml", fd)
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(url, num_gpus, up)
+            _wait_until_ready(url, num_workers, up)
             yield RunningCluster(url, folder / "data", _processes(up.pid))
         finally:
             up.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                up.wait(_STOP_TIMEOUT_S)
-            up.kill()
+            end_program(up, _STOP_TIMEOUT_S)
 
 
 def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
@@ -73,18 +73,18 @@ def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
 
 
 def _write_config(cluster: ClusterConfig, folder: Path, port: int) -> int:
-    """Returns the cluster's number of GPUs."""
+    """Returns the cluster's number of GPUs, or of groups of them."""
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
     document["scheduler"] = {**document.get("scheduler", {}), "port": 0}
     document["data_folder"] = str(folder / "data")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(document))
-    return len(cluster.runner.devices)
+    return len(cluster.runner.workers)
 
 
-def _wait_until_ready(url: str, num_gpus: int, up: "subprocess.Popen[bytes]") -> None:
+def _wait_until_ready(url: str, num_workers: int, up: "subprocess.Popen[bytes]") -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while not _is_ready(url, num_gpus):
+    while not _is_ready(url, num_workers):
         if up.poll() is not None:
             raise ClusterUnavailable("`punica-serve up` ended; see its messages above")
         if time.monotonic() > deadline_s:
@@ -92,12 +92,12 @@ def _wait_until_ready(url: str, num_gpus: int, up: "subprocess.Popen[bytes]") ->
         time.sleep(_POLL_S)
 
 
-def _is_ready(url: str, num_gpus: int) -> bool:
+def _is_ready(url: str, num_workers: int) -> bool:
     try:
         answer = httpx.get(f"{url}/v1/cluster", trust_env=False)
     except httpx.HTTPError:
         return False
-    return answer.is_success and len(answer.json()["gpus"]) == num_gpus
+    return answer.is_success and len(answer.json()["gpus"]) == num_workers
 
 
 def _processes(up: int) -> dict[str, ProcessFigures]:

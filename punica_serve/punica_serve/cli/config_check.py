@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.group_bytes import group_lines
+from punica_serve.cli.group_bytes import group_line
 from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
@@ -67,7 +67,6 @@ def _check_file(file: Path, gpu: str | None) -> None:
 
     from punica_serve.adapters.expected_rank import engine_of
     from punica_serve.config.cluster import load_config
-    from punica_serve.config.device_groups import ranks_of
     from punica_serve.registry.shared import shared_adapters
 
     config = load_config(file)
@@ -75,7 +74,7 @@ def _check_file(file: Path, gpu: str | None) -> None:
     check_host(config)
     shared = shared_adapters(config, model)
     if gpu is not None:
-        _print(check_model(engine_of(config), gpu, min(len(ranks_of(worker)) for worker in config.runner.workers)))
+        _print(check_model(engine_of(config), gpu, config.runner.group_size))
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
@@ -83,8 +82,8 @@ def _check_file(file: Path, gpu: str | None) -> None:
     console.print(_told_batch(config), soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
-    for line in group_lines(config, model):
-        console.print(line, soft_wrap=True, markup=False)
+    if config.runner.group_size > 1:
+        console.print(group_line(config, model), soft_wrap=True, markup=False)
     if config.adapters:
         console.print(_table(shared))
     if shared.rejected:
@@ -110,7 +109,6 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     from punica_serve.base_model.group_sizes import check_group_size
     from punica_serve.base_model.model_config import read_model_config
     from punica_serve.base_model.weight_files import weight_files
-    from punica_serve.config.device_groups import ranks_of
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
     from punica_serve.performance.cluster_model import cluster_model
@@ -130,7 +128,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     config.engine.context_of(model)
     for worker in config.runner.workers:
         config.engine.check_device(worker)
-        check_group_size(model, len(ranks_of(worker)))
+    check_group_size(model, config.runner.group_size)
     Tokenizer.from_folder(config.engine.tokenizer_folder)
     if config.engine.load_format == "safetensors":
         weight_files(config.engine.model)

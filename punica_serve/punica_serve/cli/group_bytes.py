@@ -1,6 +1,5 @@
-"""The lines of `config check` about groups: the bytes of a rank."""
+"""The line of `config check` about groups: the bytes of a rank."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,16 +9,8 @@ if TYPE_CHECKING:
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
-    """One line for each size of the config's groups, which must divide the model."""
-    from punica_serve.config.device_groups import ranks_of
-
-    for size in dict.fromkeys(len(ranks_of(worker)) for worker in config.runner.workers):
-        if size > 1:
-            yield _line(config, model, size)
-
-
-def _line(config: "ClusterConfig", model: "ModelConfig", size: int) -> str:
+def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
+    """What each rank of a group holds. The ranks must divide the model."""
     from punica_serve.base_model.memory_budget import (
         kv_bytes_per_token,
         num_weights,
@@ -28,6 +19,7 @@ def _line(config: "ClusterConfig", model: "ModelConfig", size: int) -> str:
     )
     from punica_serve.base_model.rank import Rank
 
+    size = config.runner.group_size
     share, pages = model.shard(Rank(0, size)), config.engine.lora_pages
     itemsize = 4 if config.engine.dtype_of(model) == "float32" else 2
     pool, undivided = pool_num_bytes(share, pages, itemsize), undivided_pool_bytes(share, pages, itemsize)

@@ -59,7 +59,21 @@ def grouped(devices: Sequence[str], size: int) -> tuple[str, ...]:
     gpus = [rank for group in groups for rank in ranks_of(group) if rank.startswith("cuda")]
     if twice := next((gpu for gpu in gpus if gpus.count(gpu) > 1), None):
         raise ValueError(f"`devices` names {twice} twice; each worker needs GPUs of its own")
+    _check_sizes(groups)
     return groups
+
+
+def _check_sizes(groups: Sequence[str]) -> None:
+    """Workers are alike: one profile says how long their steps take, and one batch size fits them all.
+
+    Raises ValueError.
+    """
+    first = groups[0]
+    if other := next((group for group in groups if len(ranks_of(group)) != len(ranks_of(first))), None):
+        raise ValueError(
+            f"`devices` has workers of different sizes: {first!r} has {len(ranks_of(first))}, {other!r} has"
+            f" {len(ranks_of(other))}; make all groups equal, or run the others as a cluster of their own"
+        )
 
 
 def _neighbours_of(devices: Sequence[str], size: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from punica_serve.config.device_groups import grouped
+from punica_serve.config.device_groups import grouped, ranks_of
 from punica_serve.config.fields import ConfigModel, Device, PositiveInt, Seconds
 
 
@@ -35,6 +35,11 @@ class RunnerConfig(ConfigModel):
     def workers(self) -> tuple[str, ...]:
         """The device or group of each worker."""
         return grouped(self.devices, self.tensor_parallel)
+
+    @property
+    def group_size(self) -> int:
+        """Devices of each worker: all have as many."""
+        return len(ranks_of(self.workers[0]))
 
     @model_validator(mode="after")
     def _groups_are_possible(self) -> Self:

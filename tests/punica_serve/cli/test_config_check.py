@@ -140,8 +140,8 @@ def test_a_scale_hook_is_found_by_its_name(cli: Cli, write_config: WriteConfig) 
     assert cli("config", "check", str(write_config(scheduler={"scale": {"hook": ["cat"]}})))[0] == 0
 
 
-def test_the_bytes_of_a_rank_are_told_for_each_size_of_a_group(cli: Cli, write_config: WriteConfig) -> None:
-    runner = {"devices": ["cpu,cpu", "cpu", "cpu,cpu"]}
+def test_the_bytes_of_a_rank_are_told(cli: Cli, write_config: WriteConfig) -> None:
+    runner = {"devices": ["cpu,cpu", "cpu,cpu"]}
     exit_code, stdout, _ = cli("config", "check", str(write_config(runner=runner)))
     assert exit_code == 0
     (line,) = [line for line in stdout.splitlines() if line.startswith("group of ")]

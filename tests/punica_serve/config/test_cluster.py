@@ -100,6 +100,10 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:1", "cuda:1"]}', "`devices` names cuda:1 twice"),
         ("engine: {model: m, exchange: two_shot}", "`engine.exchange`: must be 'auto' or 'nccl', got 'two_shot'"),
+        (
+            'engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu"]}',
+            "`devices` has workers of different sizes: 'cpu,cpu' has 2, 'cpu' has 1; make all groups equal",
+        ),
         ("engine: {model: m, max_batch_size: many}", "must be a whole number of 1 or more, or auto, got 'many'"),
         ("engine: {model: m, num_lora_pages: many}", "must be a whole number, or auto, got 'many'"),
         ('engine: {model: m}\nfrontend: {host: ""}', "`frontend.host`"),

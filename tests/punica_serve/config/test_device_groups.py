@@ -9,7 +9,7 @@ def test_devices_are_workers_by_themselves_or_in_groups_of_neighbours() -> None:
     gpus = tuple(f"cuda:{number}" for number in range(4))
     assert grouped(gpus, 1) == gpus
     assert grouped(gpus, 2) == ("cuda:0,cuda:1", "cuda:2,cuda:3")
-    assert grouped(("cuda:0,cuda:1", "cuda:2"), 1) == ("cuda:0,cuda:1", "cuda:2")
+    assert grouped(("cuda:0,cuda:1", "cuda:2,cuda:3"), 1) == ("cuda:0,cuda:1", "cuda:2,cuda:3")
     assert ranks_of("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
     assert ranks_of("cpu") == ("cpu",)
 

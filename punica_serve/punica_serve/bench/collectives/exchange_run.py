@@ -18,6 +18,7 @@ from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, ExchangeTimes, MeasuredGroup, choose
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
+from punica_serve.process.ending import end_process
 
 #: For the start of a rank, which imports torch, and for the longest exchange.
 _SILENCE_S = 180.0
@@ -132,7 +133,7 @@ def _results(settings: ExchangeSettings) -> Iterator[Found]:
             )
             process.start()
             sender.close()
-            stack.callback(_end, process)
+            stack.callback(end_process, process)
             ranks[receiver] = process
         yield from _receive(ranks)
 
@@ -152,8 +153,3 @@ def _receive(ranks: dict[Connection, SpawnProcess]) -> Iterator[Found]:
                 process.join(_SILENCE_S)
                 if process.exitcode:
                     raise RuntimeError(f"a rank ended with code {process.exitcode}; its message is above") from None
-
-
-def _end(process: SpawnProcess) -> None:
-    process.kill()
-    process.join()

@@ -12,6 +12,7 @@ import uvloop
 
 from punica_serve.bench.control_plane.settings import Load
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.process.ending import end_process
 from punica_serve.process.memory_tuning import tune_gc
 
 #: Time limit for a load process to start, connect and fill the cluster.
@@ -41,10 +42,7 @@ class LoadProcess:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._process.join(_STOP_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        end_process(self._process, _STOP_TIMEOUT_S)
 
     def wait_until_ready(self) -> None:
         """Raises ClusterUnavailable, like ``look``, if the process died or takes too long."""

@@ -14,6 +14,7 @@ import yaml
 
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
+from punica_serve.process.ending import end_program
 from punica_serve.process.run import TOKEN_ENV
 
 _HOST = "127.0.0.1"
@@ -46,11 +47,7 @@ class SchedulerProcess:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_program(self._process, _STOP_TIMEOUT_S)
 
     def wait_until_it_listens(self) -> None:
         """Raises ClusterUnavailable with the scheduler's own log if it does not listen in time."""

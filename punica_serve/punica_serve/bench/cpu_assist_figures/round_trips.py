@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from punica_serve.bench.cpu_assist_figures.echo_process import (
     wait_for,
 )
 from punica_serve.bench.cpu_assist_figures.figure_settings import RoundTrip, Way
+from punica_serve.process.ending import end_program
 
 #: Until the processes are warm.
 _NUM_WARM_UPS = 5
@@ -127,7 +128,4 @@ def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
         yield
     finally:
         for process in started:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_TIMEOUT_S)
-            process.kill()
-            process.wait()
+            end_program(process, _END_TIMEOUT_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from punica_serve.errors import ConfigError
+from punica_serve.process.ending import end_program
 from punica_serve.process.run import TOKEN_ENV
 
 _PROC = Path("/proc")
@@ -59,8 +60,8 @@ def clients_process(*load: int) -> Iterator[None]:
 def _running(module: str, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
     """Runs a Python process and yields its id; kills it at the end."""
     command = [sys.executable, "-P", "-m", module, *arguments]
-    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    process = subprocess.Popen(command, env={**os.environ, **environment})
+    try:
+        yield process.pid
+    finally:
+        end_program(process)
