@@ -73,6 +73,7 @@ class Lifecycle:
             model,
             strict_base=config.strict_base,
             num_lora_pages=config.engine.lora_pages,
+            limits=config.engine.lora_limits,
             max_adapter_bytes=settings.max_adapter_bytes,
             num_threads=CHECKS.num_slots,
             timeout_s=_CHECK_TIMEOUT_S,

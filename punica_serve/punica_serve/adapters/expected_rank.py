@@ -1,15 +1,9 @@
 """The engine's settings as a cluster's workers get them: the rank that `auto` settings make room for, and the batch."""
 
-from collections.abc import Iterable
-from pathlib import Path
-
-from punica_serve.adapters.folder import CONFIG_NAME
-from punica_serve.adapters.peft_config import parse_peft_config
-from punica_serve.base_model.lora_layout import MAX_LORA_RANK
+from punica_serve.adapters.adapter_limits import highest_rank, readable_configs
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
-from punica_serve.errors import AdapterRejected
 from punica_serve.performance.auto_batch import AutoBatch, auto_batch_of
 
 
@@ -30,16 +24,6 @@ def _with_rank(config: ClusterConfig) -> EngineConfig:
     if None not in (engine.num_lora_pages, engine.host_cache_bytes) and engine.max_batch_size != AUTO_BATCH:
         return engine
     dummies = config.dummy_adapters
-    ranks = [engine.expected_lora_rank, *_ranks(config.adapters.values())]
+    ranks = [engine.expected_lora_rank, *map(highest_rank, readable_configs(config.adapters.values()))]
     ranks += dummies.rank if dummies.count else ()
-    return engine.model_copy(update={"expected_lora_rank": min(MAX_LORA_RANK, max(ranks))})
-
-
-def _ranks(folders: Iterable[Path]) -> Iterable[int]:
-    """Those that can be read; the others are told of where they are registered."""
-    for folder in folders:
-        try:
-            config = parse_peft_config((folder / CONFIG_NAME).read_bytes())
-        except (OSError, AdapterRejected):
-            continue
-        yield from (config.r, *(config.rank_pattern or {}).values())
+    return engine.model_copy(update={"expected_lora_rank": min(engine.max_lora_rank, max(ranks))})

@@ -1,14 +1,17 @@
-"""Whether an adapter fits the LoRA pool when it is alone there."""
+"""Whether an engine serves an adapter: it keeps the limits, and fits the LoRA pool when it is alone there."""
 
-from punica_serve.base_model.lora_layout import least_lora_pages, pages_needed, pages_of_rank, pool_pages
+from punica_serve.base_model.lora_layout import LoraLimits, least_lora_pages, pages_needed, pages_of_rank, pool_pages
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
 
 
-def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
+def check_fits_pool(ref: AdapterRef, num_lora_pages: int, limits: LoraLimits) -> None:
     """``num_lora_pages`` is per group of a layer's projections. Raises AdapterRejected."""
-    pool = pool_pages(num_lora_pages)
+    if reason := limits.why_not(ref.ranks):
+        is_rank = max(ref.ranks.values()) > limits.max_rank
+        raise AdapterRejected(reason, param="r" if is_rank else "target_modules")
+    pool = pool_pages(num_lora_pages, limits)
     for group, num_pages in pages_needed(ref.ranks).items():
         if num_pages > pool[group]:
             enough = least_lora_pages(group, num_pages)
@@ -19,9 +22,15 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int) -> None:
             )
 
 
-def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int) -> None:
-    """Raises ConfigError if a dummy adapter would not fit the LoRA pool."""
+def check_dummies_fit_pool(dummies: DummyAdaptersConfig, num_lora_pages: int, limits: LoraLimits) -> None:
+    """Raises ConfigError if a dummy adapter has too high a rank, or would not fit the LoRA pool."""
     rank = max(dummies.rank)
+    if dummies.count and rank > limits.max_rank:
+        raise ConfigError(
+            f"`dummy_adapters.rank`: {rank} is more than `engine.max_lora_rank`, {limits.max_rank}; lower it, or raise"
+            f" `engine.max_lora_rank` to {rank}",
+            param="dummy_adapters.rank",
+        )
     num_pages = pages_of_rank(rank)
     if dummies.count and num_pages > num_lora_pages:
         raise ConfigError(

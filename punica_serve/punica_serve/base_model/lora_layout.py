@@ -5,6 +5,7 @@ each group it touches, where r is its highest rank there.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 from punica_serve.protocol import LoraGroup
@@ -82,9 +83,45 @@ def updates_vocabulary(ranks: Mapping[str, int]) -> bool:
     return any(module in ranks for modules in VOCABULARY_GROUPS.values() for module in modules)
 
 
-def pool_pages(num_lora_pages: int) -> dict[LoraGroup, int]:
+@dataclass(frozen=True, slots=True)
+class LoraLimits:
+    """The adapters that an engine is made for: it has pages, kernels and CUDA graphs for these alone."""
+
+    #: `engine.max_lora_rank`
+    max_rank: int = USUAL_LORA_RANK
+    #: `engine.lora_vocabulary`
+    vocabulary: bool = False
+
+    @property
+    def kinds(self) -> tuple[LoraKind, ...]:
+        """The kinds of steps that can happen, the least first."""
+        is_wide = self.max_rank > USUAL_LORA_RANK or self.vocabulary
+        return tuple(LoraKind) if is_wide else (LoraKind.NONE, LoraKind.USUAL)
+
+    def rank_pages(self, kind: LoraKind) -> int:
+        """Most pages of one adapter in one group, in steps of this kind."""
+        return pages_of_rank(min(self.max_rank, kind.max_rank))
+
+    def why_not(self, ranks: Mapping[str, int]) -> str | None:
+        """Why an adapter with these ranks by module is not served, and what to do; None if it is."""
+        module, rank = max(ranks.items(), key=lambda item: item[1], default=("", 0))
+        if rank > self.max_rank:
+            fix = f"raise `engine.max_lora_rank` to {rank}" if rank <= MAX_LORA_RANK else f"{MAX_LORA_RANK} is the most"
+            return f"the adapter has rank {rank} in {module}, and `engine.max_lora_rank` is {self.max_rank}; {fix}"
+        if not self.vocabulary and updates_vocabulary(ranks):
+            named = " and ".join(name for names in VOCABULARY_GROUPS.values() for name in names if name in ranks)
+            return f"the adapter updates {named}, and `engine.lora_vocabulary` is false; set it to true"
+        return None
+
+
+#: Those of an engine whose config says nothing of them.
+USUAL_LIMITS = LoraLimits()
+
+
+def pool_pages(num_lora_pages: int, limits: LoraLimits) -> dict[LoraGroup, int]:
     """The pages of each group in a pool. Few adapters update the embedding or the head, whose pages are large."""
     few = min(num_lora_pages, max(_LEAST_VOCABULARY_PAGES, num_lora_pages // _VOCABULARY_SHARE))
+    few = few if limits.vocabulary else 0
     return {**dict.fromkeys(LORA_GROUPS, num_lora_pages), **dict.fromkeys(VOCABULARY_GROUPS, few)}
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from punica_serve.base_model.lora_layout import (
     LORA_PAGE_RANKS,
-    MAX_LORA_RANK,
     VOCABULARY_GROUPS,
+    LoraLimits,
     pages_of_rank,
     pool_pages,
 )
@@ -34,16 +34,16 @@ def kv_bytes_per_token(model: ModelConfig, num_value_bytes: int) -> int:
     return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * num_value_bytes
 
 
-def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
+def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """Bytes of a LoRA pool."""
-    pages = pool_pages(num_lora_pages)
+    pages = pool_pages(num_lora_pages, limits)
     elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
     return elements * num_value_bytes
 
 
-def undivided_pool_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int) -> int:
+def undivided_pool_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """Bytes of a LoRA pool that every rank of a group has whole: A where outputs are divided, B where inputs are."""
-    pages, total = pool_pages(num_lora_pages), 0
+    pages, total = pool_pages(num_lora_pages, limits), 0
     for group in model.spec.lora_groups:
         width = group.out_features if group.row_parallel else len(group.projections) * group.in_features
         total += pages[group.name] * LORA_PAGE_RANKS * model.spec.layers_of(group.name) * width
@@ -56,16 +56,16 @@ def adapter_num_bytes(model: ModelConfig, rank: int, num_value_bytes: int) -> in
     return pages_of_rank(rank) * sum(page_elements(model.spec, group) for group in groups) * num_value_bytes
 
 
-def auto_lora_pages(max_batch_size: int, rank: int) -> int:
+def auto_lora_pages(max_batch_size: int, rank: int, limits: LoraLimits) -> int:
     """Pages for a step of adapters of this rank, one for each request, and for one of the highest rank at least."""
-    return max(pages_of_rank(MAX_LORA_RANK), max_batch_size * pages_of_rank(rank))
+    return max(pages_of_rank(limits.max_rank), max_batch_size * pages_of_rank(rank))
 
 
-def lora_pages_within(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int) -> int:
+def lora_pages_within(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """The pages that `auto` takes of a GPU with so many bytes beside the weights, for one adapter at least."""
     budget = num_bytes // _LORA_SHARE
-    fits = budget * wanted // pool_num_bytes(model, wanted, num_value_bytes)
-    return max(pages_of_rank(MAX_LORA_RANK), min(wanted, fits))
+    fits = budget * wanted // pool_num_bytes(model, wanted, num_value_bytes, limits)
+    return max(pages_of_rank(limits.max_rank), min(wanted, fits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,14 @@ class MemoryPlan:
         num_lora_pages: int | None,
         max_batch_size: int,
         rank: int,
+        limits: LoraLimits,
     ) -> "MemoryPlan":
         """``share``: of the GPU's memory, for all three. ``num_lora_pages``: None is `auto`."""
         weight_bytes = num_weights(model) * num_value_bytes
         left = int(share * num_gpu_bytes) - weight_bytes
-        wanted = auto_lora_pages(max_batch_size, rank)
-        pages = num_lora_pages or lora_pages_within(model, wanted, max(0, left), num_value_bytes)
-        lora_bytes = pool_num_bytes(model, pages, num_value_bytes)
+        wanted = auto_lora_pages(max_batch_size, rank, limits)
+        pages = num_lora_pages or lora_pages_within(model, wanted, max(0, left), num_value_bytes, limits)
+        lora_bytes = pool_num_bytes(model, pages, num_value_bytes, limits)
         kv_bytes = left - lora_bytes
         tokens = max(0, kv_bytes) // kv_bytes_per_token(model, num_value_bytes)
         return cls(weight_bytes, pages, lora_bytes, kv_bytes, tokens)

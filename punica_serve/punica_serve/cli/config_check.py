@@ -119,7 +119,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     cluster_model(config)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")
-    check_dummies_fit_pool(config.dummy_adapters, config.engine.lora_pages)
+    check_dummies_fit_pool(config.dummy_adapters, config.engine.lora_pages, config.engine.lora_limits)
     if config.tls:
         check_files(config.tls)
     if config.frontend.tls:

@@ -22,7 +22,9 @@ def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
     size = config.runner.group_size
     share, pages = model.shard(Rank(0, size)), config.engine.lora_pages
     itemsize = 4 if config.engine.dtype_of(model) == "float32" else 2
-    pool, undivided = pool_num_bytes(share, pages, itemsize), undivided_pool_bytes(share, pages, itemsize)
+    limits = config.engine.lora_limits
+    pool = pool_num_bytes(share, pages, itemsize, limits)
+    undivided = undivided_pool_bytes(share, pages, itemsize, limits)
     weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))
     token, whole_token = (_shown(kv_bytes_per_token(each, itemsize)) for each in (share, model))
     return (

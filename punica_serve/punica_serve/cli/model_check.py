@@ -52,8 +52,12 @@ def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
     from punica_serve.base_model.memory_budget import num_weights
 
     yield f"{engine.model} would be served: {num_weights(model):,} weights in {engine.dtype_of(model)}"
-    modules = (projection.name for group in model.spec.lora_groups for projection in group.projections)
-    yield f"adapters may update {', '.join(modules)}"
+    limits = engine.lora_limits
+    groups = model.spec.lora_groups if limits.vocabulary else model.spec.groups
+    modules = (projection.name for group in groups for projection in group.projections)
+    yield f"adapters may have ranks to {limits.max_rank} (`engine.max_lora_rank`) and update {', '.join(modules)}"
+    if not limits.vocabulary:
+        yield "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`"
     for told in model.generation.not_applied:
         yield f"not implemented: {told}"
 
@@ -94,6 +98,7 @@ class _Fit:
             num_lora_pages=engine.num_lora_pages,
             max_batch_size=engine.max_batch_size,
             rank=engine.expected_lora_rank,
+            limits=engine.lora_limits,
         )
         fit = cls(engine, model, gpu, num_gpu_bytes, plan)
         if plan.kv_tokens < engine.page_size:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from punica_serve.base_model.lora_layout import MAX_LORA_RANK, USUAL_LORA_RANK, LoraLimits
 from punica_serve.base_model.memory_budget import USUAL_RANK, auto_lora_pages
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.batching_rules import default_max_prefills
@@ -76,6 +77,11 @@ class EngineConfig(ConfigModel):
     #: Rank of the adapters for which `auto` makes room; a runner takes the highest of its config's adapters if that is
     #: more.
     expected_lora_rank: PositiveInt = USUAL_RANK
+    #: The highest rank of adapters; a higher one is refused. A GPU worker compiles kernels and captures CUDA graphs for
+    #: ranks up to it alone, and one above 128 needs graphs of its own.
+    max_lora_rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = USUAL_LORA_RANK
+    #: Serve adapters that update `embed_tokens` or `lm_head`, which takes pages, kernels and CUDA graphs of their own.
+    lora_vocabulary: Flag = False
     #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
     prefill_budget_tokens: Int32 = 512
     #: Requests that are prefilled in one step, within its budget. By default one for each 32 of `max_batch_size`, which
@@ -130,9 +136,14 @@ class EngineConfig(ConfigModel):
         return self.tokenizer or self.model
 
     @property
+    def lora_limits(self) -> LoraLimits:
+        """The adapters that are served."""
+        return LoraLimits(self.max_lora_rank, self.lora_vocabulary)
+
+    @property
     def lora_pages(self) -> int:
         """Pages of the LoRA pool for each group of projections: the setting, or those that `auto` aims at."""
-        return self.num_lora_pages or auto_lora_pages(self.most_requests, self.expected_lora_rank)
+        return self.num_lora_pages or auto_lora_pages(self.most_requests, self.expected_lora_rank, self.lora_limits)
 
     @property
     def most_requests(self) -> int:

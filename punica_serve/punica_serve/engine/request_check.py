@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from punica_serve.base_model.lora_layout import MAX_LORA_RANK, pages_needed
+from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.errors import ContextOverflow, InvalidRequest
 from punica_serve.numbers import counted
@@ -45,9 +45,8 @@ class RequestCheck:
             self._check_adapter(request.adapter)
 
     def _check_adapter(self, adapter: AdapterRef) -> None:
-        rank = max(adapter.ranks.values(), default=0)
-        if rank > MAX_LORA_RANK:
-            raise InvalidRequest(f"the adapter has rank {rank}; at most {MAX_LORA_RANK} is served", param="lora_id")
+        if reason := self.lora_pool.limits.why_not(adapter.ranks):
+            raise InvalidRequest(reason, param="lora_id")
         if not self.lora_pool.could_fit(pages_needed(adapter.ranks)):
             raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from typing_extensions import TypeIs
 
+from punica_serve.adapters.adapter_limits import limit_settings
 from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.config.device_groups import neighbours
 from punica_serve.engine.request_check import check_sampling
@@ -24,7 +25,7 @@ _MESSAGES = "`messages` must be a list such as [{'role': 'user', 'content': '42'
 
 
 def cluster_of(model: object, adapters: object, strict_base: object, settings: Mapping[str, Any]) -> ClusterConfig:
-    """The config that LLM's arguments make. Raises ConfigError."""
+    """The config that LLM's arguments make, with limits that let in its adapters. Raises ConfigError."""
     adapters = {} if adapters is None else adapters
     if not isinstance(adapters, Mapping):
         example = "names with their folders, such as {'roman': 'demo:adapters/roman'}"
@@ -34,7 +35,9 @@ def cluster_of(model: object, adapters: object, strict_base: object, settings: M
         "adapters": {name: _folder(f"adapters.{name}", folder) for name, folder in adapters.items()},
         "strict_base": strict_base,
     }
-    return parse_config(document, source="LLM", folder=Path.cwd())
+    cluster = parse_config(document, source="LLM", folder=Path.cwd())
+    limits = {key: value for key, value in limit_settings(cluster.adapters.values()).items() if key not in settings}
+    return cluster.model_copy(update={"engine": cluster.engine.model_copy(update=limits)})
 
 
 def device_of(device: object, tensor_parallel: object) -> str:

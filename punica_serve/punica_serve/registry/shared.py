@@ -38,7 +38,7 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         try:
             check_adapter_name(name, base_name=config.engine.served_name)
             version = _read(name, folders[name], model, strict_base=config.strict_base)
-            check_fits_pool(version.ref, config.engine.lora_pages)
+            check_fits_pool(version.ref, config.engine.lora_pages, config.engine.lora_limits)
             return version
         except (AdapterRejected, InvalidRequest, StoreUnavailable) as error:
             return _refused(name, error)

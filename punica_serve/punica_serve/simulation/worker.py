@@ -53,7 +53,7 @@ def simulated_gpu_info(
         batch_limit=batch_limit,
         page_size=engine.page_size,
         num_kv_pages=engine.num_kv_pages,
-        num_lora_pages=pool_pages(engine.lora_pages),
+        num_lora_pages=pool_pages(engine.lora_pages, engine.lora_limits),
         name=name,
         device_name=SIMULATED_DEVICE,
         prefix_caching=PrefixCaching(SIMULATED_DEVICE, engine.prefix_scope) if engine.prefix_caching else None,

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from punica_serve.adapters.folder import CONFIG_NAME, read_adapter
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.adapters.pool_fit import check_fits_pool
+from punica_serve.base_model.lora_layout import LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef
@@ -45,6 +46,7 @@ class AdapterValidator:
         *,
         strict_base: bool,
         num_lora_pages: int,
+        limits: LoraLimits,
         max_adapter_bytes: int,
         num_threads: int,
         timeout_s: float,
@@ -53,6 +55,7 @@ class AdapterValidator:
         self._model = model
         self._strict_base = strict_base
         self._num_lora_pages = num_lora_pages
+        self._limits = limits
         self._max_adapter_bytes = max_adapter_bytes
         self._timeout_s = timeout_s
         self._threads = StoreThreads(num_threads, "checking the adapter")
@@ -69,7 +72,7 @@ class AdapterValidator:
             if path.exists():
                 check_file_size(path.name, path.stat().st_size, self._max_adapter_bytes)
         ref = read_adapter(folder, self._model, strict_base=self._strict_base, called=called)
-        check_fits_pool(ref, self._num_lora_pages)
+        check_fits_pool(ref, self._num_lora_pages, self._limits)
         base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
         return ValidatedAdapter(ref, base_model or None, read_chat_template(folder))
 

@@ -6,9 +6,10 @@ from punica_scheduler.core.capacity import Capacity
 from punica_scheduler.core.cluster_state import ClusterState
 from punica_scheduler.core.fleet import Fleet
 from punica_scheduler.core.request import RequestRecord
+from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
 from punica_serve.errors import ContextOverflow, InvalidRequest, OutOfCapacity, PunicaError
 from punica_serve.numbers import counted
-from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, Request, encode
+from punica_serve.protocol import MAX_FRAME_BYTES, MAX_TOKEN_BYTES, AddRequest, LoraGroup, Request, encode
 
 #: A start command adds these to its request: GPU UUID, numbers, tag. An AddRequest adds its handle.
 _START_BYTES = 1024
@@ -50,7 +51,7 @@ def refusal(record: RequestRecord, fleet: Fleet) -> PunicaError | None:
             "the only GPUs that are large enough for the request are being drained; try again when another has joined"
         )
     loadable = [capacity.num_tokens for capacity in capacities if capacity.could_load(record)]
-    return _too_long(record, max(loadable)) if loadable else _adapter_too_large(record)
+    return _too_long(record, max(loadable)) if loadable else _adapter_too_large(record, capacities)
 
 
 def could_go_on(record: RequestRecord, fleet: Fleet) -> bool:
@@ -77,13 +78,25 @@ def too_long_to_send(request: Request) -> InvalidRequest | None:
     )
 
 
-def _adapter_too_large(record: RequestRecord) -> PunicaError:
+def _adapter_too_large(record: RequestRecord, capacities: Collection[Capacity]) -> PunicaError:
+    if names := [name for group in _groups_without_pages(record, capacities) for name in VOCABULARY_GROUPS[group]]:
+        updated = " and ".join(names)
+        return InvalidRequest(
+            f"the adapter updates {updated}, for which no GPU has pages; set engine.lora_vocabulary to true",
+            param="lora_id",
+        )
     pages = ", ".join(f"{count} of {group}" for group, count in record.lora_pages.items())
     return InvalidRequest(
         f"the adapter takes more pages ({pages}) than the LoRA pool of any GPU has; "
         "use an adapter of lower rank or raise engine.num_lora_pages",
         param="lora_id",
     )
+
+
+def _groups_without_pages(record: RequestRecord, capacities: Collection[Capacity]) -> list[LoraGroup]:
+    """The groups beside the layers that the adapter updates, and of which no GPU has a page."""
+    updated = (group for group in VOCABULARY_GROUPS if group in record.lora_pages)
+    return [group for group in updated if not any(capacity.lora_pool.get(group) for capacity in capacities)]
 
 
 def _too_long(record: RequestRecord, capacity: int) -> PunicaError:

@@ -1,7 +1,20 @@
+import re
+
 import pytest
 
-from punica_serve.base_model.lora_layout import least_lora_pages, pages_needed, pool_pages
+from punica_serve.base_model.lora_layout import (
+    USUAL_LIMITS,
+    VOCABULARY_GROUPS,
+    LoraKind,
+    LoraLimits,
+    least_lora_pages,
+    pages_needed,
+    pool_pages,
+)
 from punica_serve.protocol import LoraGroup
+
+#: All that can be served.
+ALL = LoraLimits(256, vocabulary=True)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +33,42 @@ def test_an_adapter_takes_the_pages_of_its_highest_rank_in_each_group(
     assert pages_needed(ranks) == pages
 
 
-@pytest.mark.parametrize("group", pool_pages(1))
+@pytest.mark.parametrize("group", pool_pages(1, ALL))
 @pytest.mark.parametrize("num_pages", [1, 8, 32, 33, 200])
 def test_the_least_pool_with_so_many_pages_of_a_group(group: LoraGroup, num_pages: int) -> None:
     least = least_lora_pages(group, num_pages)
-    assert pool_pages(least)[group] >= num_pages > pool_pages(least - 1)[group]
+    assert pool_pages(least, ALL)[group] >= num_pages > pool_pages(least - 1, ALL)[group]
+
+
+def test_a_pool_without_the_vocabulary_has_no_pages_of_it() -> None:
+    pages = pool_pages(256, USUAL_LIMITS)
+    assert {group for group, count in pages.items() if not count} == VOCABULARY_GROUPS.keys()
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks", "reason"),
+    [
+        (USUAL_LIMITS, {"q_proj": 128}, None),
+        (LoraLimits(256), {"q_proj": 8, "o_proj": 256}, None),
+        (LoraLimits(16, vocabulary=True), {"lm_head": 16}, None),
+        (
+            LoraLimits(16),
+            {"q_proj": 16, "o_proj": 17},
+            "rank 17 in o_proj, .* is 16; raise `engine.max_lora.* to 17",
+        ),
+        (LoraLimits(256), {"q_proj": 300}, "256 is the most"),
+        (USUAL_LIMITS, {"q_proj": 8, "lm_head": 8}, "updates lm_head, and `engine.lora_vocabulary` is false; set it"),
+        (USUAL_LIMITS, {"lm_head": 8, "embed_tokens": 8}, "updates embed_tokens and lm_head"),
+    ],
+)
+def test_limits_name_the_setting_that_lets_an_adapter_in(
+    limits: LoraLimits, ranks: dict[str, int], reason: str | None
+) -> None:
+    told = limits.why_not(ranks)
+    assert told is None if reason is None else told is not None and re.search(reason, told)
+
+
+def test_steps_have_kinds_for_the_adapters_that_are_let_in() -> None:
+    assert USUAL_LIMITS.kinds == (LoraKind.NONE, LoraKind.USUAL)
+    assert LoraLimits(129).kinds == LoraLimits(8, vocabulary=True).kinds == tuple(LoraKind)
+    assert [LoraLimits(200).rank_pages(kind) for kind in LoraKind] == [0, 16, 25]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.base_model.memory_budget import (
     MemoryPlan,
     adapter_num_bytes,
@@ -22,6 +23,8 @@ from punica_serve.models.model_weights import weights_num_bytes
 from punica_serve.shapes import SHAPE_NAMES, shape_of
 from tiny_config import tiny_config
 
+#: All that can be served.
+ALL = LoraLimits(256, vocabulary=True)
 CPU = torch.device("cpu")
 
 
@@ -39,8 +42,10 @@ def test_weights_are_those_of_the_model(model: ModelConfig) -> None:
 
 def test_pools_and_caches_take_what_is_said() -> None:
     model = tiny_config()
-    pool = LoraPool(model, num_pages=40, dtype=torch.float16, device=CPU)
-    assert pool_num_bytes(model, 40, 2) == sum(group.a.nbytes + group.b.nbytes for group in pool.groups.values())
+    for limits in (USUAL_LIMITS, ALL):
+        pool = LoraPool(model, num_pages=40, dtype=torch.float16, device=CPU, limits=limits)
+        taken = sum(group.a.nbytes + group.b.nbytes for group in pool.groups.values())
+        assert pool_num_bytes(model, 40, 2, limits) == taken
     cache = KvCache(model, num_pages=3, page_size=4, dtype=torch.float16, device=CPU)
     assert 12 * kv_bytes_per_token(model, 2) == cache.pool.nbytes
     ranks = dict.fromkeys(model.linear_shapes, 20)
@@ -48,26 +53,34 @@ def test_pools_and_caches_take_what_is_said() -> None:
 
 
 def test_auto_has_room_for_a_step_of_adapters_and_for_one_of_the_highest_rank() -> None:
-    assert auto_lora_pages(32, 16) == 64
-    assert auto_lora_pages(4, 16) == 32
-    assert auto_lora_pages(8, 64) == 64
+    assert auto_lora_pages(32, 16, ALL) == 64
+    assert auto_lora_pages(4, 16, ALL) == 32
+    assert auto_lora_pages(4, 16, USUAL_LIMITS) == 16
+    assert auto_lora_pages(8, 64, ALL) == 64
 
 
 def test_auto_leaves_most_to_the_kv_cache() -> None:
     model = shape_of("llama-2-7b")
     plan = MemoryPlan.of(
-        model, num_gpu_bytes=24 << 30, share=0.9, num_value_bytes=2, num_lora_pages=None, max_batch_size=64, rank=32
+        model,
+        num_gpu_bytes=24 << 30,
+        share=0.9,
+        num_value_bytes=2,
+        num_lora_pages=None,
+        max_batch_size=64,
+        rank=32,
+        limits=ALL,
     )
-    assert 32 <= plan.num_lora_pages < auto_lora_pages(64, 32)
+    assert 32 <= plan.num_lora_pages < auto_lora_pages(64, 32, ALL)
     assert plan.lora_bytes <= (plan.lora_bytes + plan.kv_bytes) / 4
-    assert lora_pages_within(model, 64, 0, 2) == 32, "one adapter of the highest rank is always there"
+    assert lora_pages_within(model, 64, 0, 2, ALL) == 32, "one adapter of the highest rank is always there"
 
 
 @pytest.mark.parametrize("model", [tiny_config(), tiny_config(fused_projections=True, qkv_bias=True)])
 def test_ranks_divide_a_part_of_lora_and_have_the_rest_whole(model: ModelConfig) -> None:
     share = model.shard(Rank(1, 2))
-    whole = undivided_pool_bytes(model, 40, 2)
-    divided = pool_num_bytes(model, 40, 2) - whole
-    assert undivided_pool_bytes(share, 40, 2) == whole
-    assert 2 * (pool_num_bytes(share, 40, 2) - whole) == divided
+    whole = undivided_pool_bytes(model, 40, 2, ALL)
+    divided = pool_num_bytes(model, 40, 2, ALL) - whole
+    assert undivided_pool_bytes(share, 40, 2, ALL) == whole
+    assert 2 * (pool_num_bytes(share, 40, 2, ALL) - whole) == divided
     assert 2 * num_weights(share) == weights_num_bytes(share, torch.bfloat16)

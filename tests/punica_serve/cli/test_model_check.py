@@ -13,6 +13,8 @@ def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
     exit_code, stdout, _ = cli("config", "check", "--model", str(shape_folder("qwen-2.5-7b")), "--gpu", "h200")
     assert exit_code == 0
     assert "would be served: 7,615,616,512 weights in bfloat16" in stdout
+    assert "adapters may have ranks to 128 (`engine.max_lora_rank`) and update q_proj," in stdout
+    assert "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`" in stdout
     assert "not there yet: " in stdout and "only safetensors weights are read" in stdout
     assert "adapters of rank 16 on the GPU at once: 32\nrequests in a step: 32\n" in stdout
     assert "requests of the longest, 32,768" in stdout

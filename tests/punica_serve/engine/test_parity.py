@@ -188,7 +188,7 @@ def _prompt(number: int) -> tuple[int, ...]:
 def test_mixed_batches_equal_transformers_and_peft(
     world: _World, make_engine: Callable[..., Engine], load: Callable[..., None], device: str
 ) -> None:
-    engine = make_engine(world.folder, device, prefill_budget_tokens=8)
+    engine = make_engine(world.folder, device, prefill_budget_tokens=8, max_lora_rank=256, lora_vocabulary=True)
     load(engine, world.refs.values())
     names = [None, *VARIANTS, None, *reversed(VARIANTS)]
     for number, name in enumerate(names):

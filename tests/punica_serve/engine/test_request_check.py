@@ -60,7 +60,10 @@ def test_an_adapter_beyond_the_limits_is_refused(tiny_model: ModelConfig) -> Non
         return Request("a", 0, (1,), SamplingParams(max_tokens=1), adapter=AdapterRef("d", "/d", 1, {"q_proj": rank}))
 
     check(request(16), may_move=True)
-    for rank, reason in ((17, "larger than the LoRA pool"), (257, "rank 257; at most 256")):
+    for rank, reason in (
+        (17, "larger than the LoRA pool"),
+        (129, "rank 129 in q_proj, and `engine.max_lora_rank` is 128"),
+    ):
         with pytest.raises(InvalidRequest, match=reason) as caught:
             check(request(rank), may_move=True)
         assert caught.value.param == "lora_id"

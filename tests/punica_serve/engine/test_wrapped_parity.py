@@ -41,7 +41,7 @@ def test_text_of_a_wrapped_model_is_pefts(tmp_path: Path, make_engine: MakeEngin
             torch.nn.init.normal_(tensor, std=0.2)
     peft.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     ref = read_adapter(tmp_path / "adapter", read_model_config(tmp_path / "base"))
-    engine = make_engine(tmp_path / "base", prefill_budget_tokens=8)
+    engine = make_engine(tmp_path / "base", prefill_budget_tokens=8, lora_vocabulary=True)
     load(engine, [ref])
     answers: dict[str, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):

@@ -131,6 +131,16 @@ def test_a_missing_model_is_told_by_the_argument(tmp_path: Path) -> None:
         LLM(tmp_path / "none")
 
 
+def test_adapters_of_high_rank_are_let_in_but_not_against_a_setting(
+    tiny_llama: Path, make_adapter: Callable[..., AdapterRef]
+) -> None:
+    adapters = {"high": make_adapter(rank=136, seed=9).uri}
+    with LLM(tiny_llama, adapters, num_kv_pages=128, num_lora_pages=32) as llm:
+        assert llm.generate("2", "high")[0].finish_reason is not None
+    with pytest.raises(AdapterRejected, match=r"'high': .* rank 136 .* `engine\.max_lora_rank` is 128; raise"):
+        LLM(tiny_llama, adapters, num_kv_pages=128, num_lora_pages=32, max_lora_rank=128)
+
+
 def test_a_closed_one_says_so(tiny_llama: Path, adapters: dict[str, str]) -> None:
     llm = LLM(tiny_llama, adapters, num_kv_pages=128, num_lora_pages=16)
     for _ in range(2):

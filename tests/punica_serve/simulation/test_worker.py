@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from punica_serve.base_model.lora_layout import pool_pages
+from punica_serve.base_model.lora_layout import USUAL_LIMITS, pool_pages
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import PerformanceProfile
@@ -131,6 +131,6 @@ def test_a_simulated_gpu_has_the_size_of_the_config(tmp_path: Path) -> None:
     engine = EngineConfig(model=tmp_path, max_batch_size=8, page_size=16, num_kv_pages=100, num_lora_pages=7)
     info = simulated_gpu_info(engine, UUID)
     assert (info.max_batch_size, info.page_size, info.num_kv_pages, info.device) == (8, 16, 100, "simulated")
-    assert info.num_lora_pages == pool_pages(7)
+    assert info.num_lora_pages == pool_pages(7, USUAL_LIMITS)
     with pytest.raises(ConfigError, match=r"set `engine.num_kv_pages`"):
         simulated_gpu_info(engine.model_copy(update={"num_kv_pages": None}), UUID)

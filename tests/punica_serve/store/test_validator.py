@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable, TooLarge
 from punica_serve.protocol import AdapterRef
@@ -21,11 +22,14 @@ def folder(ref: AdapterRef) -> Path:
     return Path(ref.uri)
 
 
+def _desk(model: ModelConfig, **settings: Any) -> AdapterValidator:
+    usual = {"strict_base": False, "num_lora_pages": 64, "limits": USUAL_LIMITS, "max_adapter_bytes": 1 << 20}
+    return AdapterValidator(model, **{**usual, "num_threads": 4, "timeout_s": 60.0, **settings})
+
+
 @pytest.fixture
 def desk(model: ModelConfig) -> AdapterValidator:
-    return AdapterValidator(
-        model, strict_base=True, num_lora_pages=64, max_adapter_bytes=1 << 20, num_threads=4, timeout_s=60.0
-    )
+    return _desk(model, strict_base=True)
 
 
 @pytest.fixture
@@ -47,14 +51,7 @@ async def test_a_good_adapter_is_taken(desk: AdapterValidator, folder: Path, ref
 async def test_the_log_calls_it_what_its_owner_does(
     model: ModelConfig, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk = AdapterValidator(
-        replace(model, name="other"),
-        strict_base=False,
-        num_lora_pages=64,
-        max_adapter_bytes=1 << 20,
-        num_threads=4,
-        timeout_s=60.0,
-    )
+    desk = _desk(replace(model, name="other"))
     await desk.check(folder, "acme/latin")
     assert caplog.messages == ["adapter acme/latin was trained on 'tiny' and is served on 'other'"]
 
@@ -146,24 +143,31 @@ async def test_thousands_of_names_are_refused_at_once(
 
 
 async def test_a_file_beyond_the_limit_is_not_read(model: ModelConfig, folder: Path) -> None:
-    desk = AdapterValidator(
-        model, strict_base=False, num_lora_pages=64, max_adapter_bytes=1000, num_threads=4, timeout_s=60.0
-    )
+    desk = _desk(model, max_adapter_bytes=1000)
     with pytest.raises(TooLarge, match=r"adapter_model\.safetensors"):
         await desk.check(folder, "acme/latin")
 
 
 async def test_gives_up_at_its_deadline(model: ModelConfig, folder: Path) -> None:
-    desk = AdapterValidator(
-        model, strict_base=False, num_lora_pages=64, max_adapter_bytes=1 << 20, num_threads=4, timeout_s=0.0
-    )
+    desk = _desk(model, timeout_s=0.0)
     with pytest.raises(StoreUnavailable, match="checking the adapter took longer"):
         await desk.check(folder, "acme/latin")
 
 
 async def test_one_that_no_gpu_could_hold_is_refused(model: ModelConfig, folder: Path) -> None:
-    desk = AdapterValidator(
-        model, strict_base=False, num_lora_pages=0, max_adapter_bytes=1 << 20, num_threads=4, timeout_s=60.0
-    )
+    desk = _desk(model, num_lora_pages=0)
     with pytest.raises(AdapterRejected, match=r"`engine\.num_lora_pages`"):
         await desk.check(folder, "acme/latin")
+
+
+async def test_one_beyond_the_engines_limits_is_refused_with_the_setting(model: ModelConfig, folder: Path) -> None:
+    desk = _desk(
+        model,
+        limits=LoraLimits(1),
+        max_adapter_bytes=1 << 20,
+        num_threads=4,
+        timeout_s=60.0,
+    )
+    with pytest.raises(AdapterRejected, match=r"`engine\.max_lora_rank` is 1; raise") as caught:
+        await desk.check(folder, "acme/latin")
+    assert caught.value.param == "r"

@@ -2,7 +2,7 @@ import pytest
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Action, AnnounceLimits
-from punica_serve.protocol import Limits
+from punica_serve.protocol import AdapterRef, Limits
 from scheduler_in_words import NewAdapter, NewCluster
 
 
@@ -21,6 +21,13 @@ def test_an_adapter_that_no_pool_can_hold_is_refused(filled: NewCluster, adapter
     cluster = filled("A", lora=2)
     assert cluster.arrives("r1", lora=adapter("huge", rank=24)) == ["r1: invalid_request"]
     assert cluster.error.param == "lora_id"
+
+
+def test_an_adapter_of_the_head_is_refused_with_the_setting_where_no_gpu_has_pages_of_it(filled: NewCluster) -> None:
+    cluster = filled("A", lora=2)
+    head = AdapterRef("head", "/head", 1, {"q_proj": 8, "lm_head": 8})
+    assert cluster.arrives("r1", lora=head) == ["r1: invalid_request"]
+    assert "updates lm_head" in cluster.error.message and "set engine.lora_vocabulary to true" in cluster.error.message
 
 
 def test_a_request_that_waited_for_a_gpu_too_small_is_refused_then(new_cluster: NewCluster) -> None:

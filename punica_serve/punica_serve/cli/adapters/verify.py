@@ -34,7 +34,7 @@ def verify(
     cluster = load_config(config)
     model = read_model_config(cluster.engine.model)
     ref = read_adapter(folder, model, strict_base=cluster.strict_base)
-    check_fits_pool(ref, cluster.engine.lora_pages)
+    check_fits_pool(ref, cluster.engine.lora_pages, cluster.engine.lora_limits)
     ranks = ", ".join(f"{module} {rank}" for module, rank in ref.ranks.items())
     print(f"{folder} can be served on {cluster.engine.served_name}\nranks: {ranks}\ndigest: {ref.digest}")
     if parity:

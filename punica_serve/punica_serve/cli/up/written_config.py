@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from punica_serve.adapters.adapter_limits import limit_settings
 from punica_serve.config.cluster import parse_config
 from punica_serve.errors import ConfigError
 
@@ -32,6 +33,7 @@ def write_config(model: str, adapters: Sequence[str], devices: Sequence[str]) ->
     if devices:
         document["runner"] = {"devices": list(devices)}
     config = parse_config(document, source="the options of `up`", folder=Path.cwd())
+    document["engine"] |= limit_settings(config.adapters.values())
     text = _HEADING + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     path = config.data_folder / "up" / f"{sha256(text.encode()).hexdigest()[:16]}.yaml"
     try:

@@ -13,7 +13,13 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, VOCABULARY_GROUPS, pool_pages
+from punica_serve.base_model.lora_layout import (
+    LORA_PAGE_RANKS,
+    USUAL_LIMITS,
+    VOCABULARY_GROUPS,
+    LoraLimits,
+    pool_pages,
+)
 from punica_serve.base_model.memory_budget import pool_num_bytes
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
@@ -46,10 +52,19 @@ class GroupPool:
 class LoraPool:
     """The pools of all groups and their free lists. The caller records which adapter has which pages."""
 
-    def __init__(self, model: ModelConfig, *, num_pages: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        limits: LoraLimits = USUAL_LIMITS,
+    ) -> None:
+        self.limits = limits
+        pages = pool_pages(num_pages, limits)
         self.groups: dict[LoraGroup, GroupPool] = {
-            group.name: _make_pool(model, group, pool_pages(num_pages)[group.name], dtype, device)
-            for group in model.spec.lora_groups
+            group.name: _make_pool(model, group, pages[group.name], dtype, device) for group in model.spec.lora_groups
         }
         self.device = device
         #: The first token that the embedding and the head have here.
@@ -162,7 +177,7 @@ def make_lora_pool(
 ) -> LoraPool:
     """The pool of the config. ``agree``: as for ``make_kv_cache``. Raises ConfigError if it does not fit."""
     num_pages = agree(lora_pages(config, model, dtype, device))
-    num_bytes = pool_num_bytes(model, num_pages, dtype.itemsize)
+    num_bytes = pool_num_bytes(model, num_pages, dtype.itemsize, config.lora_limits)
     with reserving(
         f"`engine.num_lora_pages` of {num_pages}",
         num_bytes,
@@ -170,7 +185,7 @@ def make_lora_pool(
         fix="lower it",
         param="engine.num_lora_pages",
     ):
-        return LoraPool(model, num_pages=num_pages, dtype=dtype, device=device)
+        return LoraPool(model, num_pages=num_pages, dtype=dtype, device=device, limits=config.lora_limits)
 
 
 def _make_pool(

@@ -8,6 +8,7 @@ of their new owner runs later on the same stream.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Series
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from punica_kernels.gpu.sgmv import workspace_numel
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, LoraKind
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LoraKind, LoraLimits
 from punica_serve.engine.adapters.layer_arrival import CudaArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -177,7 +178,7 @@ def _make_runners(
     """``alone``: buckets in which CPU processes may help."""
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
-    tables = {bucket: table_shapes(bucket) for bucket in buckets.all}
+    tables = {bucket: table_shapes(bucket, lora_pool.limits) for bucket in buckets.all}
     check_launches(cache, model.config, {bucket: shapes[LoraKind.USUAL]["qkv"] for bucket, shapes in tables.items()})
     numels = (_workspace_numel(lora_pool, groups) for kinds in tables.values() for groups in kinds.values())
     workspace = torch.empty(max(numels), device=device)
@@ -190,7 +191,7 @@ def _make_runners(
     runners: dict[tuple[BatchBucket, _Kind], GraphRunner] = {}
     for bucket, attention in make_attentions(cache, model.config, buffers, flashinfer_from).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
-        for kind in reversed(LoraKind):
+        for kind in reversed(lora_pool.limits.kinds):
             lora = CudaLora(
                 lora_pool,
                 inputs.tables(kind),
@@ -208,20 +209,20 @@ def _make_runners(
     return buffers, runners
 
 
-def table_shapes(bucket: BatchBucket) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
-    """The tables of each kind of step. Most segments: one for each decode, and two for each prefill, whose adapter may
-    be invoked within; padding is one with the rows before the first.
+def table_shapes(bucket: BatchBucket, limits: LoraLimits) -> dict[LoraKind, dict[LoraGroup, LoraTableShape]]:
+    """The tables of each kind of step that can happen. Most segments: one for each decode, and two for each prefill,
+    whose adapter may be invoked within; padding is one with the rows before the first.
     """
     num_segments = bucket.num_decode_rows + 2 * bucket.num_prefills
-    usual, wide = (
-        LoraTableShape(bucket.num_rows, num_segments, kind.max_rank // LORA_PAGE_RANKS)
-        for kind in (LoraKind.USUAL, LoraKind.WIDE)
-    )
-    head = LoraTableShape(bucket.num_sampled, num_segments, wide.max_rank_pages)
-    return {
-        LoraKind.USUAL: dict.fromkeys(LORA_GROUPS, usual),
-        LoraKind.WIDE: {**dict.fromkeys(LORA_GROUPS, wide), "embed": wide, "head": head},
-    }
+    shapes: dict[LoraKind, dict[LoraGroup, LoraTableShape]] = {}
+    for kind in limits.kinds:
+        if kind is not LoraKind.NONE:
+            table = LoraTableShape(bucket.num_rows, num_segments, limits.rank_pages(kind))
+            shapes[kind] = dict.fromkeys(LORA_GROUPS, table)
+    if limits.vocabulary:
+        table = shapes[LoraKind.WIDE]["qkv"]
+        shapes[LoraKind.WIDE] |= {"embed": table, "head": replace(table, max_rows=bucket.num_sampled)}
+    return shapes
 
 
 def _workspace_numel(pool: LoraPool, tables: Mapping[LoraGroup, LoraTableShape]) -> int:

@@ -53,6 +53,7 @@ class StepInputs:
             for kind, sections in TABLE_SECTIONS.items()
             if kind in shapes
             for group, name in sections.items()
+            if group in shapes[kind]
         }
         rows: tuple[Section, ...] = (FIRST_SECTIONS[LoraKind.NONE], "sources", "positions")
         sampled: dict[Section, int] = {"sampled_rows": bucket.num_sampled} if bucket.num_prefills > 1 else {}
@@ -87,7 +88,7 @@ class StepInputs:
         """Writes which rows use which pages, into the tables of this kind."""
         segments = build_segments(plan, self.bucket.num_prefill_rows)
         owned = [pages_of(digest) if digest else {} for digest in segments.digests]
-        for group, name in TABLE_SECTIONS.get(kind, {}).items():
+        for group, shape in self._shapes.get(kind, {}).items():
             pages = [own.get(group, []) for own in owned]
             indptr = segments.rows_among(self._sampled) if group == "head" else segments.indptr
-            self._shapes[kind][group].fill(self._buffer.array(name), indptr, pages)
+            shape.fill(self._buffer.array(TABLE_SECTIONS[kind][group]), indptr, pages)

@@ -40,6 +40,7 @@ def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: 
         num_lora_pages=config.num_lora_pages,
         max_batch_size=size,
         rank=config.expected_lora_rank,
+        limits=config.lora_limits,
     )
     lora_pages = round(config.target_distinct * size) * pages_of_rank(config.expected_lora_rank)
     return plan.kv_tokens >= size * config.target_context and plan.num_lora_pages >= lora_pages

@@ -22,12 +22,12 @@ def lora_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, dev
     """Pages of the LoRA pool; for `auto` to be asked once the weights are on the device."""
     if config.num_lora_pages is not None:
         return config.num_lora_pages
-    wanted = auto_lora_pages(config.max_batch_size, config.expected_lora_rank)
+    wanted = auto_lora_pages(config.max_batch_size, config.expected_lora_rank, config.lora_limits)
     if device.type == "cpu":
         return wanted
     used = total_bytes(device) - free_bytes(device)
     left = int(config.device_memory_share * total_bytes(device)) - used
-    return lora_pages_within(model, wanted, max(0, left), dtype.itemsize)
+    return lora_pages_within(model, wanted, max(0, left), dtype.itemsize, config.lora_limits)
 
 
 def host_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:

@@ -29,6 +29,16 @@ def test_it_says_what_the_options_say(data_home: Path, tmp_path: Path, monkeypat
     assert (config.engine.num_lora_pages, config.engine.host_cache_bytes) == (None, None), "auto"
 
 
+def test_it_lets_in_the_adapters_that_it_names(data_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 256, "target_modules": ["lm_head"]}'
+    )
+    engine = load_config(write_config("demo:model", [f"a={tmp_path}"], [])).engine
+    assert (engine.max_lora_rank, engine.lora_vocabulary) == (256, True)
+    usual = load_config(write_config("demo:model", ["hex=demo:adapters/hex"], [])).engine
+    assert (usual.max_lora_rank, usual.lora_vocabulary) == (128, False)
+
+
 def test_the_same_options_use_the_same_file_and_leave_nothing_else(data_home: Path) -> None:
     first = write_config("demo:model", [], [])
     assert write_config("demo:model", [], []) == first

@@ -5,6 +5,7 @@ The answers of an engine must not depend on them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,6 +35,12 @@ from punica_serve.models.model import Model
 from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
 
 SETTINGS = {"max_batch_size": 4, "prefill_budget_tokens": 16}
+#: Settings that let in what the usual ones refuse.
+LIMITS: dict[str, dict[str, Any]] = {
+    "one": {"max_lora_rank": 8},
+    "high": {"max_lora_rank": 200},
+    "vocabulary": {"max_lora_rank": 256, "lora_vocabulary": True},
+}
 #: One prefill a step, or up to three.
 MAX_PREFILLS = [1, 3]
 
@@ -107,12 +114,12 @@ class _PaddedRunner:
         self._logit_rows: dict[Sequence, int] = {}
         self._runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
         for bucket in self.buckets.all:
-            shapes = table_shapes(bucket)
+            shapes = table_shapes(bucket, lora_pool.limits)
             sections = StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket)
             buffer = StepInputBuffer(sections, torch.device("cpu"))
             attention = make_attentions(cache, model.config, {bucket: buffer})[bucket]
             inputs = StepInputs(bucket, shapes, buffer)
-            for kind in LoraKind:
+            for kind in lora_pool.limits.kinds:
                 lora = self._loras[bucket, kind] = _TableLora(lora_pool, inputs.tables(kind))
                 self._runners[bucket, kind] = GraphRunner(
                     model, buffer, inputs, attention, lora, sampler.sampled_ids, kind=kind
@@ -186,10 +193,11 @@ def test_padded_steps_say_what_plain_ones_say(
         "vocabulary": [one, vocabulary, None, vocabulary, high, vocabulary],
     }
     refs = mixes[adapters]
-    expected = _answers(make_engine(**SETTINGS), _requests(refs))
+    limits = LIMITS.get(adapters, {})
+    expected = _answers(make_engine(**SETTINGS, **limits), _requests(refs))
     monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
     _PaddedRunner.buckets = BatchBuckets(**SETTINGS, max_prefills=max_prefills)
-    assert _answers(make_engine(**SETTINGS, max_prefills=max_prefills), _requests(refs)) == expected
+    assert _answers(make_engine(**SETTINGS, **limits, max_prefills=max_prefills), _requests(refs)) == expected
     kinds = {(bucket.num_prefill_rows > 0, kind) for bucket, kind in _PaddedRunner.buckets_run}
     kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE, "vocabulary": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
     assert kinds >= {(True, kind), (False, kind)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from punica_kernels.lora_table import LoraTableShape
-from punica_serve.base_model.lora_layout import LoraKind
+from punica_serve.base_model.lora_layout import LoraKind, LoraLimits
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
@@ -12,6 +12,8 @@ from punica_serve.engine.cuda.cuda_runner import table_shapes
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+
+ALL = LoraLimits(256, vocabulary=True)
 
 
 def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
@@ -21,7 +23,7 @@ def _sequence(*token_ids: int, num_cached: int = 0) -> Sequence:
 
 
 def _inputs(bucket: BatchBucket) -> tuple[StepInputs, StepInputBuffer]:
-    shapes = table_shapes(bucket)
+    shapes = table_shapes(bucket, ALL)
     buffer = StepInputBuffer(StepInputs.sections(bucket, shapes), torch.device("cpu"))
     return StepInputs(bucket, shapes, buffer), buffer
 
@@ -49,10 +51,28 @@ def _ref(rank: int) -> AdapterRef:
 def test_steps_without_high_ranks_have_the_tables_that_they_had() -> None:
     """Tables of rank 128 fix the launches and their configurations, whatever the pool may hold."""
     bucket = BatchBucket(16, 3)
-    usual, wide = (table_shapes(bucket)[kind]["qkv"] for kind in (LoraKind.USUAL, LoraKind.WIDE))
+    shapes = table_shapes(bucket, ALL)
+    usual, wide = (shapes[kind]["qkv"] for kind in (LoraKind.USUAL, LoraKind.WIDE))
     assert usual == LoraTableShape(19, 5, 16) and wide == LoraTableShape(19, 5, 32)
-    sections = list(StepInputs.sections(bucket, table_shapes(bucket)))
+    sections = list(StepInputs.sections(bucket, shapes))
     assert sections.index(FIRST_SECTIONS[LoraKind.USUAL]) == 6, "the larger tables are not copied with them"
+
+
+@pytest.mark.parametrize(
+    ("limits", "pages"),
+    [
+        (LoraLimits(), {LoraKind.USUAL: 16}),
+        (LoraLimits(20), {LoraKind.USUAL: 3}),
+        (LoraLimits(256), {LoraKind.USUAL: 16, LoraKind.WIDE: 32}),
+        (LoraLimits(64, vocabulary=True), {LoraKind.USUAL: 8, LoraKind.WIDE: 8}),
+    ],
+)
+def test_an_engine_has_tables_for_what_its_limits_let_in(limits: LoraLimits, pages: dict[LoraKind, int]) -> None:
+    shapes = table_shapes(BatchBucket(16, 3), limits)
+    assert {kind: tables["qkv"].max_rank_pages for kind, tables in shapes.items()} == pages
+    assert ("head" in shapes.get(LoraKind.WIDE, {})) is limits.vocabulary
+    sections = StepInputs.sections(BatchBucket(16, 3), shapes)
+    assert ("wide_qkv" in sections, "wide_head" in sections) == (LoraKind.WIDE in pages, limits.vocabulary)
 
 
 @pytest.mark.parametrize(
