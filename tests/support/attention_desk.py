@@ -14,13 +14,14 @@ from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
 from punica_serve.engine.cuda.graph_runner import PlannedAttention
 from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.paging.page_rule import first_kept_page
 from punica_serve.protocol import Request, SamplingParams
 from tiny_config import tiny_config
 
 LAYERS, HEADS, PAGE_SIZE, NUM_PAGES = 2, 8, 16, 2500
 
 
-def attention_model(kv_heads: int, head_dim: int) -> ModelConfig:
+def attention_model(kv_heads: int, head_dim: int, window: int | None = None) -> ModelConfig:
     return tiny_config(
         hidden_size=HEADS * head_dim,
         num_hidden_layers=LAYERS,
@@ -28,14 +29,17 @@ def attention_model(kv_heads: int, head_dim: int) -> ModelConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=1024,
+        windows=(window,) * LAYERS,
     )
 
 
 class AttentionDesk:
-    """A KvCache whose pages hold what the sequences wrote and NaN everywhere else."""
+    """A KvCache whose pages hold what the sequences wrote and NaN everywhere else, also where pages were given back."""
 
-    def __init__(self, kv_heads: int, device: str, dtype: torch.dtype, head_dim: int) -> None:
-        self.model = attention_model(kv_heads, head_dim)
+    def __init__(
+        self, kv_heads: int, device: str, dtype: torch.dtype, head_dim: int, window: int | None = None
+    ) -> None:
+        self.model = attention_model(kv_heads, head_dim, window)
         self.device = torch.device(device)
         self.cache = KvCache(self.model, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype, device=self.device)
         self.cache.pool.fill_(torch.nan)
@@ -57,7 +61,11 @@ class AttentionDesk:
         for layer in range(LAYERS):
             fresh = torch.randn(2, length, *pool.shape[-2:], device=self.device).to(pool.dtype)
             pool[pages, layer, 0, offsets], pool[pages, layer, 1, offsets] = fresh
+        pool[sequence.pages[: self._num_given_back(num_cached)]] = torch.nan
         return sequence
+
+    def _num_given_back(self, num_cached: int) -> int:
+        return first_kept_page(num_cached, PAGE_SIZE, self.cache.window)
 
     def step(self, chunk: tuple[int, int] | None, decode_lengths: list[int]) -> StepPlan:
         """``chunk``: the tokens that a prefill runs."""
@@ -76,14 +84,18 @@ class AttentionDesk:
 
     def reference(self, layer: int, q: Tensor, sequence: Sequence, length: int) -> Tensor:
         """q: the last rows of ``length`` tokens, [rows, heads, head_dim] -> the same in float32."""
-        pages = sequence.pages[: self.cache.pages_for(length)]
+        first = self._num_given_back(length - len(q))
+        pages = sequence.pages[first : self.cache.pages_for(length)]
         repeat = HEADS // self.model.num_key_value_heads
         k, v = (
-            side[pages].flatten(0, 1)[:length].float().repeat_interleave(repeat, 1) for side in self.cache.layer(layer)
+            side[pages].flatten(0, 1)[: length - first * PAGE_SIZE].float().repeat_interleave(repeat, 1)
+            for side in self.cache.layer(layer)
         )
         scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / self.model.head_dim**0.5
-        rows = torch.arange(length - len(q), length, device=self.device)
-        scores = scores.masked_fill(torch.arange(length, device=self.device) > rows[:, None], -torch.inf)
+        rows = torch.arange(length - len(q), length, device=self.device)[:, None]
+        tokens = torch.arange(first * PAGE_SIZE, length, device=self.device)
+        hidden = (tokens > rows) | (tokens <= rows - (self.cache.window or length))
+        scores = scores.masked_fill(hidden, -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double()).float()
 
     def check(self, step: StepPlan, bucket: BatchBucket, layer: int, q: Tensor, out: Tensor) -> None:

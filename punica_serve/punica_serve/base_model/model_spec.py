@@ -213,6 +213,15 @@ class ModelSpec:
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     @property
+    def page_window(self) -> int | None:
+        """Tokens that a row sees at most in any layer, itself among them; None: some layer sees the whole context.
+
+        Pages behind it are given back. A page holds all layers, so one layer without a window keeps all pages.
+        """
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.windows) else None
+
+    @property
     def lora_groups(self) -> tuple[ProjectionGroup, ...]:
         """All that adapters may update."""
         return self.groups + self.vocabulary

@@ -112,7 +112,7 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._check = RequestCheck(
-            self.model_config.vocab_size, self.max_context, self._cache.capacity_tokens, self._lora_pool
+            self.model_config.vocab_size, self.max_context, planner.longest_request, self._lora_pool
         )
         self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
         self._requests = RequestTable(planner, self._loader, self._cold_starts)

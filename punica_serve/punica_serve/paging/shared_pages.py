@@ -110,6 +110,10 @@ class SharedPagePool:
                     del self._idle[page]
                     self._free.append(page)
 
+    def forget_keys(self, keys: Iterable[bytes]) -> None:
+        """Makes the pages of these keys unknown, whoever holds them."""
+        self.forget([page for key in keys if (page := self._pages.get(key)) is not None])
+
     def knows(self, key: bytes) -> bool:
         return key in self._pages
 

@@ -37,6 +37,7 @@ class Row:
     prefix_hash: PrefixHash | None = None
     num_named: int = 0
     num_found: int = 0
+    num_released: int = 0
     #: The decode batch's clock when it joined.
     joined: int = 0
     #: Position - clock, and token id - TOKEN_STRIDE * clock, which are constant while it is in the batch.

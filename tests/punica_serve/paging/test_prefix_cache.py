@@ -16,6 +16,7 @@ class _Holder:
     prefix_hash: PrefixHash | None
     pages: list[int] = field(default_factory=list)
     num_cached: int = 0
+    num_released: int = 0
     num_named: int = 0
     num_found: int = 0
 

@@ -12,6 +12,7 @@ from punica_serve.batching_rules import pages_for
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
 from punica_serve.errors import ConfigError
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.shared_pages import SharedPagePool, max_pages_named
 
@@ -40,14 +41,11 @@ class KvCache:
         # No kernel reads past a context; zeros are a second line of defence against an earlier owner's NaN.
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
         self.pages = SharedPagePool(num_pages)
-        self.prefixes = PrefixCache(self.pages, page_size)
+        #: As `PageRule` has it.
+        self.window = model.spec.page_window
+        self.prefixes = PrefixCache(self.pages, page_size, self.window)
         #: The most pages that the requests of a step hold together, shared ones counted for each.
         self.max_pages_named = max_pages_named(num_pages, is_sharing=is_sharing)
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens of the longest request that the empty pool could hold."""
-        return self.pages.num_pages * self.page_size
 
     def allocate(self, num_pages: int) -> list[int]:
         """Allocates pages, which are empty."""
@@ -103,7 +101,11 @@ def make_kv_cache(
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the pool is cleared for steps on any stream
     logger.info(
-        "KvCache on %s: %d pages, %d tokens, %s", device, num_pages, cache.capacity_tokens, gib(cache.pool.nbytes)
+        "KvCache on %s: %d pages, %d tokens, %s",
+        device,
+        num_pages,
+        num_pages * config.page_size,
+        gib(cache.pool.nbytes),
     )
     return cache
 
@@ -120,7 +122,7 @@ def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: in
     free, total, share = free_bytes(device), total_bytes(device), config.device_memory_share
     num_pages = pages_within(free_bytes=free, total_bytes=total, share=share, page_bytes=page_bytes)
     context = config.context_of(model)
-    wanted = -(-context // config.page_size)
+    wanted = PageRule(config.page_size, model.spec.page_window, config.prefill_budget_tokens).held_by(context)
     if num_pages < wanted:
         fits = max(num_pages, 0) * config.page_size
         raise ConfigError(

@@ -35,6 +35,8 @@ class Sequence:
     is_unsure: bool = False
     #: Pages of the KvCache, in order of tokens; empty while waiting.
     pages: list[int] = field(default_factory=list)
+    #: So many of them, from the first, were given back, since all windows end behind them. Nothing reads them.
+    num_released: int = 0
     #: The keys of its full pages; None if it shares none.
     prefix_hash: PrefixHash | None = None
     #: Its first pages that are known, or have a twin that is.
@@ -101,6 +103,11 @@ class Sequence:
     @property
     def generated_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt :]
+
+    @property
+    def held_pages(self) -> list[int]:
+        """The pages that are its own."""
+        return self.pages[self.num_released :]
 
     @property
     def num_uncached(self) -> int:

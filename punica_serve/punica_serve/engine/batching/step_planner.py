@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from punica_serve.base_model.lora_layout import LoraKind
-from punica_serve.batching_rules import give_pages, may_admit, pages_to_start, share_budget
+from punica_serve.batching_rules import give_pages, may_admit, share_budget
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.errors.invariants import require
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.prefill_chunks import ChunkCosts
 
 _by_arrival = attrgetter("arrival")
@@ -98,6 +99,7 @@ class StepPlanner:
     ) -> None:
         """``chunk_costs``: chunks behind long contexts are shorter by it."""
         self._cache = cache
+        self.page_rule = PageRule(cache.page_size, cache.window, prefill_budget_tokens)
         self._chunk_costs = chunk_costs
         self._max_batch_size = max_batch_size
         self._max_prefills = max_prefills
@@ -121,7 +123,12 @@ class StepPlanner:
 
     def could_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence could run if it were alone."""
-        return self._pages_to_start(sequence) <= self._cache.pages.num_pages
+        return self.page_rule.to_start(sequence.num_tokens) <= self._cache.pages.num_pages
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request that the empty KvCache could hold."""
+        return self.page_rule.longest(self._cache.pages.num_pages)
 
     def add(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_by_arrival)
@@ -149,10 +156,14 @@ class StepPlanner:
         return first if has_room else None
 
     def admit(self, sequence: Sequence) -> None:
-        """Moves an admissible sequence to running, with pages for its tokens and one more: known ones come first."""
+        """Moves an admissible sequence to running, with pages for its tokens and one more: known ones come first.
+
+        Under a window it gets no more than it may hold.
+        """
         self._waiting.remove(sequence)
         self._cache.prefixes.admit(sequence)
-        sequence.pages += self._cache.allocate(self._pages_to_start(sequence) - len(sequence.pages))
+        end = self.page_rule.table_length(sequence.num_tokens + 1, sequence.num_cached)
+        sequence.pages += self._cache.allocate(end - len(sequence.pages))
         insort(self._running, sequence, key=_by_arrival)
 
     def plan(self, is_ready: IsReady, may_join: MayJoin = _never) -> tuple[StepPlan | None, list[Sequence]]:
@@ -162,7 +173,7 @@ class StepPlanner:
         before that, given the step's decodes, which it must not hold for long.
         """
         self._name_prefilled()
-        preempted = self._grow([sequence for sequence in self._runnable(is_ready) if sequence.is_decoding])
+        preempted = self._grow()
         decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
         prefills = self._prefills(is_ready, lambda sequence: may_join(sequence, len(decodes)))
         self._prefilling = tuple(chunk.sequence for chunk in prefills)
@@ -186,19 +197,16 @@ class StepPlanner:
         return sum(not sequence.is_complete for sequence in self._running)
 
     def check_invariants(self) -> None:
-        held = [page for sequence in self._running for page in sequence.pages]
+        held = [page for sequence in self._running for page in sequence.held_pages]
         self._cache.pages.check_invariants(held)
         require(not any(sequence.pages for sequence in self._waiting), "a waiting sequence holds pages")
         require(self._num_unfinished <= self._max_batch_size, "self._num_unfinished <= self._max_batch_size")
         for queue in (self._waiting, self._running):
             require(queue == sorted(queue, key=_by_arrival), "queue == sorted(queue, key=_by_arrival)")
 
-    def _pages_to_start(self, sequence: Sequence) -> int:
-        return pages_to_start(sequence.num_tokens, self._cache.page_size)
-
     def _pages_to_take(self, sequence: Sequence) -> int:
         """Free pages that a waiting sequence takes when it starts: none for known pages that others hold."""
-        num_pages = self._pages_to_start(sequence)
+        num_pages = self.page_rule.to_start(sequence.num_tokens)
         if num_pages <= self._cache.pages.num_free:
             return num_pages  # so there is no need to look
         return num_pages - self._cache.prefixes.num_held(sequence)
@@ -210,19 +218,26 @@ class StepPlanner:
                 self._cache.prefixes.name(sequence)
         self._prefilling = ()
 
-    def _grow(self, decoding: Iterable[Sequence]) -> list[Sequence]:
-        """Gives each decoding sequence, oldest first, the page for its next token, preempting the newest ones."""
-        due: list[tuple[Sequence, int]] = []
-        for sequence in decoding:
-            num_missing = self._cache.pages_for(sequence.num_tokens) - len(sequence.pages)
-            if num_missing > 0:
-                due.append((sequence, num_missing))
+    def _grow(self) -> list[Sequence]:
+        """Takes back the pages that sequences need no more, then gives each, oldest first, those for its next tokens.
+
+        The newest ones are preempted for it. Sequences have the pages for their prompts already, but for prompts behind
+        a window. One that waits for its adapter has all it needs.
+        """
+        growing = [sequence for sequence in self._running if not sequence.is_complete and not sequence.is_unsure]
+        for sequence in growing:
+            self._cache.prefixes.give_back(sequence)
+        due = [(sequence, missing) for sequence in growing if (missing := self._num_missing(sequence)) > 0]
         return give_pages(
             due,
             num_free=lambda: self._cache.pages.num_free,
             give=self._give_pages,
             preempt_newest=self._preempt_newest,
         )
+
+    def _num_missing(self, sequence: Sequence) -> int:
+        end = self.page_rule.table_length(sequence.num_tokens, sequence.num_cached)
+        return end - len(sequence.pages)
 
     def _give_pages(self, sequence: Sequence, num_pages: int) -> None:
         sequence.pages += self._cache.allocate(num_pages)
@@ -254,11 +269,25 @@ class StepPlanner:
         prefixes = self._cache.prefixes
         # Others may have computed some of their tokens since they were admitted.
         prefilling = (prefixes.take(sequence) for sequence in runnable if not sequence.is_decoding)
+        prefilling = (sequence for sequence in prefilling if self._has_pages(sequence))
         budget, costs = self._prefill_budget_tokens, self._chunk_costs
         shares = share_budget(
             prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
         )
         return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
+
+    def _has_pages(self, sequence: Sequence) -> bool:
+        """Whether it has the pages of its next chunk: what it found may have moved its window past those that it had.
+
+        If there are none left for it, the next plan preempts another sequence.
+        """
+        self._cache.prefixes.give_back(sequence)
+        num_missing = self._num_missing(sequence)
+        if num_missing > self._cache.pages.num_free:
+            return False
+        if num_missing > 0:
+            self._give_pages(sequence, num_missing)
+        return True
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> PrefillChunk:

@@ -65,7 +65,7 @@ class CudaAttention:
 
     def plan(self, step: StepPlan) -> None:
         """Writes the tables of a step, which must fit the bucket, into the input buffer."""
-        pages = lay_out_pages(step, self._bucket, page_size=self._cache.page_size)
+        pages = lay_out_pages(step, self._bucket, page_size=self._cache.page_size, window=self._cache.window)
         runs = (pages.decodes, pages.prefill)
         self._buffer.write("slot_mapping", pages.slot_mapping)
         self._buffer.write("kv_pages", np.concatenate([run.indices for run in runs]))

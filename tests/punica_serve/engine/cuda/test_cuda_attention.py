@@ -90,6 +90,17 @@ def test_prefills_of_one_step_attend_to_their_own_past(kind: Kind, kv_heads: int
         desk.check(step, bucket, layer, q, attention.run(layer, q))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [1, 16, 100, 333])
+def test_nothing_is_read_of_pages_that_were_given_back(kind: Kind, window: int) -> None:
+    desk, bucket = AttentionDesk(2, *kind, window), BatchBucket(192, 7, max_prefills=2)
+    attention = desk.attention(bucket)
+    step, q = desk.step_of([(600, 700), (37, 101)], [1, 17, *_random_lengths(5)]), desk.q(bucket)
+    _plan(attention, step)
+    for layer in range(LAYERS):
+        desk.check(step, bucket, layer, q, attention.run(layer, q))
+
+
 @pytest.mark.parametrize("kind", GPU_KINDS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_heads: int) -> None:

@@ -50,6 +50,16 @@ def test_prefills_of_one_step_attend_to_their_own_past(desk: AttentionDesk, num_
         desk.check(step, bucket, layer, q, attention.run(layer, q))
 
 
+def test_nothing_is_read_of_pages_that_were_given_back() -> None:
+    desk = AttentionDesk(2, "cuda", torch.bfloat16, 128, window=100)
+    _compile(desk.model)
+    step = desk.step((600, 700), [100, 1, 900])
+    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+    attention.plan(step)
+    for layer in range(2):
+        desk.check(step, BUCKET, layer, q, attention.run(layer, q))
+
+
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk) -> None:
     attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
     stream = torch.cuda.Stream()

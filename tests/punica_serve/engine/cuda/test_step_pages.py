@@ -71,6 +71,16 @@ def test_prefills_lie_behind_each_other_and_behind_the_padding() -> None:
         _lay_out(StepPlan(chunks, ()), BatchBucket(8, 1))
 
 
+def test_pages_behind_the_window_are_in_no_table() -> None:
+    """The rows at 9 and at 13 see tokens from 5 and from 9 on: the first page is gone, and the first two."""
+    chunk = PrefillChunk(_sequence(20, 9, [-9, 9, 1, 0, 2]), 9, 18, is_last=False)
+    step = StepPlan((chunk,), (_sequence(14, 13, [-9, -9, 5, 7]), _sequence(3, 2, [6])))
+    pages = lay_out_pages(step, BatchBucket(9, 2), page_size=4, window=5)
+    assert _numbers(pages.prefill) == ([14], [0, 4], [9, 1, 0, 2])
+    assert _numbers(pages.decodes) == ([6, 3], [0, 2, 3], [5, 7, 6])
+    assert pages.slot_mapping.tolist() == [5, 6, 7, 0, 1, 2, 3, 8, 9, 29, 26]
+
+
 def test_an_empty_step_is_padding_that_attends_to_nothing() -> None:
     pages = _lay_out(StepPlan((), ()), BatchBucket(6, 1))
     assert pages.slot_mapping.tolist() == [-1] * 7
