@@ -1,6 +1,7 @@
 """Adapters in the host memory of all ranks of a group, each of which makes its own share of them."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.bench.driver import bring
@@ -14,12 +15,18 @@ _AT_A_TIME = 32
 _DEADLINE_S = 300.0
 
 
-def fill_group(engine: Engine, count: int, rank: int, on_made: Callable[[], None]) -> list[AdapterRef]:
+def fill_group(
+    engine: Engine,
+    count: int,
+    rank: int,
+    on_made: Callable[[], None],
+    projections: Literal["qkv", "all"] = "all",
+) -> list[AdapterRef]:
     """Loads ``count`` dummy adapters once, after which every rank has them in host memory, as far as they fit.
 
     Raises RequestFailed if one can't be loaded in time.
     """
-    config = DummyAdaptersConfig(count=count, rank=(rank,), modules="all")
+    config = DummyAdaptersConfig(count=count, rank=(rank,), modules=projections)
     refs = list(dummy_adapters(config, engine.model_config).values())
     for first in range(0, count, _AT_A_TIME):
         some = refs[first : first + _AT_A_TIME]

@@ -73,11 +73,12 @@ class Overheads(NamedTuple):
 
 
 class ColdstartPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Overheads by series, then system."""
+    """Overheads by series, then system; how much less latency than OnDemand's in %, by model, then GPUs of a group."""
 
     date: str
     source: str
     overheads: dict[str, dict[str, Overheads]]
+    groups: dict[str, dict[int, float]]
 
 
 class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

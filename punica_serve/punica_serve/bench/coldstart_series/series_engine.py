@@ -1,7 +1,7 @@
 """An engine for the rows of one mode: its adapters in host memory, its link, and its runs."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,11 +15,14 @@ from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_replay import Place, RequestTimes, SeriesReplay
 from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 from punica_serve.bench.coldstart_series.series_settings import SeriesSettings
-from punica_serve.bench.coldstart_series.shared_bytes import ALIAS_BYTES, SharedBytes
+from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
 from punica_serve.bench.driver import InFlight, OnStep, bring, drive
+from punica_serve.bench.group_stock import fill_group
+from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import told
 from punica_serve.config.engine_section import ColdStart, EngineConfig
+from punica_serve.engine.adapters.host_cache import SHARED_BYTES
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
@@ -38,7 +41,7 @@ def series_engine(
     """An engine in a mode with its adapters in host memory, closed in the end."""
     config = _config(subject, settings, mode, num_aliases)
     with told(progress, f"engine, cold_start {mode}"):
-        engine = Engine(config, str(subject.device))
+        engine = subject.open_engine(config)
     try:
         yield SeriesEngine(engine, subject, settings, progress)
     finally:
@@ -53,14 +56,7 @@ class SeriesEngine:
         self._settings = settings
         task = progress.add_task("random adapters", total=sum(settings.num_by_rank.values()))
         self._bytes = {
-            rank: SharedBytes(
-                engine,
-                count,
-                rank,
-                subject.dtype,
-                settings.modules(subject.model),
-                lambda: progress.advance(task),
-            )
+            rank: SharedBytes(engine, _fill(engine, subject, settings, rank, count, lambda: progress.advance(task)))
             for rank, count in settings.num_by_rank.items()
         }
         progress.remove_task(task)
@@ -155,9 +151,18 @@ class SeriesEngine:
             return measure_load(self._engine, refs.values(), rank, shared.num_bytes, num_copies)
 
 
+def _fill(
+    engine: Engine, subject: Subject, settings: SeriesSettings, rank: int, count: int, on_made: Callable[[], None]
+) -> list[AdapterRef]:
+    """Random adapters of one rank in host memory, of all ranks of a group."""
+    if engine.ranks:
+        return fill_group(engine, count, rank, on_made, settings.projections)
+    return fill_host_cache(engine, count, rank, subject.dtype, on_made, settings.modules(subject.model))
+
+
 def _config(subject: Subject, settings: SeriesSettings, mode: ColdStart, num_aliases: int) -> EngineConfig:
     """Room for the adapters of all ranks and for aliases in host memory, and for those of one rank on the device."""
-    host_bytes = num_aliases * ALIAS_BYTES
+    host_bytes = num_aliases * SHARED_BYTES
     for rank, count in settings.num_by_rank.items():
         size = packed_num_bytes(dict.fromkeys(settings.modules(subject.model), rank), subject.model, subject.dtype)
         host_bytes += count * _aligned(size)
@@ -174,4 +179,4 @@ def _config(subject: Subject, settings: SeriesSettings, mode: ColdStart, num_ali
 
 def _aligned(num_bytes: int) -> int:
     """The bytes that the host cache takes for so many."""
-    return -(-num_bytes // ALIAS_BYTES) * ALIAS_BYTES
+    return -(-num_bytes // SHARED_BYTES) * SHARED_BYTES

@@ -5,6 +5,7 @@ from functools import partial
 
 from rich.progress import Progress
 
+from punica_serve.bench.coldstart_series.group_comparison import comparison_goals, comparison_table
 from punica_serve.bench.coldstart_series.series_figures import draw_distributions, draw_loads
 from punica_serve.bench.coldstart_series.series_goals import goals_of
 from punica_serve.bench.coldstart_series.series_rows import ON_DEMAND
@@ -64,7 +65,10 @@ def make_report(subject: Subject, settings: SeriesSettings, measured: SeriesMeas
     """The tables, goals and pictures of one run."""
     measured_series = [series for series in settings.series if measured.of(series)]
     tables = [_times_table(subject, settings, measured), _loads_table(measured), _paper_table(settings)]
-    if subject.on_gpu and subject.model.name == GOAL_SHAPE:
+    tables.append(comparison_table(subject, settings, measured))
+    if subject.on_gpu and subject.group is not None:
+        tables.append(goals_table(comparison_goals(settings, measured), f"Goals ({subject.title})"))
+    elif subject.on_gpu and subject.model.name == GOAL_SHAPE:
         tables.append(goals_table(goals_of(settings, measured)))
     figures: dict[str, Draw] = {
         series.name: partial(draw_distributions, series=series, results=measured.of(series))
@@ -75,7 +79,7 @@ def make_report(subject: Subject, settings: SeriesSettings, measured: SeriesMeas
     return Report(
         name="coldstart-series",
         machine=machine(str(subject.device)),
-        settings={**_shown(settings), "model": subject.model.name},
+        settings={**_shown(settings), "model": subject.title},
         tables=[table for table in tables if table.rows],
         figures=figures,
         facts=_facts(measured),
@@ -90,7 +94,7 @@ def _shown(settings: SeriesSettings) -> dict[str, object]:
 def _times_table(subject: Subject, settings: SeriesSettings, measured: SeriesMeasured) -> TableData:
     rows = [_row(result, measured) for series in settings.series for result in measured.of(series)]
     link = "emulated" if measured.link is not None and measured.link.is_emulated else "as it is"
-    title = f"coldstart-series: {subject.model.name}, {settings.seconds:g} s, {settings.projections}, the link {link}"
+    title = f"coldstart-series: {subject.title}, {settings.seconds:g} s, {settings.projections}, the link {link}"
     return TableData("series", title, _COLUMNS, rows, _NOTES)
 
 

@@ -1,44 +1,33 @@
 """Adapters with digests of their own that share the bytes of a few: thousands of them would not fit host memory.
 
 An alias is an entry of the host cache whose packed weights are views of another adapter's, in pinned memory like its
-own. Each is therefore loaded by itself, as a whole, over the same link; only the bytes' values repeat.
+own. Each is therefore loaded by itself, as a whole, over the same link; only the bytes' values repeat. The other ranks
+of a group make theirs when they copy it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import msgspec
-import torch
-
-from punica_serve.bench.random_adapters import fill_host_cache
+from punica_serve.adapters.shared_adapter import shared_adapter
 from punica_serve.engine.engine import Engine
+from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
-
-#: Bytes that the host cache reserves for an alias: the least that it gives.
-ALIAS_BYTES = 4096
 
 
 class SharedBytes:
     """A few random adapters of one rank in an engine's host memory, and their aliases."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        count: int,
-        rank: int,
-        dtype: torch.dtype,
-        modules: Sequence[str],
-        on_made: Callable[[], None],
-    ) -> None:
+    def __init__(self, engine: Engine, own: Sequence[AdapterRef]) -> None:
+        """``own``: of one rank. Raises ConfigError if one of them is not in host memory."""
         self._engine = engine
-        self.own = fill_host_cache(engine, count, rank, dtype, on_made, modules)
-        #: Held for good: the host cache must not evict what aliases read.
-        self._copies = [copy for ref in self.own if (copy := engine.host_cache.get(ref.digest)) is not None]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one adapter."""
-        return self._copies[0].packed.num_bytes
+        self.own = own
+        first = engine.host_cache.get(own[0].digest)
+        if first is None:
+            message = "`engine.host_cache_bytes` is too small for the adapters of the series; raise it"
+            raise ConfigError(message, param="engine.host_cache_bytes")
+        #: Bytes of one adapter, or of the leader's share of it.
+        self.num_bytes = first.packed.num_bytes
+        engine.host_cache.release(first)
 
     @contextmanager
     def aliases(self, name: str, numbers: Iterable[int]) -> Iterator[dict[int, AdapterRef]]:
@@ -51,8 +40,7 @@ class SharedBytes:
                 self._engine.evict(ref.digest)
 
     def _alias(self, digest: str, number: int) -> AdapterRef:
-        place = number % len(self.own)
-        packed = self._copies[place].packed
+        origin = self.own[number % len(self.own)]
         cache = self._engine.host_cache
-        cache.release(cache.make(digest, ALIAS_BYTES, lambda _: packed))
-        return msgspec.structs.replace(self.own[place], digest=digest)
+        cache.release(cache.share(digest, origin.digest))
+        return shared_adapter(origin, digest)

@@ -13,6 +13,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineConfigOption,
     EngineDeviceOption,
     ShapeOption,
+    TensorParallelOption,
     subject_of,
 )
 
@@ -23,7 +24,9 @@ _SERIES_HELP = (
     "Series to run, of rank64, rank32, rank64-slow, serverless128, serverless256, serverless512, and full, which fills"
     " batches of 24."
 )
-_ROWS_HELP = "Rows to run: cached, on_demand, and the modes of `engine.cold_start`. All by default."
+_ROWS_HELP = (
+    "Rows to run: cached, on_demand, and the modes of `engine.cold_start`. All by default; cpu_assist serves no groups."
+)
 _LINK_HELP = (
     "Slow the link to the device down to about this rate, by copying adapters' bytes a whole number of times. This is"
     " an emulation; the report has the rate that came about. By default the link is as it is."
@@ -40,6 +43,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
+    tensor_parallel: TensorParallelOption = 1,
     series: Annotated[str, typer.Option(metavar="NAME,...", help=_SERIES_HELP)] = "rank64",
     rows: Annotated[str | None, typer.Option(metavar="NAME,...", help=_ROWS_HELP)] = None,
     seconds: Annotated[
@@ -61,7 +65,7 @@ def command(
 
     settings = SeriesSettings(
         series=parse_series(series),
-        rows=parse_series_rows(rows),
+        rows=parse_series_rows(rows, in_group=tensor_parallel > 1),
         seconds=seconds,
         projections=projections.value,
         link_gb_per_s=link_gbps,
@@ -69,7 +73,7 @@ def command(
         trace=trace,
     )
     plan = plan_of(settings)
-    subject = subject_of(config, shape, device)
+    subject = subject_of(config, shape, device, tensor_parallel=tensor_parallel)
 
     def benchmark(progress: Progress) -> "Report":
         from punica_serve.bench.coldstart_series.series_report import measure_all

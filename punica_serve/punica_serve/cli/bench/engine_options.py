@@ -51,7 +51,7 @@ TensorParallelOption = Annotated[
         "--tensor-parallel",
         min=1,
         metavar="SIZE",
-        help="Measure a group of so many devices, from the first on (figure 12): one copy of the model on all of them.",
+        help="Measure a group of so many devices, from the first on: one copy of the model on all of them.",
     ),
 ]
 

@@ -11,7 +11,11 @@ from torch import Tensor
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.memory.byte_arena import ByteArena
 from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors import StoreUnavailable
 from punica_serve.errors.invariants import require
+
+#: Bytes that an adapter takes here which shares another one's: the least that the cache gives.
+SHARED_BYTES = 4096
 
 #: The share of the budget that pinned adapters may take. The rest is for all others.
 _MAX_PINNED_SHARE = 0.5
@@ -132,6 +136,16 @@ class HostCache:
             self._copies[digest] = copy
             self._changed.add(digest)
         return copy
+
+    def share(self, digest: str, origin: str) -> HostCopy:
+        """Caches a digest that has the bytes of another, with one reference. The other is never evicted from now on.
+
+        Raises StoreUnavailable if the other is not cached.
+        """
+        held = self.get(origin)
+        if held is None:
+            raise StoreUnavailable(f"the adapter whose bytes {digest} shares is not in host memory")
+        return self.make(digest, SHARED_BYTES, lambda _: held.packed)
 
     def hold(self, copy: HostCopy) -> None:
         """Adds a reference to a copy that the caller holds."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from punica_serve.adapters.dummy import dummy_number
 from punica_serve.adapters.file_reading import ReadBuffer
 from punica_serve.adapters.folder import begin_load
+from punica_serve.adapters.shared_adapter import origin_digest
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
@@ -71,6 +72,8 @@ class AdapterReader:
             self._packed_store.remove(digest)
 
     def _read(self, ref: AdapterRef) -> HostCopy:
+        if (origin := origin_digest(ref)) is not None:
+            return self._host_cache.share(ref.digest, origin)
         number = dummy_number(ref)
         return self._read_folder(ref) if number is None else self._make_dummy(ref, number)
 

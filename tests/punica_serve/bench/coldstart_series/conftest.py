@@ -9,6 +9,7 @@ from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_settings import SeriesSettings
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
+from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
@@ -55,4 +56,5 @@ def engine(subject: Subject) -> Iterator[Engine]:
 @pytest.fixture
 def shared(engine: Engine, subject: Subject) -> SharedBytes:
     """Three adapters of rank 8 on q, k and v."""
-    return SharedBytes(engine, 3, 8, subject.dtype, ("q_proj", "k_proj", "v_proj"), lambda: None)
+    own = fill_host_cache(engine, 3, 8, subject.dtype, lambda: None, ("q_proj", "k_proj", "v_proj"))
+    return SharedBytes(engine, own)

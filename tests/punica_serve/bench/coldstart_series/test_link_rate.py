@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from torch import Tensor
 
 from punica_serve.bench.coldstart_series import link_rate
@@ -25,10 +26,9 @@ def test_an_adapter_that_never_arrives_ends_the_measurement(
     engine: Engine, shared: SharedBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_rate, "_DEADLINE_S", 0.05)
-    with shared.aliases("x", [0]) as refs:
-        pass  # it has left host memory, and has no files
+    lost = replace(shared.own[0], digest="lost", uri="/no/such/folder")
     with pytest.raises(RequestFailed, match=r"not on the device after 0\.05 s"):
-        measure_load(engine, refs.values(), 8, shared.num_bytes, 1)
+        measure_load(engine, [lost], 8, shared.num_bytes, 1)
 
 
 @pytest.mark.parametrize(("gb_per_s", "copies"), [(12, 4), (49, 1), (50, 1), (1000, 1), (3, 17)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.progress import Progress
 
+from punica_serve.bench import subject as subject_module
 from punica_serve.bench.coldstart_series import series_engine
 from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_run import plan_of, run_series
@@ -70,14 +71,14 @@ def test_no_engine_is_left_when_the_next_one_is_made(
     """On a GPU a second one would not fit."""
     made: list[weakref.ref[Engine]] = []
 
-    def make(*args: Any) -> Engine:
+    def make(*args: Any, **settings: Any) -> Engine:
         gc.collect()
         assert not [engine for engine in made if engine() is not None]
-        engine = Engine(*args)
+        engine = Engine(*args, **settings)
         made.append(weakref.ref(engine))
         return engine
 
-    monkeypatch.setattr(series_engine, "Engine", make)
+    monkeypatch.setattr(subject_module, "Engine", make)
     short = replace(settings, series=settings.series[:1], rows=_FEW_ROWS, seconds=0.1)
     run_series(subject, short, plan_of(short), Progress(disable=True))
     assert len(made) == len({row.mode for row in short.rows}) > 1

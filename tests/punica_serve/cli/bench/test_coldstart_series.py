@@ -38,12 +38,31 @@ def test_from_end_to_end(cli: Callable[..., Any], config_file: Path, tmp_path: P
     }
 
 
+@pytest.mark.slow
+def test_a_group_is_compared_with_loads_on_demand(cli: Callable[..., Any], config_file: Path, tmp_path: Path) -> None:
+    """Two CPUs, whose second rank is a process of its own."""
+    out = tmp_path / "out"
+    options = ["--series", "rank64-slow", "--rows", "cached,on_demand,layerwise", "--seconds", "0.5"]
+    group = ["--tensor-parallel", "2", "--out", str(out)]
+    outcome = cli("bench", "coldstart-series", "--config", str(config_file), *options, *group)
+    assert outcome.exit_code == 0, outcome.stderr
+    document = json.loads((out / "coldstart-series.json").read_text())
+    assert {row["row"] for row in document["tables"]["series"]} == {"cached", "on_demand", "layerwise"}
+    (compared,) = document["tables"]["group"]
+    latency_ms = {row["row"]: row["latency_ms_mean"] for row in document["tables"]["series"]}
+    assert compared["row"] == "layerwise"
+    below = 100 * (1 - latency_ms["layerwise"] / latency_ms["on_demand"])
+    assert compared["latency_below"] == pytest.approx(below)
+    assert document["settings"]["model"].endswith("group of 2")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--series", "rank65"], "series 'rank65' does not exist; there are rank64, "),
         (["--rows", "warm"], "row 'warm' does not exist; there are cached, "),
         (["--series", "serverless128", "--trace", "/no/such.csv"], "No such file or directory"),
+        (["--rows", "cpu_assist", "--tensor-parallel", "2"], "row 'cpu_assist' is not for groups"),
         (["--trace", "/no/such.csv"], "`--trace` is for the serverless series; name one with `--series`"),
     ],
 )

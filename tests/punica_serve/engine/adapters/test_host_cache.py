@@ -4,6 +4,7 @@ from torch import Tensor
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.packing import PackedAdapter, PackedGroup
 from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.errors import StoreUnavailable
 
 PAGE = 4096
 
@@ -126,3 +127,15 @@ def test_changes_are_reported_once(cache: HostCache) -> None:
     assert cache.take_changes() == ((), ()), "its memory is still held"
     cache.release(held)
     assert cache.take_changes() == ((), ("d",)) and cache.digests == ("c",)
+
+
+def test_digests_that_share_bytes_keep_them_here(cache: HostCache) -> None:
+    cache.release(_make(cache, "a", 4))
+    shared = cache.share("same", "a")
+    assert shared.packed.groups["o"].a.eq(ord("a")).all() and cache.used_bytes == 5 * PAGE
+    cache.release(shared)
+    cache.evict("same")
+    cache.release(_make(cache, "b", 6))
+    assert _holds(cache, "a", "b") and "same" not in cache
+    with pytest.raises(StoreUnavailable, match="whose bytes other shares is not in host memory"):
+        cache.share("other", "gone")

@@ -11,6 +11,7 @@ import torch
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.adapters.shared_adapter import shared_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters import reader as adapter_reader
@@ -114,4 +115,16 @@ def test_a_dummy_is_made_of_its_number_and_needs_no_files(tiny_model: ModelConfi
     assert packed[0].a.shape[0] == 2, "twelve rank rows take two pages"
     assert packed[0].a[0].abs().min() > 0 and packed[0].a.isfinite().all()
     assert not packed[0].a[1, ..., 4:, :].any() and not packed[0].b[1, ..., 4:, :].any()
+    reader.close()
+
+
+def test_an_adapter_that_shares_anothers_bytes_is_read_from_host_memory(
+    tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef]
+) -> None:
+    origin = make_adapter()
+    cache = HostCache(HostMemory(1 << 24))
+    reader = AdapterReader(cache, tiny_model, torch.float32, CPU)
+    held = reader.start(origin).result(DEADLINE_S)
+    shared = reader.start(shared_adapter(origin, "another")).result(DEADLINE_S)
+    assert shared.packed is held.packed and "another" in cache
     reader.close()
