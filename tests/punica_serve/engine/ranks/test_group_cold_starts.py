@@ -3,9 +3,12 @@
 The ranks are threads. Their copies are held before one of the groups of layers, so that a step runs into the gap.
 """
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,9 @@ from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_copies import RankCopies
+from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_runner import LaunchedStep
 from punica_serve.protocol import AdapterRef, Request
@@ -35,6 +40,8 @@ from waits import DEADLINE_S
 
 #: The threads that copy, by their names' beginnings.
 LEADER, OTHERS = "adapter-copier", "rank-copier"
+#: With so many copies of each byte, an adapter takes seconds.
+_MANY_COPIES = 4000
 
 MakeGroup = Callable[..., Engine]
 
@@ -221,3 +228,40 @@ def test_a_rank_that_waits_in_vain_has_all_ranks_give_the_step_up(
     hold_copies(monkeypatch, "cpu", stall)
     assert run_requests(engine, request) == (resident(request), [])
     assert set(early) == {refs[0].digest}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_under_a_prefill_ends_the_group_and_the_request_goes_on_elsewhere(
+    model: Path,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    signal_number: signal.Signals,
+) -> None:
+    """The other rank is a process."""
+    request = cold_request("cold", refs[0])
+    settings = GroupSettings(silence_timeout_s=2.0, exchange_timeout_s=4.0)
+    engine = Engine(_config(model, "layerwise"), "cpu,cpu", settings=settings)
+    launched = threading.Event()
+    launch = engine._runner.launch
+
+    def spy(plan: StepPlan) -> LaunchedStep:
+        assert plan.is_early
+        launched.set()
+        return launch(plan)
+
+    monkeypatch.setattr(engine._runner, "launch", spy)
+    with ThreadPoolExecutor(1) as thread:
+        engine.slow_copies(_MANY_COPIES)
+        running = thread.submit(run_requests, engine, request)
+        assert launched.wait(DEADLINE_S)
+        os.kill(engine.ranks[0].pid, signal_number)
+        with pytest.raises(RankLost, match="rank 1"):
+            running.result(DEADLINE_S)
+    engine.close()
+    other = Engine(_config(model, "layerwise"))
+    try:
+        assert run_requests(other, request) == (resident(request), [])
+    finally:
+        other.close()
