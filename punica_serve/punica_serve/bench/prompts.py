@@ -1,19 +1,28 @@
-"""Runs `bench prompts`: the time from a prompt to its first token, by attention backend, engines in turn."""
+"""Runs `bench prompts`: the time from a prompt to its first token, by attention backend, engines in turn.
+
+The steps of prompts that run by themselves, with all that the host does in them, make a table for
+`engine.attention: auto`.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from rich.progress import Progress
 
 from punica_serve.bench.driver import step
+from punica_serve.bench.prompt_times import LaunchShape, PromptTimes
 from punica_serve.bench.report import Column, Report, TableData, Value, machine, numbers
 from punica_serve.bench.subject import Subject
+from punica_serve.engine.cuda.attention_times import write_table
 from punica_serve.engine.engine import Engine
+from punica_serve.process.outputs import writing
 from punica_serve.protocol import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -33,28 +42,43 @@ class PromptSettings:
     num_others: int
     #: Prompts of each length and engine; the results are the least time.
     repeats: int
+    #: Prompts that come at once, and are prefilled together as far as the budget goes.
+    together: int = 1
 
     @property
     def max_context(self) -> int:
         """Tokens of the longest request: the others go on for as long as the benchmark lasts."""
-        prompts = sum(self.lengths) * (self.repeats + 1)
+        prompts = self.together * sum(self.lengths) * (self.repeats + 1)
         return max(max(self.lengths) + 1, _OTHER_PROMPT + prompts // min(self.prefill_budget, 64) + len(self.lengths))
 
 
-def run(subject: Subject, settings: PromptSettings, progress: Progress) -> Report:
+def run(subject: Subject, settings: PromptSettings, progress: Progress, table: Path | None = None) -> Report:
+    """``table``: where to write the table for `engine.attention: auto`.
+
+    Raises ConfigError if an engine can't be made or the table can't be written, RequestFailed if a request fails.
+    """
+    times = measure(subject, settings, progress)
+    if table is not None:
+        device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else "cpu"
+        with writing(table, "--table"):
+            write_table(times.table(subject.model, f"{subject.dtype}".removeprefix("torch."), device), table)
+    return make_report(times.ms, settings, machine(f"{subject.device}"))
+
+
+def measure(subject: Subject, settings: PromptSettings, progress: Progress) -> PromptTimes:
     """Raises ConfigError if an engine can't be made, RequestFailed if a request fails."""
     total = len(settings.lengths) * settings.repeats * len(settings.backends)
     task = progress.add_task("prompts", total=total)
-    times: dict[tuple[int, str], float] = {}
+    times = PromptTimes()
     with _engines(subject, settings) as engines:
         numbers_of_requests = count()
         for length in settings.lengths:
             for _ in range(settings.repeats):
                 for backend, engine in zip(settings.backends, engines, strict=True):
-                    ms = _prompt_ms(engine, length, next(numbers_of_requests))
-                    times[length, backend] = min(ms, times.get((length, backend), ms))
+                    ms, steps = _time_prompts(engine, length, settings, next(numbers_of_requests))
+                    times.add(length, backend, ms, steps)
                     progress.advance(task)
-    return make_report(times, settings, machine(f"{subject.device}"))
+    return times
 
 
 def make_report(times: dict[tuple[int, str], float], settings: PromptSettings, facts: dict[str, Value]) -> Report:
@@ -67,9 +91,9 @@ def make_report(times: dict[tuple[int, str], float], settings: PromptSettings, f
     )
     rows = [_row(length, times, settings.backends) for length in settings.lengths]
     beside = f", beside {settings.num_others} decodes" if settings.num_others else ""
-    table = TableData(
-        "prompts", f"To the first token, {settings.prefill_budget} prompt tokens a step{beside}", columns, rows
-    )
+    together = f", {settings.together} prompts at once" if settings.together > 1 else ""
+    title = f"To the first token, {settings.prefill_budget} prompt tokens a step{together}{beside}"
+    table = TableData("prompts", title, columns, rows)
     return Report("prompts", facts, asdict(settings), [table], {"": partial(_draw, table, settings.backends)})
 
 
@@ -84,12 +108,15 @@ def _engines(subject: Subject, settings: PromptSettings) -> Iterator[list[Engine
     engines: list[Engine] = []
     context = min(settings.max_context, subject.model.max_position_embeddings)
     page_size = subject.config.page_size
-    pages = (max(settings.lengths) // page_size + 2) + settings.num_others * (context // page_size + 2)
+    pages = settings.together * (max(settings.lengths) // page_size + 2)
+    pages += settings.num_others * (context // page_size + 2)
     try:
         for backend in settings.backends:
             changes = {
                 "attention": backend,
                 "prefill_budget_tokens": settings.prefill_budget,
+                "max_prefills": settings.together,
+                "max_batch_size": max(subject.config.max_batch_size, settings.together + settings.num_others),
                 "num_kv_pages": max(pages, context // page_size + 1),
                 "max_context": context,
             }
@@ -111,15 +138,36 @@ def _start_others(engine: Engine, num_others: int, max_tokens: int) -> None:
             pass
 
 
-def _prompt_ms(engine: Engine, length: int, number: int) -> float:
+def _time_prompts(
+    engine: Engine, length: int, settings: PromptSettings, number: int
+) -> tuple[float, list[tuple[LaunchShape, float]]]:
+    """ms until all prompts have their first tokens, and the steps that had rows of prompts alone, with their µs."""
     vocab_size = engine.model_config.vocab_size
     ids = tuple(3 + position % (vocab_size - 3) for position in range(length))
-    request = Request(f"prompt-{number}", time.time_ns(), ids, SamplingParams(max_tokens=1, ignore_eos=True))
-    started_s = time.perf_counter()
-    engine.add(request)
-    while not any(token.request_id == request.request_id for token in step(engine).tokens):
-        pass
-    return 1e3 * (time.perf_counter() - started_s)
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    names = [f"prompt-{number}-{nth}" for nth in range(settings.together)]
+    steps: list[tuple[int, float]] = []
+    started_s = last_s = time.perf_counter()
+    for name in names:
+        engine.add(Request(name, time.time_ns(), ids, params))
+    unanswered = set(names)
+    while unanswered:
+        output = step(engine)
+        if output.num_prefill_tokens:
+            now_s = time.perf_counter()
+            steps.append((output.num_prefill_tokens, 1e6 * (now_s - last_s)))
+            last_s = now_s
+        unanswered.difference_update(token.request_id for token in output.tokens)
+    ms = 1e3 * (time.perf_counter() - started_s)
+    return ms, [] if settings.num_others else _launch_shapes(steps, length, settings.together)
+
+
+def _launch_shapes(steps: Sequence[tuple[int, float]], length: int, together: int) -> list[tuple[LaunchShape, float]]:
+    """Those of one prompt, or of several that ran in one step: how others were shared among steps is not told."""
+    if together == 1:
+        contexts = accumulate(tokens for tokens, _ in steps)
+        return [(LaunchShape(1, tokens, context), us) for (tokens, us), context in zip(steps, contexts, strict=True)]
+    return [(LaunchShape(together, tokens, length), us) for tokens, us in steps if tokens == together * length]
 
 
 def _draw(table: TableData, backends: Sequence[str], figure: "Figure") -> None:

@@ -101,6 +101,9 @@ class EngineConfig(ConfigModel):
     #: Attention of prefills on a GPU. triton: our kernel. flashinfer: FlashInfer's for Hopper, compiled at the start if
     #: need be. auto: FlashInfer's for prefills so long that it measured faster, if it is installed and compiled.
     attention: AttentionBackend = "auto"
+    #: For attention's auto: a table that `punica-serve bench prompts --table` has measured on such a GPU, in YAML. By
+    #: default one that ships with the package, if there is one for the GPU.
+    attention_times: File | None = None
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such

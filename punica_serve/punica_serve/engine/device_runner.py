@@ -53,9 +53,7 @@ def make_runner(
             buckets,
             use_graphs=config.cuda_graphs,
             by_layer=config.starts_by_layer,
-            flashinfer_from=flashinfer_rows(
-                config.attention, model.config, cache.pool.dtype, device, opened, config.num_prefills
-            ),
+            flashinfer_from=flashinfer_rows(config, model.config, cache.pool.dtype, device, opened),
             assist=assist,
         )
         return _measured(runner, assist)

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,12 +41,23 @@ def command(
     ] = None,
     prefill_budget: Annotated[int, typer.Option(min=1, help="Prompt tokens in one step.")] = 512,
     others: Annotated[int, typer.Option(min=0, help="Requests that decode meanwhile.")] = 0,
+    together: Annotated[int, typer.Option(min=1, help="Prompts that come at once, prefilled together.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length; results are the least.")] = 4,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the steps' times for `engine.attention_times`, in YAML."),
+    ] = None,
 ) -> None:
     """Measure the time from a prompt to its first token by attention backend, the engines in turn."""
     from punica_serve.bench.prompts import PromptSettings, run
+    from punica_serve.errors import ConfigError
+    from punica_serve.process.outputs import check_file
 
     lengths = tuple(sorted(set(tokens or _LENGTHS)))
     backends = tuple(dict.fromkeys(name.value for name in attention or (Attention.TRITON, Attention.FLASHINFER)))
-    settings = PromptSettings(lengths, backends, prefill_budget, others, repeats)
-    measure(partial(run, subject_of(config, shape, device), settings), out, REFRESH_PER_S)
+    if table is not None:
+        if not {"triton", "flashinfer"} <= set(backends):
+            raise ConfigError("`--table` compares triton with flashinfer; give both as `--attention`", param="table")
+        check_file(table, "--table")
+    settings = PromptSettings(lengths, backends, prefill_budget, others, repeats, together)
+    measure(partial(run, subject_of(config, shape, device), settings, table=table), out, REFRESH_PER_S)

@@ -1,106 +1,69 @@
 """Which prefill rows FlashInfer serves, and which our own kernel: `engine.attention`.
 
-``auto`` takes FlashInfer from the number of rows on from which it measured faster on such layers
-(attention_times.yaml, written from `punica-serve bench kernels --only paged-attention`), if its kernels are
-compiled. Otherwise ours serve, the log says why, and the kernels are compiled for the next start.
+``auto`` takes FlashInfer from the number of rows on from which it measured faster (``attention_times``), if its kernels
+are compiled. Otherwise ours serve, the log says why, and the kernels are compiled for the next start.
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 
 import torch
-import yaml
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.config.engine_section import AttentionBackend
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.cuda.attention_times import AttentionTable, Choice, Layers, choose, load_table, shipped_table
 from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module, compile_module, is_compiled, why_not
 from punica_serve.errors import ConfigError
 
-#: FlashInfer is taken where our kernel needs this many times its time, or more.
-_MIN_GAIN = 1.02
-
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTime:
-    """One measured prefill: µs a layer."""
-
-    new_tokens: int
-    context: int
-    #: Query heads that share one head of keys and values.
-    group: int
-    triton_us: float
-    flashinfer_us: float
-
-
-@cache
-def measured_times() -> tuple[AttentionTime, ...]:
-    """The table that is shipped, for Hopper."""
-    text = files(__package__).joinpath("attention_times.yaml").read_text(encoding="utf-8")
-    return tuple(AttentionTime(**row) for row in yaml.safe_load(text)["times"])
-
-
-def flashinfer_from(times: Iterable[AttentionTime], group: int) -> int | None:
-    """The fewest rows of a launch from which on FlashInfer is the faster one at every measured size; None at none.
-
-    Layers are compared with those of the nearest measured ``group``, over all measured contexts together.
-    """
-    rows = sorted(times, key=lambda time: abs(time.group - group))
-    ours: dict[int, float] = defaultdict(float)
-    theirs: dict[int, float] = defaultdict(float)
-    for time in (time for time in rows if time.group == rows[0].group):
-        ours[time.new_tokens] += time.triton_us
-        theirs[time.new_tokens] += time.flashinfer_us
-    first = None
-    for new_tokens in sorted(ours, reverse=True):
-        if ours[new_tokens] < _MIN_GAIN * theirs[new_tokens]:
-            break
-        first = new_tokens
-    return first
-
-
 def flashinfer_rows(
-    backend: AttentionBackend,
-    model: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    opened: ExitStack,
-    num_prefills: int = 1,
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, opened: ExitStack
 ) -> int | None:
     """The fewest prefill rows of a GPU's bucket that FlashInfer serves; None leaves all to our kernel.
 
-    ``opened``: closing it ends what is compiled for the next start. ``num_prefills``: the most of one step. ``auto``
-    leaves several to our kernel: FlashInfer's were not checked there.
-
-    Raises ConfigError if ``backend`` insists on FlashInfer and it can't serve this model here.
+    ``opened``: closing it ends what is compiled for the next start. Raises ConfigError if the config insists on
+    FlashInfer and it can't serve this model here, or names a table of times that can't be read.
     """
-    if backend == "triton":
+    if config.attention == "triton":
         return None
     modules = fa3_modules(model, dtype)
     reason = next(filter(None, (why_not(module, device) for module in modules)), None)
-    if backend == "flashinfer":
+    if config.attention == "flashinfer":
         if reason := reason or _why_not_compiled(modules):
             raise ConfigError(f"`engine.attention` is flashinfer, but {reason}; take auto", param="engine.attention")
         return 1
-    if num_prefills > 1:
-        reason = f"`engine.max_prefills` is {num_prefills}, and FlashInfer was not checked with more than one"
-    first = flashinfer_from(measured_times(), model.num_attention_heads // model.num_key_value_heads)
-    missing = [] if reason else [module for module in modules if not is_compiled(module)]
-    if first is not None and missing:
-        reason = "FlashInfer's kernels are not compiled yet; they are being compiled for the next start"
+    choice = Choice(None, reason) if reason else _measured_choice(config, model, torch.cuda.get_device_name(device))
+    if choice.first_rows and (missing := [module for module in modules if not is_compiled(module)]):
+        choice = Choice(None, "FlashInfer's kernels are not compiled yet; they are being compiled for the next start")
         opened.callback(FlashInferCompiler(module.job for module in missing).close)
-    if reason or first is None:
-        logger.info("attention: Triton for all rows: %s", reason or "FlashInfer is nowhere faster")
-        return None
-    logger.info("attention: FlashInfer for prefills of %d rows or more, Triton for the rest", first)
-    return first
+    if choice.first_rows is None:
+        logger.info("attention: Triton for all rows: %s", choice.reason)
+    else:
+        logger.info("attention: FlashInfer for prefills of %d rows or more, Triton for the rest", choice.first_rows)
+    return choice.first_rows
+
+
+def _measured_choice(config: EngineConfig, model: ModelConfig, device_name: str) -> Choice:
+    """By the config's table, or the one that is shipped for the device. Raises ConfigError."""
+    table = _table(config, device_name)
+    if table is None:
+        measure = "measure them (`punica-serve bench prompts --table FILE`) and set `engine.attention_times`"
+        return Choice(None, f"no times were measured on {device_name}; {measure}")
+    layers = Layers(model.num_attention_heads, model.num_key_value_heads, model.head_dim)
+    return choose(table, layers, config.num_prefills)
+
+
+def _table(config: EngineConfig, device_name: str) -> AttentionTable | None:
+    if config.attention_times is None:
+        return shipped_table(device_name)
+    table = load_table(config.attention_times)
+    if table.device != device_name:
+        logger.warning("`engine.attention_times` was measured on %s, and this is %s", table.device, device_name)
+    return table
 
 
 def fa3_modules(model: ModelConfig, dtype: torch.dtype) -> list[Fa3Module]:

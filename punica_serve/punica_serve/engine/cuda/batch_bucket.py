@@ -85,6 +85,11 @@ class BatchBuckets:
         return BatchBucket(num_prefill_rows, num_decode_rows, min(self._max_prefills, num_prefill_rows))
 
 
+def padded_rows(num_rows: int) -> int:
+    """The prefill rows of the smallest usual bucket that holds so many; as many themselves beyond the largest."""
+    return next((size for size in _PREFILL_ROWS if size >= num_rows), num_rows)
+
+
 def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (*(size for size in sizes if size < largest), largest)
 

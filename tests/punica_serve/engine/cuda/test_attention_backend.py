@@ -1,55 +1,78 @@
-"""The choice between FlashInfer and our own attention."""
+"""The kernels that a model's layers need, and the choice between FlashInfer and our own attention on a device."""
 
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from punica_serve.engine.cuda.attention_backend import (
-    AttentionTime,
-    fa3_modules,
-    flashinfer_from,
-    measured_times,
-)
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.cuda import attention_backend
+from punica_serve.engine.cuda.attention_backend import fa3_modules, flashinfer_rows
+from punica_serve.engine.cuda.attention_times import AttentionTable, AttentionTime, write_table
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module
 from tiny_config import tiny_config
 
-
-def _time(new_tokens: int, gain: float, *, context: int = 4096, group: int = 1) -> AttentionTime:
-    """``gain``: our time over FlashInfer's."""
-    return AttentionTime(new_tokens, context, group, 100 * gain, 100)
+Rows = Callable[..., int | None]
 
 
-def test_flashinfer_serves_from_the_size_on_from_which_it_stays_faster() -> None:
-    times = [_time(128, 1.5), _time(256, 0.9), _time(512, 1.1), _time(2048, 1.6)]
-    assert flashinfer_from(times, 1) == 512
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Rows:
+    """The rows from which FlashInfer serves, on a GPU that it can serve, with its kernels compiled."""
+    monkeypatch.setattr(attention_backend, "why_not", lambda module, device: None)
+    monkeypatch.setattr(attention_backend, "is_compiled", lambda module: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    caplog.set_level(logging.INFO)
+
+    def of(**settings: Any) -> int | None:
+        config = EngineConfig(model=Path("m"), **settings)
+        with ExitStack() as opened:
+            return flashinfer_rows(config, tiny_config(), torch.bfloat16, torch.device("cuda"), opened)
+
+    return of
 
 
-@pytest.mark.parametrize("times", [[], [_time(512, 1.01)], [_time(512, 1.5), _time(2048, 0.9)]])
-def test_it_serves_nothing_without_a_clear_gain_at_the_largest_size(times: list[AttentionTime]) -> None:
-    assert flashinfer_from(times, 1) is None
-
-
-def test_all_contexts_of_a_size_count_together() -> None:
-    assert flashinfer_from([_time(512, 0.9, context=512), _time(512, 1.5, context=8192)], 1) == 512
-    assert flashinfer_from([_time(512, 0.5, context=512), _time(512, 1.2, context=8192)], 1) is None
-
-
-def test_layers_are_compared_with_those_of_the_nearest_group() -> None:
-    times = [_time(512, 0.5, group=1), _time(512, 1.5, group=4)]
-    assert flashinfer_from(times, 8) == 512
-    assert flashinfer_from(times, 2) is None
-
-
-def test_the_shipped_table_is_whole() -> None:
-    assert all(
-        min(time.triton_us, time.flashinfer_us) > 0 and time.context >= time.new_tokens for time in measured_times()
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    time = AttentionTime(
+        heads=4, kv_heads=2, head_dim=8, prompts=1, new_tokens=512, context=512, triton_us=2.0, flashinfer_us=1.0
     )
+    write_table(AttentionTable(version=1, device="a GPU", source="a test", times=(time,)), tmp_path / "times.yaml")
+    return tmp_path / "times.yaml"
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-def test_on_hopper_it_serves_long_prompts(group: int) -> None:
-    assert flashinfer_from(measured_times(), group) in (256, 512)
+def test_auto_decides_by_the_table_of_the_config(rows: Rows, table: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert rows(attention_times=table) == 512
+    assert caplog.messages == ["attention: FlashInfer for prefills of 512 rows or more, Triton for the rest"]
+
+
+def test_a_device_without_a_table_is_left_to_our_kernel(rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
+    assert rows() is None
+    (message,) = caplog.messages
+    assert "Triton for all rows: no times were measured on a GPU; measure them" in message
+
+
+def test_several_prompts_a_step_need_times_of_several(
+    rows: Rows, table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert rows(attention_times=table, max_prefills=4) is None
+    assert "no times of several prompts a step were measured (`engine.max_prefills`: 4)" in caplog.text
+
+
+def test_a_table_of_another_device_is_told(
+    rows: Rows, table: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
+    assert rows(attention_times=table) == 512
+    assert "`engine.attention_times` was measured on a GPU, and this is another" in caplog.messages
+
+
+def test_the_settings_may_leave_no_choice(rows: Rows, table: Path) -> None:
+    assert rows(attention="triton", attention_times=table) is None
+    assert rows(attention="flashinfer") == 1
 
 
 def test_each_distinct_window_needs_a_module() -> None:

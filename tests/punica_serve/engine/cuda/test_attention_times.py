@@ -1,0 +1,99 @@
+"""The choice between FlashInfer and our own attention, by measured times."""
+
+from pathlib import Path
+
+import pytest
+
+from punica_serve.engine.cuda.attention_times import (
+    AttentionTable,
+    AttentionTime,
+    Choice,
+    Layers,
+    choose,
+    load_table,
+    shipped_table,
+    shipped_tables,
+    write_table,
+)
+from punica_serve.errors import ConfigError
+
+LAYERS = Layers(32, 32, 128)
+
+
+def _time(new_tokens: int, gain: float, *, context: int = 4096, group: int = 1, prompts: int = 1) -> AttentionTime:
+    """``gain``: our time over FlashInfer's."""
+    return AttentionTime(
+        heads=32,
+        kv_heads=32 // group,
+        head_dim=128,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        context=context,
+        triton_us=100.0 * gain,
+        flashinfer_us=100.0,
+    )
+
+
+def _choose(times: list[AttentionTime], layers: Layers = LAYERS, num_prefills: int = 1) -> Choice:
+    return choose(AttentionTable(version=1, device="d", source="s", times=tuple(times)), layers, num_prefills)
+
+
+def test_flashinfer_serves_from_the_size_on_from_which_it_stays_faster() -> None:
+    assert _choose([_time(128, 1.5), _time(256, 0.9), _time(512, 1.1), _time(2048, 1.6)]) == (512, "")
+
+
+@pytest.mark.parametrize("times", [[_time(512, 1.01)], [_time(512, 1.5), _time(2048, 0.9)]])
+def test_it_serves_nothing_without_a_clear_gain_at_the_largest_size(times: list[AttentionTime]) -> None:
+    assert _choose(times) == (None, "FlashInfer is nowhere faster")
+
+
+def test_all_contexts_of_a_bucket_count_together() -> None:
+    assert _choose([_time(500, 0.9, context=512), _time(512, 1.5, context=8192)]).first_rows == 512
+    assert _choose([_time(500, 0.5, context=512), _time(512, 1.2, context=8192)]).first_rows is None
+
+
+def test_layers_are_compared_with_those_of_the_nearest_group() -> None:
+    times = [_time(512, 0.5, group=1), _time(512, 1.5, group=4)]
+    assert _choose(times, Layers(32, 4, 128)).first_rows == 512
+    assert _choose(times, Layers(32, 16, 128)).first_rows is None
+
+
+def test_heads_of_another_size_are_not_guessed() -> None:
+    assert _choose([_time(512, 1.5)], Layers(32, 32, 64)) == (None, "no times of heads of 64 were measured")
+
+
+def test_several_prompts_a_step_count_if_they_were_measured() -> None:
+    one = [_time(512, 1.5)]
+    assert "several prompts" in _choose(one, num_prefills=4).reason
+    assert _choose([*one, _time(512, 1.2, prompts=4)], num_prefills=4).first_rows == 512
+    assert _choose([*one, _time(512, 0.4, prompts=4)], num_prefills=4).first_rows is None
+    assert _choose([*one, _time(512, 0.4, prompts=4)]).first_rows == 512, "steps of one prompt alone"
+
+
+def test_a_written_table_reads_the_same(tmp_path: Path) -> None:
+    table = AttentionTable(version=1, device="d", source="s", times=(_time(512, 1.5), _time(2048, 0.9)))
+    write_table(table, tmp_path / "new" / "t.yaml")
+    assert load_table(tmp_path / "new" / "t.yaml") == table
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("version: 1", "`device`"), ("version: 2\ntimes: []", "`version`"), ("- 1", "must be a mapping")]
+)
+def test_a_wrong_table_is_refused_by_field(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_table(tmp_path / "t.yaml")
+
+
+def test_the_shipped_tables_are_whole() -> None:
+    tables = shipped_tables()
+    assert len({table.device for table in tables}) == len(tables)
+    assert all(time.context * time.prompts >= time.new_tokens for table in tables for time in table.times)
+    assert shipped_table("a GPU that nobody measured") is None
+
+
+@pytest.mark.parametrize("kv_heads", [32, 16, 8, 4])
+def test_on_an_h100_it_serves_long_prompts(kv_heads: int) -> None:
+    table = shipped_table("NVIDIA H100 80GB HBM3")
+    assert table is not None
+    assert choose(table, Layers(32, kv_heads, 128), 1).first_rows in (256, 512)
