@@ -50,7 +50,7 @@ def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) ->
 
 
 @contextmanager
-def clients_process(*load: int) -> Iterator[None]:
+def clients_process(*load: str | int) -> Iterator[None]:
     """Runs a process of clients; ``load`` is as in clients.py."""
     with _running("punica_serve.bench.frontend.clients", list(map(str, load)), {}):
         yield

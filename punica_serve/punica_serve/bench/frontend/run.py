@@ -23,7 +23,8 @@ _START_TIMEOUT_S = 60.0
 _TICK_S = 0.1
 
 _COLUMNS = (
-    Column("num_sockets", "websockets"),
+    Column("api", "API"),
+    Column("num_connections", "connections"),
     Column("num_requests", "requests"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("us_per_token", "frontend CPU µs/token", ".1f"),
@@ -47,7 +48,8 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
     task = progress.add_task("streaming", total=round(settings.seconds / _TICK_S))
     measured = asyncio.run(_measure(settings, lambda: progress.advance(task)))
     row = (
-        settings.num_sockets,
+        settings.api,
+        settings.num_connections,
         settings.num_requests,
         measured.num_tokens / measured.seconds,
         1e6 * measured.cpu_s / measured.num_tokens,
@@ -55,7 +57,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
         measured.resident_bytes / (1 << 20),
     )
     note = "User and system time of the frontend's process alone, including its link to the scheduler and all clients."
-    table = TableData("frontend", "A frontend that streams over websockets", _COLUMNS, [row], (note,))
+    table = TableData("frontend", "A frontend that streams", _COLUMNS, [row], (note,))
     return Report("frontend", machine("cpu"), asdict(settings), [table])
 
 
@@ -63,7 +65,7 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Me
     token = secrets.token_hex(16)
     scheduler = PlayedScheduler(token, settings.num_gpus)
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
-    load = (port, settings.num_sockets, settings.requests_per_socket, MAX_TOKENS)
+    load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, MAX_TOKENS)
     async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler_port:
         url = f"ws://127.0.0.1:{scheduler_port}"
         with (

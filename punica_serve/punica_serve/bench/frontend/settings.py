@@ -1,8 +1,11 @@
 """The options of `bench frontend`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from punica_serve.errors import ConfigError
+
+StreamApi = Literal["websocket", "http"]
 
 #: Tokens of each answer; the demo's context holds a little more.
 MAX_TOKENS = 900
@@ -14,6 +17,8 @@ WARM_UP_S = 1.0
 class FrontendSettings:
     """A load. Raises ConfigError if its requests would end too early."""
 
+    #: http: server-sent events of completions.
+    api: StreamApi
     num_sockets: int
     requests_per_socket: int
     num_gpus: int
@@ -32,6 +37,10 @@ class FrontendSettings:
     @property
     def num_requests(self) -> int:
         return self.num_sockets * self.requests_per_socket
+
+    @property
+    def num_connections(self) -> int:
+        return self.num_sockets if self.api == "websocket" else self.num_requests
 
     @property
     def step_s(self) -> float:

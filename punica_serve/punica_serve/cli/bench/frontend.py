@@ -1,7 +1,7 @@
 """`punica-serve bench frontend`."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,8 +9,12 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 
 
 def command(
+    api: Annotated[Literal["websocket", "http"], typer.Option(help="http: server-sent events.")] = "websocket",
     sockets: Annotated[int, typer.Option(min=1, help="Websockets.")] = 64,
-    requests: Annotated[int, typer.Option(min=1, max=1_024, help="Requests on each websocket.")] = 8,
+    requests: Annotated[
+        int,
+        typer.Option(min=1, max=1_024, help="Requests on each websocket; with http each has a connection of its own."),
+    ] = 8,
     gpus: Annotated[
         int, typer.Option(min=1, help="Simulated GPUs that run the requests, each with its own steps.")
     ] = 16,
@@ -18,8 +22,8 @@ def command(
     seconds: Annotated[float, typer.Option(min=0.1, help="Measured seconds.")] = 10.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Measure a frontend's cost per token streamed over websockets. Needs no GPU."""
+    """Measure a frontend's cost per streamed token. Needs no GPU."""
     from punica_serve.bench.frontend.run import run
     from punica_serve.bench.frontend.settings import FrontendSettings
 
-    measure(partial(run, FrontendSettings(sockets, requests, gpus, tokens_per_s, seconds)), out, refresh_per_s=2.0)
+    measure(partial(run, FrontendSettings(api, sockets, requests, gpus, tokens_per_s, seconds)), out, refresh_per_s=2.0)
