@@ -1,7 +1,6 @@
 """Several requests that are answered together: the choices of one body."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -9,6 +8,7 @@ import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, answer, usage
 from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.ready_streams import ReadyStreams
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.response_stream import ResponseStream
 from punica_frontend.scheduler_link.live_request import Backlog
@@ -81,17 +81,16 @@ async def stream_all(generator: Generator, plans: Sequence[RequestPlan]) -> Asyn
     Closing it early cancels what still runs. Raises the error of any request that the cluster failed, which ends the
     others too.
     """
-    #: Indices of streams that have output to take, each at most once.
-    ready: asyncio.Queue[int] = asyncio.Queue()
+    ready = ReadyStreams()
     backlog = Backlog()
     streams: list[ResponseStream] = []
     try:
         for index, plan in enumerate(plans):
-            streams.append(await generator.start(plan, _put(ready, index), backlog))
+            streams.append(await generator.start(plan, ready.marker(index), backlog))
         num_open = len(plans)
         has_begun = False
         while num_open:
-            index = await ready.get()
+            index = await ready.next()
             if not has_begun:  # headers go with the first frame; the requests behind it are counted by then
                 has_begun = True
                 for stream in streams:
@@ -114,10 +113,6 @@ async def whole_answers(generator: Generator, plans: Sequence[RequestPlan]) -> l
         async for index, frame in stream:
             frames[index].append(frame)
     return [answer(of_plan, lora_id=plan.lora_id) for of_plan, plan in zip(frames, plans, strict=True)]
-
-
-def _put(ready: asyncio.Queue[int], index: int) -> Callable[[], None]:
-    return lambda: ready.put_nowait(index)
 
 
 def _copy(plan: RequestPlan, offset: int) -> RequestPlan:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from punica_frontend.http.body_pieces import PieceSender, piece_sender
 from punica_frontend.http.connection import run_while_connected
 from punica_serve.errors import PunicaError
 
@@ -45,26 +46,23 @@ class EventStream(Response, Generic[E]):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run_while_connected(receive, self._send_all(send))
+        await run_while_connected(receive, self._send_all(send, piece_sender(scope, send)))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, send_piece: PieceSender) -> None:
         async with aclosing(self._events) as events:
             event = await anext(events)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await _send_body(send, _line(event))
+            await send_piece(_line(event))
             try:
                 async for event in events:
-                    await _send_body(send, _line(event))
+                    await send_piece(_line(event))
             except Exception as error:
                 if not isinstance(error, PunicaError):
                     log.exception("an event stream failed")
-                await _send_body(send, _line(self._error_event(event, error)))
-        await _send_body(send, _DONE if self._says_done else b"", more=False)
+                await send_piece(_line(self._error_event(event, error)))
+        last = _DONE if self._says_done else b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def _line(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -32,10 +32,16 @@ class StrictConnection(h11.Connection):
         self.is_unknown_version = False
         self._sends_chunks = False
 
+    def piece(self, data: bytes) -> bytes:
+        """The bytes of a piece of a body. Chunks are framed here: h11 takes as long for one as all before it."""
+        if self._sends_chunks and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return super().send(h11.Data(data=data)) or b""
+
     def send(self, event: Any) -> Any:  # h11 has an overload for each result
-        """The bytes of an event. Pieces of a stream are framed here: h11 takes as long for one as all before it."""
-        if type(event) is h11.Data and self._sends_chunks and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        """The bytes of an event."""
+        if type(event) is h11.Data:
+            return self.piece(event.data)
         sent: bytes | None = super().send(event)
         if isinstance(event, h11.Response):
             self._sends_chunks = _CHUNKED in (sent or b"").lower()

@@ -20,14 +20,15 @@ from typing import Any, cast
 
 import h11
 import uvicorn
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from punica_frontend.api.errors import answer_of, refusal_of
+from punica_frontend.http.body_pieces import EXTENSION
 from punica_frontend.http.corked import CorkedTransport
 from punica_frontend.http.deadline import Deadline
 from punica_frontend.http.handshake import Handshake
@@ -77,6 +78,7 @@ class GuardedHttp(H11Protocol):
         """``num_cut`` counts the connections ended here; uvicorn passes the ``options``."""
         super().__init__(**options)
         self._num_cut = num_cut
+        self._application, self.app = self.app, cast(Any, self._run_application)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._lingering = LingeringTransport(transport, self._is_client_sending, self._drop_rest)
@@ -149,6 +151,18 @@ class GuardedHttp(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stall_deadline.cancel()
+
+    async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Offers the application the short way for pieces."""
+        scope["extensions"] = {EXTENSION: partial(self._send_piece, self.cycle)}
+        await cast(ASGIApp, self._application)(scope, receive, send)
+
+    async def _send_piece(self, cycle: RequestResponseCycle, piece: bytes) -> None:
+        """Does for a piece of a body what ``cycle.send`` does."""
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if not cycle.disconnected:
+            self.transport.write(self.conn.piece(piece))
 
     def _is_client_sending(self) -> bool:
         """The body of a request, or what is no request."""

@@ -38,7 +38,7 @@ _CHAT = {200: answer_or_events(ChatCompletion, ChatChunk), **_REFUSALS}
 class Chunks(Protocol):
     """CompletionChunks or ChatChunks."""
 
-    def chunks(self, index: int, frame: Frame) -> Sequence[msgspec.Struct]: ...
+    def chunks(self, index: int, frame: Frame) -> Sequence[msgspec.Struct | msgspec.Raw]: ...
 
     def last(self, usage: TokenUsage) -> msgspec.Struct: ...
 
@@ -107,7 +107,7 @@ async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct], ch
 def _stream(
     generator: Generator, choices: Choices, chunks: Chunks, *, includes_usage: bool, model: str | None
 ) -> Response:
-    async def events() -> AsyncGenerator[msgspec.Struct, None]:
+    async def events() -> AsyncGenerator[msgspec.Struct | msgspec.Raw, None]:
         num_tokens, ends = 0, dict[int, TokenUsage]()
         with openai_terms(model, {}):
             async with aclosing(stream_all(generator, choices.plans)) as frames:

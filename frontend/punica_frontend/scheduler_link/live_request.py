@@ -1,7 +1,6 @@
 """One request that this frontend owns, from when it is added until it finishes. Does no input or output."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -10,8 +9,7 @@ from punica_serve.errors import ProtocolError
 from punica_serve.protocol import Ending, FinishReason, RateLimits, Request, TenantQuota, TokenLogprobs, WireError
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """The output of a request since the delivery before: tokens from ``position`` on, its end, or both."""
 
     position: int

@@ -30,7 +30,7 @@ class Transcript:
 
     def add(self, token_id: int) -> str:
         """Takes the next token; returns the text that it adds."""
-        text = "" if token_id in self._special_ids else self._detokenizer.add([token_id])
+        text = "" if token_id in self._special_ids else self._detokenizer.add(token_id)
         self._pieces.append(text)
         self._last_id = token_id
         self.num_tokens += 1

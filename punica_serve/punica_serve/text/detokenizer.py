@@ -39,19 +39,8 @@ class IncrementalDetokenizer:
         #: Number of the window's tokens up to where its text last ended with a complete character.
         self._num_whole = len(self._window)
 
-    def add(self, token_ids: Sequence[int]) -> str:
-        """Takes the next generated tokens; returns the text that has become final."""
-        return "".join(self._add(token_id) for token_id in token_ids)
-
-    def finish(self) -> str:
-        """Ends the stream; returns the text that was held back."""
-        text = self._tokenizer.decode(self._window)
-        if not text.startswith(self._given):
-            text = self._forget(self._num_whole)
-        new, self._given = text[len(self._given) :], text
-        return new
-
-    def _add(self, token_id: int) -> str:
+    def add(self, token_id: int) -> str:
+        """Takes the next generated token; returns the text that has become final."""
         if token_id in self._tokenizer.special_ids:
             return ""
         self._window.append(token_id)
@@ -68,6 +57,14 @@ class IncrementalDetokenizer:
         if new:
             self._given = final
         self._slide(num_held)
+        return new
+
+    def finish(self) -> str:
+        """Ends the stream; returns the text that was held back."""
+        text = self._tokenizer.decode(self._window)
+        if not text.startswith(self._given):
+            text = self._forget(self._num_whole)
+        new, self._given = text[len(self._given) :], text
         return new
 
     def _slide(self, num_held: int) -> None:
@@ -107,8 +104,10 @@ class IncrementalDetokenizer:
 
     def _num_unfinished(self, text: str) -> int:
         """Number of characters at the end of the window's text that later tokens may still change."""
+        if not text.endswith(_REPLACEMENT):
+            return 0
         num_replacements = len(text) - len(text.rstrip(_REPLACEMENT))
-        if num_replacements and self._ends_whole():
+        if self._ends_whole():
             return 0
         return min(num_replacements, _MAX_UNFINISHED)
 

@@ -1,7 +1,7 @@
 """Generated tokens to text: detokenized as they arrive, and cut before a stop string. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from punica_serve.protocol import FinishReason
 from punica_serve.text.detokenizer import IncrementalDetokenizer
@@ -9,8 +9,7 @@ from punica_serve.text.stop_strings import StopStrings
 from punica_serve.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """The text that some tokens add to an answer."""
 
     #: May be empty while a character or a possible stop string is incomplete.
@@ -36,7 +35,7 @@ class GeneratedText:
         """Takes the next tokens, and the finish reason if these are the last. Must not be called after an end."""
         pieces = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
-            text = "" if token_id in self._end_ids else self._detokenizer.add([token_id])
+            text = "" if token_id in self._end_ids else self._detokenizer.add(token_id)
             piece, stopped = self._stops.feed(text)
             pieces.append(piece)
             if stopped:

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from punica_serve.text.generated_text import GeneratedText, TextPiece
 from punica_serve.text.tokenizer import Tokenizer
@@ -28,3 +30,11 @@ def test_an_unfinished_character_may_complete_a_stop_string_in_the_end(byte_leve
     ids = byte_level.encode("x🦙")[:2]
     text = generated(byte_level, stop)
     assert text.feed(ids, "length") == TextPiece("x"[: 2 - len(stop)], 2, "stop")
+
+
+@given(text=st.text(max_size=40), cut=st.integers(0, 40))
+def test_the_cut_into_deliveries_does_not_matter(byte_level: Tokenizer, text: str, cut: int) -> None:
+    ids = byte_level.encode(text)
+    pieces = generated(byte_level)
+    joined = pieces.feed(ids[:cut], None).text + pieces.feed(ids[cut:], "length").text
+    assert joined == byte_level.decode(ids)

@@ -1,0 +1,34 @@
+"""Which of one reader's streams have output to take, in the order in which they got it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class ReadyStreams:
+    """A queue of indices for one reader. Each token passes it, so it does less than asyncio's."""
+
+    def __init__(self) -> None:
+        self._indices: deque[int] = deque()
+        #: What the reader waits for, while it does.
+        self._waiting: asyncio.Future[None] | None = None
+
+    def marker(self, index: int) -> Callable[[], None]:
+        """Returns the function that a stream calls when it becomes ready."""
+
+        def mark() -> None:
+            self._indices.append(index)
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
+
+        return mark
+
+    async def next(self) -> int:
+        """Returns the index that has been ready for longest; waits until there is one. Has one reader."""
+        if not self._indices:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return self._indices.popleft()
