@@ -27,11 +27,6 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
-def pages_to_start(num_tokens: int, page_size: int) -> int:
-    """Pages that a request takes when it is admitted: for its tokens and one more."""
-    return pages_for(num_tokens + 1, page_size)
-
-
 def may_admit(num_pages: int, *, num_free_pages: int, num_running: int, max_batch_size: int) -> bool:
     """Whether there is room for the first waiting request, which takes ``num_pages``.
 

@@ -111,6 +111,7 @@ def _describe(engine: "Engine", config: EngineConfig, device: str, runner_id: st
         device_name=_device_name(engine),
         prefix_caching=engine.prefix_caching,
         max_prefills=config.num_prefills,
+        window=engine.kv_window,
         ranks=_rank_uuids(engine, runner_id, index),
     )
 

@@ -31,8 +31,8 @@ def run(
 ) -> NoReturn:
     """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
     names = (host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
-    info = simulated_gpu_info(engine, *names, batch_limit=batch_limit)
     model = read_model_config(engine.model)
+    info = simulated_gpu_info(engine, model, *names, batch_limit=batch_limit)
     worker = SimulatedWorker(
         info,
         StepTimeModel(load_profile(simulation.profile)),

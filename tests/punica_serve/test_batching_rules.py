@@ -9,7 +9,6 @@ from punica_serve.batching_rules import (
     give_pages,
     may_admit,
     pages_for,
-    pages_to_start,
     share_budget,
 )
 from punica_serve.prefill_chunks import ChunkCosts
@@ -18,10 +17,6 @@ from punica_serve.prefill_chunks import ChunkCosts
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
 def test_a_partly_filled_page_counts(num_tokens: int, num_pages: int) -> None:
     assert pages_for(num_tokens, 16) == num_pages
-
-
-def test_a_request_starts_with_a_page_for_its_next_token() -> None:
-    assert [pages_to_start(num_tokens, 16) for num_tokens in (15, 16)] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from punica_serve.protocol import (
     Deliveries,
     Ending,
     GpuInfo,
+    KvWindow,
     LoraGroup,
     Request,
     SamplingParams,
@@ -224,12 +225,16 @@ class ClusterMachine(RuleBasedStateMachine):
         num_pages=st.sampled_from(POOLS),
         batch=st.integers(1, 4),
         num_lora_pages=st.integers(1, 4),
+        window=st.sampled_from((None, KvWindow(3, 2))),
         runner_id=st.sampled_from(RUNNERS),
     )
-    def gpu_joins(self, num_pages: int, batch: int, num_lora_pages: int, runner_id: str) -> None:
+    def gpu_joins(
+        self, num_pages: int, batch: int, num_lora_pages: int, runner_id: str, window: KvWindow | None = None
+    ) -> None:
         self.num_gpus += 1
         lora: dict[LoraGroup, int] = {"qkv": num_lora_pages, "o": num_lora_pages}
-        info = GpuInfo(f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}", "cpu", batch, PAGE_SIZE, num_pages, lora)
+        uuid = f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}"
+        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, num_pages, lora, window=window)
         self.join(runner_id, info)
 
     def join(self, runner_id: str, info: GpuInfo) -> None:

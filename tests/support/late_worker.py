@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Start, Stop
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -27,10 +28,6 @@ def answer(request: Request) -> list[int]:
     return tokens[: 1 + seed % 8]
 
 
-def pages_for(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_SIZE)
-
-
 @dataclass
 class Sequence:
     request: Request
@@ -45,7 +42,10 @@ class Sequence:
 
 @dataclass
 class Worker:
-    """The engine's rules without a model: pages on admission, growth when needed, the newest gives way."""
+    """The engine's rules without a model: pages on admission, growth when needed, the newest gives way.
+
+    Behind a window a request holds what its prompt's chunks take, and then what the row of its next token sees.
+    """
 
     info: GpuInfo
     incarnation: int
@@ -55,6 +55,9 @@ class Worker:
     applied_seq: int = 0
     num_steps: int = 0
     row_headers: RowHeaderEncoder = field(default_factory=RowHeaderEncoder)
+
+    def __post_init__(self) -> None:
+        self.page_rule = PageRule.of(PAGE_SIZE, self.info.window)
 
     @property
     def num_free(self) -> int:
@@ -70,7 +73,7 @@ class Worker:
             self._apply(self.commands.popleft())
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
-            needed = pages_for(sequence.num_tokens + 1)
+            needed = self.page_rule.to_start(sequence.num_tokens)
             if not sequence.num_pages and self.has_place and needed <= self.num_free:
                 sequence.num_pages = needed
         starved = self._grow()
@@ -133,7 +136,8 @@ class Worker:
         starved: list[AssignmentId] = []
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
-            while sequence.num_pages and (missing := pages_for(sequence.num_tokens) - sequence.num_pages) > 0:
+            self._give_back(sequence)
+            while sequence.num_pages and (missing := self._pages_needed(sequence) - sequence.num_pages) > 0:
                 if missing <= self.num_free:
                     sequence.num_pages += missing
                     continue
@@ -142,6 +146,16 @@ class Worker:
                 self.sequences[newest].is_prefilled = False
                 starved.append(newest)
         return tuple(starved)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if sequence.num_pages and self.info.window is not None:
+            sequence.num_pages = min(sequence.num_pages, self._pages_needed(sequence))
+
+    def _pages_needed(self, sequence: Sequence) -> int:
+        if not sequence.is_prefilled:
+            return self.page_rule.held_by(sequence.num_tokens)
+        num_cached = sequence.num_tokens - 1
+        return self.page_rule.table_length(sequence.num_tokens, num_cached) - self.page_rule.first_kept(num_cached)
 
     def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason]]:
         """One prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter."""

@@ -25,13 +25,13 @@ from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_scheduler.telemetry.observer import ClusterObserver
 from punica_serve import protocol
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentId,
     Deliveries,
     GpuInfo,
-    PrefixCaching,
     Request,
     RowHeaderEncoder,
     SamplingParams,
@@ -65,7 +65,7 @@ class Worker:
         started = {command.assignment for command in applied if isinstance(command, Start)}
         stopped = {command.assignment for command in applied if isinstance(command, Stop)}
         running = [self.num_tokens[assignment] for assignment in started - stopped if assignment in self.num_tokens]
-        return self.info.num_kv_pages - sum(-(-(num_tokens + 1) // PAGE_SIZE) for num_tokens in running)
+        return self.info.num_kv_pages - sum(PageRule.of(PAGE_SIZE, self.info.window).to_start(each) for each in running)
 
 
 class Cluster:
@@ -171,9 +171,9 @@ class Cluster:
         lora: int = 8,
         runner: str = "runner",
         name: str = "",
-        prefix_caching: PrefixCaching | None = None,
+        **settings: Any,
     ) -> list[str]:
-        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora}, name, prefix_caching=prefix_caching)
+        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, pages, {"qkv": lora}, name, **settings)
         self.workers[uuid] = Worker(info)
         return self.tell(events.GpuJoined(runner, info))
 

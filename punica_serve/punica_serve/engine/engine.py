@@ -47,6 +47,7 @@ from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import StepRunner
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
+from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.model_digest import prefix_caching_of
 from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
@@ -101,6 +102,7 @@ class Engine:
         self._work = Event()
         self._open_adapters(config, parts, fetch, packed_cache)
         self.prefix_caching = prefix_caching_of(config, self.model_config)
+        self.kv_window = kv_window_of(config, self.model_config)
         planner = StepPlanner(
             self._cache,
             max_batch_size=config.max_batch_size,

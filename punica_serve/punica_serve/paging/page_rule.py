@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 
 from punica_serve.batching_rules import pages_for
+from punica_serve.protocol import KvWindow
 
 #: More tokens, and more pages, than any request has.
 UNLIMITED = sys.maxsize
@@ -42,6 +43,11 @@ class PageRule:
             most = pages_for(num_tokens - 1, self.page_size) + 1
         object.__setattr__(self, "most_pages", most)
 
+    @classmethod
+    def of(cls, page_size: int, window: KvWindow | None) -> "PageRule":
+        """The rule of a worker that says this of itself."""
+        return cls(page_size) if window is None else cls(page_size, window.num_tokens, window.chunk_tokens)
+
     def held_by(self, num_tokens: int) -> int:
         """The most pages that a request holds while it has so many tokens."""
         return min(pages_for(num_tokens, self.page_size), self.most_pages)
@@ -53,6 +59,11 @@ class PageRule:
     def first_kept(self, num_cached: int) -> int:
         """The first page that the rows behind so many tokens see."""
         return first_kept_page(num_cached, self.page_size, self.window)
+
+    def next_release(self, num_released: int) -> int:
+        """The computed tokens at which a request gives back a page more than so many. Only with a window."""
+        assert self.window is not None
+        return (num_released + 1) * self.page_size + self.window - 1
 
     def table_length(self, num_tokens: int, num_cached: int) -> int:
         """Where the pages of a request end that has computed ``num_cached`` tokens. They begin at `first_kept`."""

@@ -7,7 +7,7 @@ known to its worker alone, which may take a smaller one yet.
 from typing import Literal, NamedTuple
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS, pages_of_rank
-from punica_serve.batching_rules import pages_to_start
+from punica_serve.batching_rules import pages_for
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
@@ -68,7 +68,7 @@ def _limit_of(size: int, engine: EngineConfig, times: StepTimeModel) -> BatchLim
     """The setting that forbids a batch of this size; None if none does."""
     if step_ms(size, engine, times) > engine.target_step_ms:
         return "target_step_ms"
-    kv_pages = size * pages_to_start(engine.target_context, engine.page_size)
+    kv_pages = size * pages_for(engine.target_context + 1, engine.page_size)
     if engine.num_kv_pages is not None and kv_pages > engine.num_kv_pages:
         return "num_kv_pages"
     lora_pages = round(engine.target_distinct * size) * pages_of_rank(engine.expected_lora_rank)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 #: (major, minor). Peers whose majors differ refuse each other and name both versions.
-PROTOCOL_VERSION = (5, 8)
+PROTOCOL_VERSION = (5, 9)
 
 #: A token id fits 32 bits: MAX_TOKEN_BYTES on the wire, 4 in memory.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

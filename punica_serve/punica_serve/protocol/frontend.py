@@ -159,7 +159,8 @@ class Limits(Message, frozen=True):
     """The capacity and the speed of the cluster, sent after Welcome and whenever it changes."""
 
     num_gpus: int
-    #: Tokens of the longest request the largest KvCache can hold; None while no GPU has joined.
+    #: Tokens of the longest request the largest KvCache can hold; None while no GPU has joined, and where a KvCache
+    #: holds requests of any length, since pages behind windows are given back.
     max_request_tokens: int | None = None
     #: How many of the GPUs are draining.
     num_draining: int = 0

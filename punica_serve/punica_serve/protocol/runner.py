@@ -26,6 +26,15 @@ class PrefixCaching(Struct, frozen=True):
     scope: PrefixScope = "tenant"
 
 
+class KvWindow(Struct, frozen=True):
+    """Every layer of a worker's model has a sliding window: pages of the KvCache behind the largest are given back."""
+
+    #: Tokens that a row sees at most, itself among them.
+    num_tokens: Annotated[int, Meta(ge=1)]
+    #: Tokens of a request that one step computes at most, whose pages it holds beside those of the window.
+    chunk_tokens: Annotated[int, Meta(ge=1)]
+
+
 class GpuInfo(Struct, frozen=True):
     """A worker's description of its device, once it is ready."""
 
@@ -50,6 +59,8 @@ class GpuInfo(Struct, frozen=True):
     batch_limit: str = "max_batch_size"
     #: UUIDs of a group's devices, by rank: the first is ``uuid``. Empty: there is no group.
     ranks: Annotated[tuple[str, ...], Meta(max_length=MAX_RANKS)] = ()
+    #: None: a request keeps all its pages to its end.
+    window: KvWindow | None = None
 
     @property
     def rank_uuids(self) -> tuple[str, ...]:

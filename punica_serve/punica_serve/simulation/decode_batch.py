@@ -7,6 +7,7 @@ from it. A step then costs little more than the tuples of its report, and no obj
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.lora_load import LoraAccount
 from punica_serve.simulation.row import Row
 from punica_serve.simulation.tokens import TOKEN_STRIDE
@@ -24,10 +25,14 @@ class _Columns:
 
 
 class DecodeBatch:
-    """Rows join and leave between two steps. Before ``advance``, call ``grow`` with ``num_pages_due`` pages at hand."""
+    """Rows join and leave between two steps. Before ``advance``, call ``grow`` with ``num_pages_due`` pages at hand.
 
-    def __init__(self, *, page_size: int, vocab_size: int) -> None:
-        self._page_size = page_size
+    Under a window, take the rows that are ``releasing`` before that: their pages go back, and they join again.
+    """
+
+    def __init__(self, rule: PageRule, *, vocab_size: int) -> None:
+        self._rule = rule
+        self._page_size = rule.page_size
         self._vocab_size = vocab_size
         self._clock = 0
         self._rows: dict[int, Row] = {}
@@ -38,6 +43,8 @@ class DecodeBatch:
         self._growth: Counter[int] = Counter()
         #: Clock -> rows that get their last token then.
         self._ends: defaultdict[int, list[Row]] = defaultdict(list)
+        #: Clock -> rows that give pages back before the step then; only under a window.
+        self._releases: defaultdict[int, list[Row]] = defaultdict(list)
         #: The adapters of the rows.
         self.lora = LoraAccount()
 
@@ -60,7 +67,7 @@ class DecodeBatch:
     @property
     def num_pages(self) -> int:
         """Pages that the rows hold."""
-        return sum(row.num_pages + self._num_growths(row) for row in self._rows.values())
+        return sum(row.num_pages - row.num_released + self._num_growths(row) for row in self._rows.values())
 
     @property
     def newest(self) -> Row | None:
@@ -80,18 +87,19 @@ class DecodeBatch:
         self._num_tokens_base += row.num_tokens - self._clock
         self._growth[self._next_growth(row)] += 1
         self._ends[self._end(row)].append(row)
+        if self._rule.window is not None:
+            self._releases[self._release(row)].append(row)
         if row.digest is not None and row.adapter_size is not None:
             self.lora.add(row.digest, row.adapter_size)
         self._columns = None
 
     def leave(self, key: int) -> Row:
         """Removes a row, and updates its own numbers."""
-        row = self._rows.pop(key)
-        ending = self._ends[self._end(row)]
-        ending.remove(row)
-        if not ending:
-            del self._ends[self._end(row)]
-        return self._settle(row)
+        return self._take(self._rows.pop(key))
+
+    def releasing(self) -> list[Row]:
+        """Rows of whose first pages the next step reads nothing. Their own numbers are up to date until they join."""
+        return [self._take(row) for row in tuple(self._releases.get(self._clock, ()))]
 
     def grow(self) -> None:
         """Gives each row that needs a page one more."""
@@ -108,8 +116,25 @@ class DecodeBatch:
         self._clock += 1
         ended = self._ends.pop(clock, [])
         for row in ended:
+            self._forget_release(row)
             self._settle(self._rows.pop(row.key))
         return columns.keys, positions, token_ids, ended
+
+    def _take(self, row: Row) -> Row:
+        """Subtracts a row that does not end now."""
+        ending = self._ends[self._end(row)]
+        ending.remove(row)
+        if not ending:
+            del self._ends[self._end(row)]
+        self._forget_release(row)
+        return self._settle(row)
+
+    def _forget_release(self, row: Row) -> None:
+        if self._rule.window is not None:
+            releasing = self._releases[self._release(row)]
+            releasing.remove(row)
+            if not releasing:
+                del self._releases[self._release(row)]
 
     def _settle(self, row: Row) -> Row:
         """Subtracts a row from the sums, and updates its own numbers."""
@@ -136,6 +161,11 @@ class DecodeBatch:
     def _end(self, row: Row) -> int:
         """The clock of the step that makes the row's last token."""
         return row.joined + row.max_length - row.num_tokens - 1
+
+    def _release(self, row: Row) -> int:
+        """The clock of the first step before which the row gives a page back."""
+        num_cached = row.num_tokens - 1
+        return row.joined + max(0, self._rule.next_release(row.num_released) - num_cached)
 
     def _first_growth(self, row: Row) -> int:
         """The clock of the step that first needs a page beyond those that the row joined with."""

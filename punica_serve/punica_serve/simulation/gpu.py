@@ -8,9 +8,10 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from punica_serve.batching_rules import give_pages, may_admit, pages_to_start
+from punica_serve.batching_rules import give_pages, may_admit
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.paging.shared_pages import SharedPagePool
@@ -60,9 +61,10 @@ class SimulatedGpu:
         self._waiting: list[Row] = []  # by arrival
         #: Admitted requests that prefill or await their adapters.
         self._starting: list[Row] = []  # by arrival
-        self._decodes = DecodeBatch(page_size=info.page_size, vocab_size=vocab_size)
+        self._rule = PageRule.of(info.page_size, info.window)
+        self._decodes = DecodeBatch(self._rule, vocab_size=vocab_size)
         self._pool = SharedPagePool(info.num_kv_pages)
-        self.prefixes = PrefixCache(self._pool, info.page_size)
+        self.prefixes = PrefixCache(self._pool, info.page_size, self._rule.window)
         #: Pages that rows got while they decoded. Which of them are whose matters only when a row leaves.
         self._growth: list[int] = []
         #: Rows that get their first token in the step that runs.
@@ -108,7 +110,7 @@ class SimulatedGpu:
 
         A request that outgrows the KvCache is preempted, and waits until its owner cancels it.
         """
-        capacity = self._info.num_kv_pages * self._info.page_size
+        capacity = self._rule.longest(self._info.num_kv_pages)
         if len(request.prompt_ids) >= capacity:
             message = f"the prompt's {len(request.prompt_ids)} tokens and an answer exceed the KvCache's {capacity}"
             raise InvalidRequest(message, param="prompt")
@@ -152,6 +154,8 @@ class SimulatedGpu:
         self._admit(now_s)
         if self._starting:
             self._join_decoding()
+        if self._rule.window is not None:
+            self._give_back()
         self._plan = (self._plan_prefills() if self._prefills_apart else None) or self._plan_decodes()
         return self._plan
 
@@ -181,9 +185,9 @@ class SimulatedGpu:
 
     def check_invariants(self) -> None:
         """Audits pages and queues; an AssertionError is a bug of ours."""
-        held = [page for row in self._rows.values() for page in row.pages]
+        held = [page for row in self._rows.values() for page in row.pages[row.num_released :]]
         self._pool.check_invariants([*held, *self._growth])
-        num_pages = sum(row.num_pages for row in self._starting) + self._decodes.num_pages
+        num_pages = sum(row.num_pages - row.num_released for row in self._starting) + self._decodes.num_pages
         require(num_pages == len(held) + len(self._growth), "pages are lost, or held twice")
         require(not any(row.num_pages or row.pages for row in self._waiting), "a waiting request holds pages")
         num_running = len(self._starting) + len(self._decodes)
@@ -195,9 +199,8 @@ class SimulatedGpu:
         """Admits requests, first come, first served: one that does not fit blocks those behind it."""
         while self._waiting:
             row = self._waiting[0]
-            num_pages = pages_to_start(row.num_tokens, self._info.page_size)
             if not may_admit(
-                self._pages_to_take(row, num_pages),
+                self._pages_to_take(row),
                 num_free_pages=self.num_free_kv_pages,
                 num_running=len(self._starting) + len(self._decodes),
                 max_batch_size=self._info.max_batch_size,
@@ -209,12 +212,13 @@ class SimulatedGpu:
                 self._loras.acquire(row.adapter, now_s)
             del self._waiting[0]
             self.prefixes.admit(row)
-            row.pages += self._pool.allocate(num_pages - len(row.pages))
-            row.num_pages = num_pages
+            row.num_pages = self._rule.table_length(row.num_tokens + 1, row.num_cached)
+            row.pages += self._pool.allocate(row.num_pages - len(row.pages))
             insort(self._starting, row, key=_by_arrival)
 
-    def _pages_to_take(self, row: Row, num_pages: int) -> int:
+    def _pages_to_take(self, row: Row) -> int:
         """Free pages that a waiting row takes when it starts: none for known pages that others hold."""
+        num_pages = self._rule.to_start(row.num_tokens)
         if num_pages <= self._pool.num_free:
             return num_pages
         return num_pages - self.prefixes.num_held(row)
@@ -232,7 +236,7 @@ class SimulatedGpu:
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._ready(), self.prefixes, self._prefill_budget_tokens, None)
+        prefills = prefills_of(self._ready(), self.prefixes, self._prepare, self._prefill_budget_tokens, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -241,11 +245,11 @@ class SimulatedGpu:
 
     def _plan_decodes(self) -> PlannedStep | None:
         """A step of the decodes, with prefills beside them; None if nothing can run."""
-        preempted = self._give_pages() if self._decodes.num_pages_due else ()
+        preempted = self._give_pages()
         prefills: tuple[Prefill, ...] = ()
         if self._starting:
             limits = (self._prefill_budget_tokens, self._info.max_prefills, self._chunk_costs)
-            prefills = prefills_of(self._ready(), self.prefixes, *limits)
+            prefills = prefills_of(self._ready(), self.prefixes, self._prepare, *limits)
         num_decodes = len(self._decodes)
         if not prefills and not num_decodes and not preempted:
             return None
@@ -263,24 +267,68 @@ class SimulatedGpu:
         self._starting.remove(row)
         return True
 
+    def _give_back(self) -> None:
+        """Takes back the pages that no row sees any more."""
+        for row in self._starting:
+            self.prefixes.give_back(row)
+        for row in self._decodes.releasing():
+            self._collect_growth(row)
+            self.prefixes.give_back(row)
+            self._decodes.join(row)
+
     def _give_pages(self) -> tuple[int, ...]:
-        """Gives decodes the pages for their next tokens. Returns the keys of the requests preempted for it."""
+        """Gives rows the pages for their next tokens. Returns the keys of the requests preempted for it."""
+        lacking = self._lacking()
+        if not lacking and not self._decodes.num_pages_due:
+            return ()
         preempted: list[Row] = []
-        if self._decodes.num_pages_due <= self.num_free_kv_pages:
-            self._take_pages(self._decodes.num_pages_due)
+        if not lacking and self._decodes.num_pages_due <= self.num_free_kv_pages:
+            self._growth += self._pool.allocate(self._decodes.num_pages_due)
         else:
+            due = [*lacking, *((row, 1) for row in self._decodes.rows_due())]
             preempted = give_pages(
-                [(row, 1) for row in self._decodes.rows_due()],
+                sorted(due, key=lambda each: each[0].arrival),
                 num_free=lambda: self.num_free_kv_pages,
-                give=lambda _, num_pages: self._take_pages(num_pages),
+                give=self._take_pages,
                 preempt_newest=self._preempt_newest,
             )
         self._decodes.grow()
         return tuple([row.key for row in preempted])
 
-    def _take_pages(self, num_pages: int) -> None:
-        """Takes pages for rows that decode; the decode batch updates the rows themselves."""
-        self._growth += self._pool.allocate(num_pages)
+    def _lacking(self) -> list[tuple[Row, int]]:
+        """Rows that prefill and lack pages, and how many: only behind a window have they not had all at the start."""
+        if self._rule.window is None:
+            return []
+        return [(row, missing) for row in self._starting if (missing := self._num_missing(row)) > 0]
+
+    def _num_missing(self, row: Row) -> int:
+        return self._rule.table_length(row.num_tokens, row.num_cached) - row.num_pages
+
+    def _prepare(self, row: Row) -> bool:
+        """Takes known pages for a row; whether it then has the pages of its next chunk."""
+        self.prefixes.take(row)
+        self.prefixes.give_back(row)
+        row.num_pages = len(row.pages)
+        num_missing = self._num_missing(row)
+        if num_missing > self.num_free_kv_pages:
+            return False
+        self._take_pages(row, max(0, num_missing))
+        return True
+
+    def _take_pages(self, row: Row, num_pages: int) -> None:
+        """Takes pages for a row; the decode batch counts those of its own rows."""
+        pages = self._pool.allocate(num_pages)
+        if row.key in self._decodes:
+            self._growth += pages
+        else:
+            row.pages += pages
+            row.num_pages += num_pages
+
+    def _collect_growth(self, row: Row) -> None:
+        """Gives a row that is in no batch the pages that it got while it decoded."""
+        first = len(self._growth) - (row.num_pages - len(row.pages))
+        row.pages += self._growth[first:]
+        del self._growth[first:]
 
     def _preempt_newest(self) -> Row:
         """Preempts the newest running request."""
@@ -301,9 +349,7 @@ class SimulatedGpu:
 
     def _release(self, row: Row) -> None:
         """Frees the pages and the adapter of a row that no longer runs."""
-        first_of_growth = len(self._growth) - (row.num_pages - len(row.pages))
-        row.pages += self._growth[first_of_growth:]
-        del self._growth[first_of_growth:]
+        self._collect_growth(row)
         self.prefixes.release(row)
         row.num_pages = 0
         if row.digest is not None:

@@ -1,6 +1,6 @@
 """A step of a simulated GPU: which prefills it runs, and with how many decodes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from punica_serve.batching_rules import share_budget
@@ -37,12 +37,16 @@ class PlannedStep(NamedTuple):
 def prefills_of(
     ready: Iterable[Row],
     prefixes: PrefixCache,
+    prepare: Callable[[Row], bool],
     budget_tokens: int,
     max_prefills: int | None,
     costs: ChunkCosts | None = None,
 ) -> tuple[Prefill, ...]:
-    """The prefills of a step, by the engine's rule; none if all rows decode."""
-    prefilling = (prefixes.take(row) for row in ready if not row.is_decoding)
+    """The prefills of a step, by the engine's rule; none if all rows decode.
+
+    ``prepare``: takes known pages for a row, and says whether it has those of its next chunk.
+    """
+    prefilling = (row for row in ready if not row.is_decoding and prepare(row))
     shares = share_budget(
         prefilling, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
     )

@@ -30,6 +30,7 @@ class Row:
     vocab_size: int
     #: Tokens, from the first, whose keys and values are in the KvCache.
     num_cached: int = 0
+    #: Those that it gave back behind a window included.
     num_pages: int = 0
     #: Its first pages: those that it was admitted with. The GPU keeps the later ones of all rows together.
     pages: list[int] = field(default_factory=list)

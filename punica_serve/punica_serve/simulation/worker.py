@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from punica_serve.base_model.lora_layout import pool_pages
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.protocol import (
@@ -39,7 +41,7 @@ _NOTHING = SimulatedStep(PlannedStep((), 0, 0, 0.0, ()), (), (), (), ())
 
 
 def simulated_gpu_info(
-    engine: EngineConfig, uuid: str, name: str = "", *, batch_limit: str = "max_batch_size"
+    engine: EngineConfig, model: ModelConfig, uuid: str, name: str = "", *, batch_limit: str = "max_batch_size"
 ) -> GpuInfo:
     """A simulated GPU of the configured size. Raises ConfigError if no size is set."""
     if engine.num_kv_pages is None:
@@ -56,6 +58,7 @@ def simulated_gpu_info(
         num_lora_pages=pool_pages(engine.lora_pages, engine.lora_limits),
         name=name,
         device_name=SIMULATED_DEVICE,
+        window=kv_window_of(engine, model),
         prefix_caching=PrefixCaching(SIMULATED_DEVICE, engine.prefix_scope) if engine.prefix_caching else None,
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from punica_scheduler.core.request import LoraPages, RequestRecord
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.protocol import GpuInfo, LoraGroup
 
 #: A worker is this far ahead of its reports when a stop reaches it: one step runs, the next is the first without.
@@ -13,7 +14,7 @@ STEPS_AHEAD = 2
 class Capacity:
     """One kind of GPU."""
 
-    #: Length of the longest request that the KvCache can hold, alone.
+    #: Length of the longest request that the KvCache can hold, alone; UNLIMITED where it holds a window's pages.
     num_tokens: int
     #: Pages of the LoRA pool, by group; and the same to look them up.
     lora_pages: tuple[tuple[LoraGroup, int], ...]
@@ -22,7 +23,7 @@ class Capacity:
     @classmethod
     def of(cls, info: GpuInfo) -> "Capacity":
         lora_pages = tuple(sorted(info.num_lora_pages.items()))
-        return cls(info.num_kv_pages * info.page_size, lora_pages, info.num_lora_pages)
+        return cls(PageRule.of(info.page_size, info.window).longest(info.num_kv_pages), lora_pages, info.num_lora_pages)
 
     def could_run(self, record: RequestRecord) -> bool:
         """Whether the request's next steps and its adapter fit."""

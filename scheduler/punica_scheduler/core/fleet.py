@@ -12,6 +12,7 @@ from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_serve.errors import GpuNotFound, InvalidRequest
 from punica_serve.errors.invariants import require
+from punica_serve.paging.page_rule import UNLIMITED
 from punica_serve.protocol import GpuInfo, Limits
 
 
@@ -72,8 +73,9 @@ class Fleet:
     @property
     def limits(self) -> Limits:
         """The limits that frontends are told."""
-        capacities = (capacity.num_tokens for capacity in self.capacities)
-        return Limits(len(self.gpus), max(capacities, default=None), num_draining=len(self.draining))
+        longest = max((capacity.num_tokens for capacity in self.capacities), default=UNLIMITED)
+        limit = None if longest == UNLIMITED else longest
+        return Limits(len(self.gpus), limit, num_draining=len(self.draining))
 
     # -------------------------------------------------------------- drains
 

@@ -11,6 +11,7 @@ from punica_scheduler.core.page_account import PageAccount
 from punica_scheduler.core.repeated_rows import RepeatedRows
 from punica_scheduler.core.request import LoraPages, RequestRecord
 from punica_serve.errors.invariants import require
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.protocol import (
     AssignmentId,
     GpuDetails,
@@ -38,6 +39,7 @@ class GpuRecord:
     idle_since_ns: int = 0
     uuid: str = field(init=False)
     capacity: Capacity = field(init=False)
+    page_rule: PageRule = field(init=False)
     kv_pages: PageAccount = field(init=False)
     #: By the counter of the assignment.
     working_set: dict[int, RequestRecord] = field(default_factory=dict)
@@ -56,7 +58,9 @@ class GpuRecord:
     #: Tokens that its worker has looked up, and those that it has found.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    #: Tokens for which a new request would find pages: free by accounting, and not needed by the working set.
+    #: Pages for a new request: free by accounting, and not needed by the working set.
+    num_room_pages: int = field(init=False)
+    #: Tokens of the longest request, with its next one, that would find pages.
     room: int = field(init=False)
     #: By digest: requests of the working set that use the adapter.
     num_users: dict[str | None, int] = field(default_factory=dict)
@@ -80,6 +84,7 @@ class GpuRecord:
     def __post_init__(self) -> None:
         self.uuid = self.info.uuid
         self.capacity = Capacity.of(self.info)
+        self.page_rule = PageRule.of(self.info.page_size, self.info.window)
         self.kv_pages = PageAccount(self.info.num_kv_pages)
         self._update_room()
 
@@ -116,9 +121,6 @@ class GpuRecord:
         """The latest by arrival, not by placement. The working set must not be empty."""
         return max(self.working_set.values(), key=attrgetter("arrival"))
 
-    def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.info.page_size)
-
     # -------------------------------------------------------------- questions
 
     def has_room_for(self, record: RequestRecord) -> bool:
@@ -139,7 +141,7 @@ class GpuRecord:
         num_requests = self.num_staying + len(records)
         num_pages_ahead = self.num_pages_needed + sum(map(self.pages_ahead_of, records))
         return (
-            sum(self.pages_for(record.num_tokens + 1) for record in records) * self.info.page_size <= self.room
+            sum(self.page_rule.to_start(record.num_tokens) for record in records) <= self.num_room_pages
             and num_requests <= self.info.max_batch_size
             and num_pages_ahead + num_requests <= self.info.num_kv_pages
             and self._fits_loras(records)
@@ -151,6 +153,7 @@ class GpuRecord:
 
         What requests hold and what is free add up to the pool, where stops on their way are obeyed in time; so
         growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
+        Behind a window requests may hold fewer than are needed here, so it never fits less.
         """
         return self.num_pages_needed > self.info.num_kv_pages
 
@@ -168,7 +171,8 @@ class GpuRecord:
         return record.digest is None or record.digest in self.num_users or record.digest in self.resident
 
     def pages_ahead_of(self, record: RequestRecord) -> int:
-        return self.pages_for(record.num_tokens_after(STEPS_AHEAD))
+        """The most that the request holds until STEPS_AHEAD steps from now: for any length behind a window as many."""
+        return self.page_rule.held_by(record.num_tokens_after(STEPS_AHEAD))
 
     def _fits_lora(self, record: RequestRecord) -> bool:
         """Whether the adapters of the working set and the request's fit the LoRA pool together."""
@@ -197,7 +201,7 @@ class GpuRecord:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
         self.num_pages_ahead += self.pages_ahead_of(record)
-        seq = self.kv_pages.start(assignment, self.pages_for(record.num_tokens + 1))
+        seq = self.kv_pages.start(assignment, self.page_rule.to_start(record.num_tokens))
         self._update_room()
         return seq
 
@@ -229,7 +233,7 @@ class GpuRecord:
         records = [record for record in map(self.working_set.get, counters) if record is not None]
         positions = tuple([len(record.generated_ids) for record in records])
         if len(records) == len(set(counters)) and positions == report.positions:
-            rows = RepeatedRows(positions, records, num_repeats, self.info.page_size)
+            rows = RepeatedRows(positions, records, num_repeats, self.page_rule)
             if rows.max_steps > 0:
                 rows.begin()
                 self.repeated_rows = rows
@@ -273,7 +277,8 @@ class GpuRecord:
 
     def _update_room(self) -> None:
         free_by_book, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed
-        self.room = (free_by_book if free_by_book < free_by_need else free_by_need) * self.info.page_size
+        self.num_room_pages = free_by_book if free_by_book < free_by_need else free_by_need
+        self.room = self.page_rule.longest(self.num_room_pages)
 
     def check_invariants(self) -> None:
         """Audits the sums. AssertionError is a bug of ours."""
@@ -290,7 +295,8 @@ class GpuRecord:
         require(len(repeated) == (len(rows.records) if rows else 0), f"the repeated rows of {self.uuid}")
         require(self.num_pages_ahead == sum(map(self.pages_ahead_of, records)), f"pages of {self.uuid}")
         num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed)
-        require(self.room == num_free_pages * self.info.page_size, f"room of {self.uuid}")
+        require(self.num_room_pages == num_free_pages, f"room of {self.uuid}")
+        require(self.room == self.page_rule.longest(num_free_pages), f"room of {self.uuid}")
         require(self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}")
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():

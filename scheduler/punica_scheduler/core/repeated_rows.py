@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from punica_scheduler.core.capacity import STEPS_AHEAD
 from punica_scheduler.core.request import TOKEN_TYPE, RequestRecord
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.protocol import StepReport
 
 _Column = tuple[Any, ...]
@@ -66,6 +67,8 @@ class RepeatedRows:
     """
 
     __slots__ = (
+        "_all_grow_until",
+        "_grows_until",
         "_next_repeat",
         "_num_left",
         "_pack",
@@ -81,7 +84,7 @@ class RepeatedRows:
     )
 
     def __init__(
-        self, positions: tuple[int, ...], records: list[RequestRecord], num_repeats: int, page_size: int
+        self, positions: tuple[int, ...], records: list[RequestRecord], num_repeats: int, rule: PageRule
     ) -> None:
         """Rows must be of different requests, at their next positions; ``num_repeats`` is of the first report."""
         self.records = records
@@ -93,12 +96,20 @@ class RepeatedRows:
         #: The tokens of each step, an array's bytes. One array of all would be copied again and again as it grows.
         self._steps: list[bytes] = []
         self._pack = _packer(len(records))
-        self._page_size = page_size
+        self._page_size = rule.page_size
         rows = list(zip(records, positions, strict=True))
-        #: A row needs a page more ahead every ``page_size`` steps: its turn among them.
-        self._turns = [-(record.num_prompt + at + STEPS_AHEAD) % page_size for record, at in rows]
-        #: Steps until it has all its tokens. Those that are ahead need no page.
+        #: Steps until it has all its tokens.
         self._num_left = [record.max_tokens - at for record, at in rows]
+        ahead = [record.num_prompt + at + STEPS_AHEAD for record, at in rows]
+        growths = [
+            (-num_tokens % rule.page_size, min(left - STEPS_AHEAD, rule.most_pages * rule.page_size - num_tokens))
+            for num_tokens, left in zip(ahead, self._num_left, strict=True)
+        ]
+        #: A row needs a page more ahead every ``page_size`` steps: its turn among them.
+        self._turns = [turn for turn, end in growths if end > 0]
+        #: It needs no more after so many steps: those that are ahead need none, nor does a row behind its window.
+        self._grows_until = [end for _, end in growths if end > 0]
+        self._all_grow_until = min(self._grows_until, default=0)
         #: Until a request has all its tokens: what comes then is looked at row by row.
         self.max_steps = min(self._num_left)
         #: Requests that get their first token of this assignment in these steps.
@@ -137,10 +148,10 @@ class RepeatedRows:
 
     def _num_pages_at(self, step: int) -> int:
         turn = step % self._page_size
-        if step + STEPS_AHEAD < self.max_steps:
+        if step < self._all_grow_until:
             return self._turns.count(turn)
-        rows = zip(self._turns, self._num_left, strict=True)
-        return len([None for own, left in rows if own == turn and step + STEPS_AHEAD < left])
+        rows = zip(self._turns, self._grows_until, strict=True)
+        return len([None for own, end in rows if own == turn and step < end])
 
     def end(self) -> None:
         """Hands each request its tokens and GPU time."""

@@ -73,7 +73,7 @@ def simulate(
     width = len(str(simulation.num_runners * num_gpus - 1))
     runners = {
         f"runner-{runner}": [
-            simulated_gpu_info(engine, f"SIM-{number:0{width}}")
+            simulated_gpu_info(engine, model, f"SIM-{number:0{width}}")
             for number in range(runner * num_gpus, (runner + 1) * num_gpus)
         ]
         for runner in range(simulation.num_runners)

@@ -2,6 +2,7 @@
 
 import random
 
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.lora_load import adapter_size
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.row import Row
@@ -25,7 +26,7 @@ def _decoding_row(key: int, num_prompt: int, max_tokens: int) -> Row:
 
 def test_rows_count_as_if_each_were_alone() -> None:
     rng = random.Random(5)
-    batch = DecodeBatch(page_size=PAGE_SIZE, vocab_size=VOCAB_SIZE)
+    batch = DecodeBatch(PageRule(PAGE_SIZE), vocab_size=VOCAB_SIZE)
     #: Tokens of each row, counted by hand.
     lengths: dict[int, int] = {}
     prompts: dict[int, int] = {}
@@ -65,7 +66,7 @@ def test_rows_count_as_if_each_were_alone() -> None:
 
 
 def test_different_adapters_are_counted_once() -> None:
-    batch = DecodeBatch(page_size=PAGE_SIZE, vocab_size=VOCAB_SIZE)
+    batch = DecodeBatch(PageRule(PAGE_SIZE), vocab_size=VOCAB_SIZE)
     for key, name in enumerate(("a", "a", "b")):
         row = _decoding_row(key, 3, 5)
         row.adapter = adapter_ref(name)

@@ -19,6 +19,8 @@ PAGE_SIZE, BATCH_SIZE, BUDGET = 4, 5, 8
 #: Few enough for preemptions; and enough to keep all that is known, since which of two requests that end in one step is
 #: the older one is not told by the rules.
 SCARCE, AMPLE = 24, 400
+#: As scarce where each request holds the pages of a window and a chunk at most, which is four.
+WINDOW, SCARCE_BEHIND_WINDOWS = 6, 12
 NUM_REQUESTS = 30
 #: A time at which all adapters have been loaded.
 NOW_S = 1e6
@@ -45,19 +47,34 @@ def max_prefills(request: pytest.FixtureRequest) -> int:
     return number
 
 
+@pytest.fixture(scope="module")
+def tiny_mistral(make_model: Callable[..., Path]) -> Path:
+    """As large as the tiny Llama, with a window in each layer."""
+    return make_model("mistral", sliding_window=WINDOW)
+
+
 @pytest.fixture(params=[False, True], ids=["alone", "sharing"])
-def engine(tiny_llama: Path, max_prefills: int, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def is_sharing(request: pytest.FixtureRequest) -> bool:
+    is_sharing: bool = request.param
+    return is_sharing
+
+
+@pytest.fixture(params=[False, True], ids=["llama", "mistral"])
+def engine(
+    tiny_llama: Path, tiny_mistral: Path, max_prefills: int, is_sharing: bool, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    scarce = SCARCE_BEHIND_WINDOWS if request.param else SCARCE
     config = EngineConfig(
-        model=tiny_llama,
+        model=tiny_mistral if request.param else tiny_llama,
         dtype="float32",
         page_size=PAGE_SIZE,
-        num_kv_pages=AMPLE if request.param else SCARCE,
+        num_kv_pages=AMPLE if is_sharing else scarce,
         max_batch_size=BATCH_SIZE,
         prefill_budget_tokens=BUDGET,
         max_prefills=max_prefills,
         cpu_threads=1,
         num_lora_pages=2,
-        prefix_caching=request.param,
+        prefix_caching=is_sharing,
     )
     engine = Engine(config)
     yield engine
@@ -78,10 +95,17 @@ def adapters(tiny_model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) 
 def test_every_step_is_the_engines(
     seed: int, engine: Engine, max_prefills: int, make_gpu: Callable[..., SimulatedGpu], adapters: list[AdapterRef]
 ) -> None:
-    is_sharing, num_pages = engine.prefix_caching is not None, engine.num_kv_pages
-    sizes = {"page_size": PAGE_SIZE, "num_kv_pages": num_pages, "max_batch_size": BATCH_SIZE, "num_lora_pages": 2}
-    sizes["max_prefills"] = max_prefills
-    gpu = make_gpu(prefill_budget_tokens=BUDGET, prefix_caching=engine.prefix_caching, **sizes)
+    is_sharing = engine.prefix_caching is not None
+    gpu = make_gpu(
+        prefill_budget_tokens=BUDGET,
+        page_size=PAGE_SIZE,
+        num_kv_pages=engine.num_kv_pages,
+        max_batch_size=BATCH_SIZE,
+        num_lora_pages=2,
+        max_prefills=max_prefills,
+        prefix_caching=engine.prefix_caching,
+        window=engine.kv_window,
+    )
     _load(engine, gpu, adapters)
     rng = random.Random(seed)
     requests = [_request(number, rng, [None, *adapters]) for number in range(NUM_REQUESTS)]

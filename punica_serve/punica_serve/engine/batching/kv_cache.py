@@ -12,6 +12,7 @@ from punica_serve.batching_rules import pages_for
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
 from punica_serve.errors import ConfigError
+from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.shared_pages import SharedPagePool, max_pages_named
@@ -122,7 +123,7 @@ def _num_pages_that_fit(config: EngineConfig, model: ModelConfig, page_bytes: in
     free, total, share = free_bytes(device), total_bytes(device), config.device_memory_share
     num_pages = pages_within(free_bytes=free, total_bytes=total, share=share, page_bytes=page_bytes)
     context = config.context_of(model)
-    wanted = PageRule(config.page_size, model.spec.page_window, config.prefill_budget_tokens).held_by(context)
+    wanted = PageRule.of(config.page_size, kv_window_of(config, model)).held_by(context)
     if num_pages < wanted:
         fits = max(num_pages, 0) * config.page_size
         raise ConfigError(
