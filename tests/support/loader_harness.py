@@ -15,6 +15,7 @@ from punica_serve.engine.adapters.entry import AdapterFailure
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
@@ -38,14 +39,25 @@ class LoaderHarness:
     """A loader over the real threads; a test plays the step loop."""
 
     def __init__(
-        self, model: ModelConfig, num_pages: int, host_bytes: int = 1 << 24, device: torch.device = CPU
+        self,
+        model: ModelConfig,
+        num_pages: int,
+        host_bytes: int = 1 << 24,
+        device: torch.device = CPU,
+        packed_store: PackedStore | None = None,
     ) -> None:
         self.progress = Event()
         self.newest_end: Any = None
         self.pool = LoraPool(model, num_pages=num_pages, dtype=torch.float32, device=device)
         self.host_cache = HostCache(open_host_memory(host_bytes, device))
         self.loader = AdapterLoader(
-            self.pool, self.host_cache, model, torch.float32, self.progress.set, lambda: self.newest_end
+            self.pool,
+            self.host_cache,
+            model,
+            torch.float32,
+            self.progress.set,
+            lambda: self.newest_end,
+            packed_store=packed_store,
         )
 
     def until(self, condition: Callable[[], bool]) -> list[AdapterFailure]:

@@ -1,10 +1,10 @@
 """The loader's record of an adapter, and its states.
 
-                         ┌─▶ arriving ─┐
-loading ──▶ staged ──▶ copying ──▶ resident
-  │ │         │          │            │
-  │ └─────────┼──────────┴──▶ failed  │
-  └───────────┴───────────────────────┴──▶ evicted
+                             ┌─▶ arriving ─┐
+loading ────┬──▶ staged ──▶ copying ──▶ resident
+  │ │ └▶ streaming │            │          │
+  │ └────────┴─────┼────────────┴▶ failed  │
+  └────────────────┴───────────────────────┴──▶ evicted
 
 The record begins when a request needs the adapter, or when a prefetched one goes on to the device, and ends when the
 adapter leaves the device. ``HostLoad`` has the states of its way to host memory. The host cache owns the pins, which
@@ -21,6 +21,7 @@ from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed, StoreUnavailable
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
@@ -29,7 +30,9 @@ from punica_serve.protocol import AdapterRef
 class AdapterState(Enum):
     #: On its way to host memory.
     LOADING = "loading"
-    #: Packed in host memory, and waits for pages.
+    #: On its way to host memory, with pages that are filled meanwhile if its packed form is on this host.
+    STREAMING = "streaming"
+    #: Packed in host memory, and waits for pages, or for its pages to be filled.
     STAGED = "staged"
     #: It has pages, which a thread fills.
     COPYING = "copying"
@@ -44,7 +47,10 @@ class AdapterState(Enum):
 
 
 TRANSITIONS: dict[AdapterState, frozenset[AdapterState]] = {
-    AdapterState.LOADING: frozenset({AdapterState.STAGED, AdapterState.EVICTED, AdapterState.FAILED}),
+    AdapterState.LOADING: frozenset(
+        {AdapterState.STREAMING, AdapterState.STAGED, AdapterState.EVICTED, AdapterState.FAILED}
+    ),
+    AdapterState.STREAMING: frozenset({AdapterState.STAGED, AdapterState.FAILED}),
     AdapterState.STAGED: frozenset({AdapterState.COPYING, AdapterState.EVICTED}),
     AdapterState.COPYING: frozenset({AdapterState.ARRIVING, AdapterState.RESIDENT, AdapterState.FAILED}),
     AdapterState.ARRIVING: frozenset({AdapterState.RESIDENT, AdapterState.FAILED}),
@@ -55,6 +61,8 @@ TRANSITIONS: dict[AdapterState, frozenset[AdapterState]] = {
 
 #: In these states it holds a copy in host memory.
 _HOLDING_COPY = (AdapterState.STAGED, AdapterState.COPYING, AdapterState.ARRIVING)
+#: In these states it is on its way to host memory.
+_LOADING = (AdapterState.LOADING, AdapterState.STREAMING)
 #: In these states a thread fills its pages.
 _FILLING = (AdapterState.COPYING, AdapterState.ARRIVING)
 
@@ -69,10 +77,12 @@ class AdapterEntry:
     refcount: int = 0
     #: Held while STAGED, COPYING and ARRIVING.
     copy: HostCopy | None = None
-    #: From COPYING on.
+    #: From COPYING on, or from STREAMING on.
     pages: AdapterPages = field(default_factory=dict)
     #: The copies to the pages of all ranks, while COPYING and ARRIVING.
     filling: GroupCopy | None = None
+    #: Fills its pages while STREAMING.
+    stream: PageStream | None = None
     #: What a step may wait for meanwhile, if it may.
     arrival: Arrival | None = None
     #: The end of the last step that may read the pages, once no request uses the adapter.
@@ -89,6 +99,16 @@ class AdapterEntry:
     def is_ready(self) -> bool:
         """Whether any step may use it."""
         return self.state in (AdapterState.RESIDENT, AdapterState.ARRIVING)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is on its way to host memory."""
+        return self.state in _LOADING
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether its pages are being filled, or will be at once."""
+        return self.state is AdapterState.COPYING or (self.stream is not None and self.stream.is_flowing)
 
     @property
     def has_copied(self) -> bool:
@@ -126,14 +146,23 @@ class AdapterEntry:
         """It is wanted again."""
         self.is_unwanted = False
 
+    def take_pages(self, pages: AdapterPages) -> None:
+        """It has pages to be filled."""
+        self.pages = pages
+
+    def begin_stream(self, stream: PageStream) -> None:
+        """Its pages are filled while it is read."""
+        self._become(AdapterState.STREAMING)
+        self.stream = stream
+
     def stage(self, copy: HostCopy) -> None:
         """It has arrived in host memory; takes over a reference to the copy."""
         self._become(AdapterState.STAGED)
-        self.copy = copy
+        self.copy, self.stream = copy, None
 
-    def begin_copy(self, pages: AdapterPages, filling: GroupCopy, arrival: Arrival | None) -> None:
+    def begin_copy(self, filling: GroupCopy, arrival: Arrival | None) -> None:
         self._become(AdapterState.COPYING)
-        self.pages, self.filling, self.arrival = pages, filling, arrival
+        self.filling, self.arrival = filling, arrival
 
     def join(self) -> None:
         """A step was launched that waits for its layers."""
@@ -154,7 +183,7 @@ class AdapterEntry:
         return self._leave_host()
 
     def _leave_host(self) -> HostCopy | None:
-        copy, self.copy, self.filling, self.arrival = self.copy, None, None, None
+        copy, self.copy, self.filling, self.arrival, self.stream = self.copy, None, None, None, None
         return copy
 
     def _become(self, state: AdapterState) -> None:
@@ -175,6 +204,8 @@ class AdapterEntry:
             (self.state in _FILLING) == (self.filling is not None),
             f"adapter {digest}: its state does not match its copy",
         )
+        is_streaming = self.state is AdapterState.STREAMING
+        require(is_streaming == (self.stream is not None), f"adapter {digest}: its state does not match its stream")
         require(not (self.is_unwanted and self.is_evictable), f"adapter {digest} should have been evicted")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 
@@ -69,6 +70,8 @@ class HostLoad:
     num_fetches: int = 0
     #: The step under way, while FETCHING or READING.
     future: Future[Path] | Future[HostCopy] | None = None
+    #: The pages on the device that are filled while it is read.
+    stream: PageStream | None = None
 
     @property
     def needs_fetch(self) -> bool:
@@ -82,6 +85,10 @@ class HostLoad:
     @property
     def is_step_done(self) -> bool:
         return self.future is not None and self.future.done()
+
+    @property
+    def is_on_device(self) -> bool:
+        return self.stream is not None and self.stream.is_filled
 
     @property
     def may_fetch_again(self) -> bool:
@@ -106,9 +113,9 @@ class HostLoad:
         self.num_fetches += 1
         self.future = future
 
-    def begin_read(self, future: Future[HostCopy]) -> None:
+    def begin_read(self, future: Future[HostCopy], stream: PageStream | None = None) -> None:
         self._become(LoadState.READING)
-        self.future = future
+        self.future, self.stream = future, stream
 
     def set_folder(self, folder: Path | None) -> None:
         """Its files are in this folder, or were evicted from the disk."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_load import HostLoad, LoadState, PrefetchQueue
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.errors import StoreUnavailable
 from punica_serve.protocol import AdapterRef
@@ -19,6 +20,10 @@ from punica_serve.protocol import AdapterRef
 #: Fetches an adapter's files to this host's disk, where they may be evicted at any time. AdapterRejected: the files are
 #: wrong, on every host.
 Fetch = Callable[[AdapterRef], Future[Path]]
+
+#: The pages of an adapter that is about to be read, to be filled meanwhile; None if nobody waits for it, or none are
+#: free.
+OpenStream = Callable[[AdapterRef], PageStream | None]
 
 #: The share of reader threads for prefetches; the others stay free for adapters that running requests wait for.
 _PREFETCH_SHARE = 0.75
@@ -38,14 +43,22 @@ class LoadResult:
     result: HostCopy | BaseException
     #: Whether it is to go on to the device.
     for_device: bool
+    #: Whether its pages there are filled already.
+    is_on_device: bool
 
 
 class HostLoader:
     """All methods run on one thread; ``poll`` collects what other threads have finished."""
 
     def __init__(
-        self, host_cache: HostCache, reader: AdapterReader, fetch: Fetch, on_progress: Callable[[], None]
+        self,
+        host_cache: HostCache,
+        reader: AdapterReader,
+        fetch: Fetch,
+        on_progress: Callable[[], None],
+        open_stream: OpenStream = lambda _: None,
     ) -> None:
+        self._open_stream = open_stream
         self._host_cache = host_cache
         self._reader = reader
         self._fetch = fetch
@@ -146,8 +159,9 @@ class HostLoader:
             future = self._fetch(load.ref)
             load.begin_fetch(future)
         else:
-            future = self._reader.start(load.local_ref)
-            load.begin_read(future)
+            stream = self._open_stream(load.ref)
+            future = self._reader.start(load.local_ref, stream)
+            load.begin_read(future, stream)
         future.add_done_callback(lambda _: self._on_progress())
 
     def _finish(self, load: HostLoad) -> LoadResult | None:
@@ -168,7 +182,7 @@ class HostLoader:
             self._go_on(load)
         else:
             load.end(LoadState.LOADED if isinstance(result, HostCopy) else LoadState.FAILED)
-            return LoadResult(load.ref, result, load.for_device)
+            return LoadResult(load.ref, result, load.for_device, load.is_on_device)
         return None
 
     def _drop(self, load: HostLoad, result: Path | HostCopy | BaseException) -> None:

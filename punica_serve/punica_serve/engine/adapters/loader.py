@@ -21,6 +21,7 @@ from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.adapters.writer import LoraWriter
 from punica_serve.protocol import AdapterRef, LoraGroup
@@ -61,7 +62,9 @@ class AdapterLoader:
         self._fence = fence
         self._peers = peers
         reader = AdapterReader(host_cache, model, dtype, pool.device, packed_store, peers)
-        self._host = HostLoader(host_cache, reader, fetch, on_progress)
+        #: Peers would have to fill their pages by the same time, for which a copy by layers is better.
+        self._may_stream = packed_store is not None and peers is NO_PEERS
+        self._host = HostLoader(host_cache, reader, fetch, on_progress, self._open_stream)
         self._writer = LoraWriter(pool, on_progress, peers, by_layer=by_layer, arrival_words=arrival_words)
         self._entries: dict[str, AdapterEntry] = {}  # least recently used first
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
@@ -84,8 +87,8 @@ class AdapterLoader:
 
     @property
     def is_copying(self) -> bool:
-        """Whether an adapter that a request waits for is being copied to the device."""
-        return any(entry.state is AdapterState.COPYING and entry.refcount for entry in self._entries.values())
+        """Whether an adapter that a request waits for is being copied to the device, from host memory or a file."""
+        return any(entry.is_on_its_way and entry.refcount for entry in self._entries.values())
 
     @property
     def has_unfinished_copies(self) -> bool:
@@ -144,12 +147,13 @@ class AdapterLoader:
     def acquire(self, ref: AdapterRef) -> None:
         """Adds a reference, which keeps the adapter until ``release``, and loads it if need be."""
         entry = self._entries.pop(ref.digest, None)
+        is_new = entry is None
         if entry is None:
             entry = AdapterEntry(ref)
-            if (copy := self._host.get(ref)) is not None:
-                entry.stage(copy)
         entry.acquire()
         self._entries[ref.digest] = entry
+        if is_new and (copy := self._host.get(ref)) is not None:
+            entry.stage(copy)
         if entry.state is AdapterState.STAGED:
             self._place(entry)
 
@@ -237,7 +241,7 @@ class AdapterLoader:
         """Hands an adapter that has arrived in host memory, or its error, to the requests that wait for it."""
         ref, result = loaded.ref, loaded.result
         entry = self._entries.get(ref.digest)
-        is_awaited = entry is not None and entry.state is AdapterState.LOADING
+        is_awaited = entry is not None and entry.is_loading
         if isinstance(result, BaseException):
             if entry is not None and is_awaited:
                 return [self._fail(entry, result)]
@@ -245,6 +249,8 @@ class AdapterLoader:
                 log.warning("adapter %s can't be prefetched: %s", ref.digest, result)
         elif entry is not None and is_awaited:
             entry.stage(result)
+            if loaded.is_on_device:
+                entry.begin_copy(self._writer.filled(ref, entry.pages), None)
         else:
             self._host_cache.release(result)
             if loaded.for_device:
@@ -297,14 +303,29 @@ class AdapterLoader:
         if entry.refcount == 0:
             self._free(entry)
             return
-        needed = pages_needed(entry.ref.ranks)
-        if self._make_room(needed, keep_pinned=False):
-            self._copy(entry, needed)
+        if self._take_pages(entry):
+            self._copy(entry)
 
-    def _copy(self, entry: AdapterEntry, needed: dict[LoraGroup, int]) -> None:
-        """Copies a staged adapter to free pages."""
+    def _open_stream(self, ref: AdapterRef) -> PageStream | None:
+        """Pages for an adapter that is about to be read, if a request waits for it and they can be had."""
+        entry = self._entries.get(ref.digest)
+        if not self._may_stream or entry is None or not entry.refcount or not entry.is_loading:
+            return None
+        if entry.stream is None and self._take_pages(entry):
+            entry.begin_stream(self._writer.stream(entry.pages))
+        return entry.stream
+
+    def _take_pages(self, entry: AdapterEntry) -> bool:
+        """Gives an adapter pages, evicting unused ones. False, without effect, if there are too few."""
+        needed = pages_needed(entry.ref.ranks)
+        if not entry.pages and self._make_room(needed, keep_pinned=False):
+            entry.take_pages(self._writer.allocate(needed))
+        return bool(entry.pages)
+
+    def _copy(self, entry: AdapterEntry) -> None:
+        """Copies a staged adapter to its pages."""
         assert entry.copy is not None
-        entry.begin_copy(*self._writer.fill(entry.ref, needed, entry.copy.packed))
+        entry.begin_copy(*self._writer.fill(entry.ref, entry.pages, entry.copy.packed))
 
     def _load_prefetched(self) -> None:
         """One at a time: a request's copy waits for no more than one of them."""
@@ -318,7 +339,8 @@ class AdapterLoader:
             if (copy := self._host_cache.get(digest)) is not None:
                 entry = self._entries[digest] = self._prefetching = AdapterEntry(ref)
                 entry.stage(copy)
-                self._copy(entry, needed)
+                entry.take_pages(self._writer.allocate(needed))
+                self._copy(entry)
 
     def _make_room(self, needed: dict[LoraGroup, int], *, keep_pinned: bool) -> bool:
         """Evicts unused adapters, pinned ones last, but none if even all of them were not enough."""

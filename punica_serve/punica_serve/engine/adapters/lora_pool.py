@@ -6,8 +6,8 @@ padding to a highest rank, no limit of slots. Paging by rank follows S-LoRA (sec
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from itertools import repeat
 from threading import Lock
 
 import torch
@@ -24,7 +24,7 @@ from punica_serve.base_model.memory_budget import pool_num_bytes
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters.copy_batch import CopyBatch
+from punica_serve.engine.adapters.copy_batch import CopyBatch, PageSource
 from punica_serve.engine.adapters.layer_arrival import LayerArrival, layer_groups
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.memory.auto_sizes import lora_pages
@@ -72,6 +72,7 @@ class LoraPool:
         self.num_layers = model.num_hidden_layers
         #: Held while one adapter's copies are queued, so that those of two don't mix.
         self._queueing = Lock()
+        self._is_closed = False
         #: How often each page is copied; more than once emulates a slower link, for benchmarks.
         self.copies_per_page = 1
         #: The stream of all copies; None on a CPU.
@@ -132,13 +133,36 @@ class LoraPool:
                 written.synchronize()
         return float(started.elapsed_time(written)) / 1e3
 
+    def begin_parts(
+        self, pages: AdapterPages, adapter: PackedAdapter, after: Sequence[torch.cuda.Event] = ()
+    ) -> CopyBatch:
+        """Prepares ``write_part``, on any thread. ``after``: as for ``write``."""
+        if self._stream is not None:
+            for event in after:
+                self._stream.wait_event(event)
+        return self._batch(pages, adapter)
+
+    def write_part(self, batch: CopyBatch, first: int, last: int) -> None:
+        """Copies what pages get from the addresses ``first`` to ``last``, on a GPU as the stream gets to it.
+
+        Any thread may call it, and keeps the memory until ``synchronize``. Raises CancelledError once it is closed.
+        """
+        if self._stream is None:
+            batch.copy_part(first, last)
+            return
+        with torch.cuda.stream(self._stream), self._queueing:
+            if self._is_closed:
+                raise CancelledError
+            torch.cuda.Event().record()  # gives a new thread the device's context, which the driver's call needs
+            batch.queue_part(first, last, self._stream)
+
     def _copy(self, pages: AdapterPages, adapter: PackedAdapter, arrival: LayerArrival | None) -> None:
         """Copies group after group of layers, on a GPU as the stream gets to it."""
         in_layers = {group: numbers for group, numbers in pages.items() if group not in VOCABULARY_GROUPS}
         beside = {group: numbers for group, numbers in pages.items() if group in VOCABULARY_GROUPS}
         if beside:
-            self._copy_layers(CopyBatch(self._pairs(beside, adapter)), slice(0, 1))
-        batch = CopyBatch(self._pairs(in_layers, adapter))
+            self._copy_layers(self._batch(beside, adapter), slice(0, 1))
+        batch = self._batch(in_layers, adapter)
         for group in layer_groups(self.num_layers):
             self._copy_layers(batch, slice(group.start, group.stop))
             if arrival is not None:
@@ -150,18 +174,27 @@ class LoraPool:
         else:
             batch.queue(layers, self._stream)
 
-    def synchronize(self) -> None:
-        """Waits for the copies in flight."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def close(self) -> None:
+        """Queues no part any more, and waits for the copies that are queued: the host's memory may be unpinned then."""
+        with self._queueing:
+            self._is_closed = True
+        self.synchronize()
 
-    def _pairs(self, pages: AdapterPages, adapter: PackedAdapter) -> Iterator[tuple[Tensor, Tensor]]:
-        """(page of the pool, the same in host memory), each [layers, ...]."""
+    def synchronize(self) -> None:
+        """Waits for the copies that are queued."""
+        if self._stream is not None:
+            queued = torch.cuda.Event(blocking=True)  # the thread sleeps
+            queued.record(self._stream)
+            queued.synchronize()
+
+    def _batch(self, pages: AdapterPages, adapter: PackedAdapter) -> CopyBatch:
+        return CopyBatch(self._sources(pages, adapter), self.copies_per_page)
+
+    def _sources(self, pages: AdapterPages, adapter: PackedAdapter) -> Iterator[PageSource]:
         for group, numbers in pages.items():
             pool, packed = self.groups[group], adapter.groups[group]
-            for place, number in enumerate(numbers):
-                for pair in ((pool.a[number], packed.a[place]), (pool.b[number], packed.b[place])):
-                    yield from repeat(pair, self.copies_per_page)
+            yield PageSource(pool.a, numbers, packed.a)
+            yield PageSource(pool.b, numbers, packed.b)
 
     def check_invariants(self, held: list[AdapterPages]) -> None:
         for group, pool in self.groups.items():

@@ -4,8 +4,8 @@ A header of 4 KiB, then the adapter's memory as it is, in a few chunks, each wit
 SHA-256 of an adapter is checked when its bytes come to the host; checksums of 128 bits (xxh3) guard what is read from
 then on against damage.
 
-A chunk is one read and one checksum. More pieces, such as one for each layer, would take as many times as long beside a
-busy step loop: each call releases the GIL and must get it back.
+A chunk is one read, one checksum and one copy to the device, while other chunks are read. More pieces, such as one for
+each layer, would take as many times as long beside a busy step loop: each call releases the GIL and must get it back.
 """
 
 import hashlib
@@ -24,10 +24,12 @@ from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
-#: Chunks, which are read side by side: a few threads saturate a disk, or the memory's bandwidth.
-NUM_CHUNKS = 4
+#: Chunks of most adapters. The copy of the last one is what a load takes longer than its reading.
+MIN_CHUNKS = 8
+#: Larger adapters have more, so that none keeps the link from others for long; up to what the header has room for.
+_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 128
 #: Raised with every change of this format, or of what packing makes.
-_VERSION = 2
+_VERSION = 3
 _MAGIC = b"PUNICA-PACKED\n"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 16
 _BLOCK_BYTES = 4096
@@ -50,9 +52,14 @@ class _Header(msgspec.Struct, frozen=True):
 class Chunk:
     """Bytes of a packed file, and their place in the adapter's memory."""
 
-    offset: int
+    #: In the adapter's memory. The file has a header before it.
+    start: int
     memory: memoryview
     checksum: bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,9 @@ class PackedLayout:
 def write_packed(descriptor: int, ref: AdapterRef, memory: Bytes, layout: PackedLayout) -> None:
     """Writes the ``memory`` of a packed adapter to an empty file. Raises OSError."""
     checksums = []
-    for offset, chunk in _chunks(memory):
+    for start, chunk in _chunks(memory):
         checksums.append(xxhash.xxh3_128_digest(chunk))
-        _write_all(descriptor, chunk, offset)
+        _write_all(descriptor, chunk, _BLOCK_BYTES + start)
     header = _encode(_Header(layout.name, _meaning(ref), tuple(checksums)))
     _write_all(descriptor, memoryview(header), 0)
 
@@ -101,7 +108,7 @@ def read_chunk(descriptor: int, chunk: Chunk) -> None:
     """Reads one chunk into its place. Raises PackedFileInvalid if it is damaged; OSError."""
     done = 0
     while done < len(chunk.memory):
-        num_bytes = os.preadv(descriptor, [chunk.memory[done:]], chunk.offset + done)
+        num_bytes = os.preadv(descriptor, [chunk.memory[done:]], _BLOCK_BYTES + chunk.start + done)
         if not num_bytes:
             raise PackedFileInvalid("it is cut short")
         done += num_bytes
@@ -110,10 +117,11 @@ def read_chunk(descriptor: int, chunk: Chunk) -> None:
 
 
 def _chunks(memory: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Equal shares of whole blocks, except for the last, with their offsets in the file."""
-    share = -(-len(memory) // (NUM_CHUNKS * _BLOCK_BYTES)) * _BLOCK_BYTES
+    """Equal shares of whole blocks, except for the last, with their starts."""
+    count = min(_MAX_CHUNKS, max(MIN_CHUNKS, -(-len(memory) // _CHUNK_BYTES)))
+    share = -(-len(memory) // (count * _BLOCK_BYTES)) * _BLOCK_BYTES
     for start in range(0, len(memory), max(share, 1)):
-        yield _BLOCK_BYTES + start, memory[start : start + share].data
+        yield start, memory[start : start + share].data
 
 
 def _encode(header: _Header) -> bytes:

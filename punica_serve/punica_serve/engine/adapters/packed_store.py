@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.packed_file import (
-    NUM_CHUNKS,
+    Chunk,
     PackedFileInvalid,
     PackedLayout,
     open_chunks,
@@ -26,6 +26,7 @@ from punica_serve.engine.adapters.packed_file import (
     write_packed,
 )
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
+from punica_serve.engine.adapters.page_stream import OnChunk, PageStream
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -34,6 +35,8 @@ from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
 
+#: Chunks that are read side by side, of all adapters: a few threads saturate a disk, or the memory's bandwidth.
+_NUM_READERS = 4
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
@@ -56,8 +59,7 @@ class PackedStore:
         self._model = model
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
-        #: For all adapters.
-        self._readers = ThreadPoolExecutor(NUM_CHUNKS, "packed-reader")
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
         self._lock = threading.Lock()
@@ -77,14 +79,16 @@ class PackedStore:
         """Of an adapter that this host has downloaded to the cache folder."""
         return self._folder.checksums(Path(ref.uri))
 
-    def read(self, ref: AdapterRef, memory: Tensor) -> PackedAdapter | None:
-        """Reads the adapter into uint8 [packed_num_bytes]. None if its file is not there, or no good."""
+    def read(self, ref: AdapterRef, memory: Tensor, stream: PageStream | None = None) -> PackedAdapter | None:
+        """Reads the adapter into uint8 [packed_num_bytes], and goes on to the device with each chunk if there is a
+        ``stream``. None if its file is not there, or no good.
+        """
         try:
             descriptor = self._folder.packed.open(ref.digest, self._layout.name)
             if descriptor is None:
                 return None
             try:
-                return self._read(descriptor, ref, memory)
+                return self._read(descriptor, ref, memory, stream)
             finally:
                 os.close(descriptor)
         except (PackedFileInvalid, OSError) as error:
@@ -120,19 +124,20 @@ class PackedStore:
 
     def close(self) -> None:
         """Starts nothing more. Does not wait: a disk may hang."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False)  # whoever waits for chunks gets them
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, descriptor: int, ref: AdapterRef, memory: Tensor) -> PackedAdapter:
-        reads: list[Future[None]] = []
-        try:
-            chunks = open_chunks(descriptor, ref, memory.numpy(), self._layout)
-            reads.extend(self._readers.submit(read_chunk, descriptor, chunk) for chunk in chunks)
-            packed = packed_views(memory, ref.ranks, self._model, self._dtype)
-        finally:
-            wait(reads)  # all of them end before the memory or the descriptor is used for anything else
-        for read in reads:
-            read.result()
+    def _read(self, descriptor: int, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
+        chunks = open_chunks(descriptor, ref, memory.numpy(), self._layout)
+        packed = packed_views(memory, ref.ranks, self._model, self._dtype)
+        with nullcontext() if stream is None else stream.filling(memory, packed) as on_chunk:
+            reads: list[Future[None]] = []
+            try:
+                reads.extend(self._readers.submit(_read_chunk, descriptor, chunk, on_chunk) for chunk in chunks)
+            finally:
+                wait(reads)  # all of them end before the memory or the descriptor is used for anything else
+            for read in reads:
+                read.result()
         return packed
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
@@ -159,6 +164,12 @@ class PackedStore:
             log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
         elif error is None:
             self._has_failed = False
+
+
+def _read_chunk(descriptor: int, chunk: Chunk, on_chunk: OnChunk | None) -> None:
+    read_chunk(descriptor, chunk)
+    if on_chunk is not None:
+        on_chunk(chunk.start, chunk.stop)
 
 
 def _lower_priority() -> None:

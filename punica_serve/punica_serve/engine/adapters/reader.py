@@ -18,6 +18,7 @@ from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.protocol import AdapterRef
 
@@ -52,12 +53,17 @@ class AdapterReader:
         self._buffers = local()
         self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
 
-    def start(self, ref: AdapterRef) -> Future[HostCopy]:
-        """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter."""
+    def start(self, ref: AdapterRef, stream: PageStream | None = None) -> Future[HostCopy]:
+        """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter.
+
+        ``stream``: pages that are filled meanwhile if the adapter's packed form is here.
+        """
         if self._packed_store is not None:
             self._packed_store.want(ref.digest)
         self._peers.read(ref)
-        return self._threads.submit(self._read, ref)
+        if stream is not None:
+            stream.begin()
+        return self._threads.submit(self._read, ref, stream)
 
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
@@ -71,7 +77,11 @@ class AdapterReader:
         if self._packed_store is not None:
             self._packed_store.remove(digest)
 
-    def _read(self, ref: AdapterRef) -> HostCopy:
+    def _read(self, ref: AdapterRef, stream: PageStream | None = None) -> HostCopy:
+        if (copy := self._read_packed(ref, stream)) is not None:
+            return copy
+        if stream is not None:
+            stream.stop()
         if (origin := origin_digest(ref)) is not None:
             return self._host_cache.share(ref.digest, origin)
         number = dummy_number(ref)
@@ -84,22 +94,21 @@ class AdapterReader:
         return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
 
     def _read_folder(self, ref: AdapterRef) -> HostCopy:
-        store = self._packed_store
-        if store is None:
-            return self._pack_folder(ref)
-        copy = self._read_packed(ref, store) if store.has(ref) else None
-        if copy is None:
-            copy = self._pack_folder(ref)
+        """Packs the adapter, and has its packed form written in the background."""
+        copy = self._pack_folder(ref)
+        if self._packed_store is not None:
             self._host_cache.hold(copy)
-            held = copy
-            store.save(ref, copy.packed, lambda: self._host_cache.release(held))
+            self._packed_store.save(ref, copy.packed, lambda: self._host_cache.release(copy))
         return copy
 
-    def _read_packed(self, ref: AdapterRef, store: PackedStore) -> HostCopy | None:
-        """None if the packed form is no good."""
+    def _read_packed(self, ref: AdapterRef, stream: PageStream | None) -> HostCopy | None:
+        """None if there is no packed form, or it is no good."""
+        store = self._packed_store
+        if store is None or not store.has(ref):
+            return None
 
         def read(memory: Tensor) -> PackedAdapter:
-            packed = store.read(ref, memory)
+            packed = store.read(ref, memory, stream)
             if packed is None:
                 raise _NotPacked
             return packed

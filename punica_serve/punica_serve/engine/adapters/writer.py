@@ -6,7 +6,7 @@ written again only after the fences of all evicted adapters. The device waits fo
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -16,6 +16,7 @@ from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWa
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, layer_groups, make_arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.protocol import AdapterRef, LoraGroup
 
 #: Threads: one queues its copies while the other waits for its own to end.
@@ -47,22 +48,32 @@ class LoraWriter:
         self._fences: list[torch.cuda.Event] = []
         self._copiers = ThreadPoolExecutor(_NUM_COPIERS, "adapter-copier")
 
-    def fill(
-        self, ref: AdapterRef, needed: dict[LoraGroup, int], packed: PackedAdapter
-    ) -> tuple[AdapterPages, GroupCopy, Arrival | None]:
-        """Allocates free pages and starts to fill them, on all ranks. ``packed`` is read until that is done."""
-        pages = self._pool.allocate(needed)
-        self._fences = [fence for fence in self._fences if not fence.query()]
-        fences = tuple(self._fences)
+    def allocate(self, needed: dict[LoraGroup, int]) -> AdapterPages:
+        """Takes free pages."""
+        return self._pool.allocate(needed)
+
+    def stream(self, pages: AdapterPages) -> PageStream:
+        """Pages to be filled while their adapter is read."""
+        return PageStream(self._pool, pages, self._open_fences(), self._on_progress)
+
+    def filled(self, ref: AdapterRef, pages: AdapterPages) -> GroupCopy:
+        """The copy of an adapter whose pages were filled while it was read."""
+        work: Future[None] = Future()
+        work.set_result(None)
+        return self._peers.copy(ref, pages, work, by_layer=False)
+
+    def fill(self, ref: AdapterRef, pages: AdapterPages, packed: PackedAdapter) -> tuple[GroupCopy, Arrival | None]:
+        """Starts to fill pages, on all ranks. ``packed`` is read until that is done."""
+        fences = self._open_fences()
         # The embedding is read before the first layer, and so of an adapter that has all arrived.
-        arrival = None if VOCABULARY_GROUPS.keys() & needed.keys() else self._make_arrival()
+        arrival = None if VOCABULARY_GROUPS.keys() & pages.keys() else self._make_arrival()
         work = self._copiers.submit(self._write, pages, packed, fences, arrival)
         work.add_done_callback(lambda _: self._on_progress())
         copy = self._peers.copy(ref, pages, work, by_layer=arrival is not None)
         if arrival is not None:
             num_groups = len(layer_groups(self._pool.num_layers))
             self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, copy))
-        return pages, copy, arrival
+        return copy, arrival
 
     def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
         """See ``CopyForecast.arrives_in_s``."""
@@ -81,7 +92,11 @@ class LoraWriter:
     def close(self) -> None:
         """Waits for copies in flight."""
         self._copiers.shutdown(cancel_futures=True)
-        self._pool.synchronize()
+        self._pool.close()
+
+    def _open_fences(self) -> tuple[torch.cuda.Event, ...]:
+        self._fences = [fence for fence in self._fences if not fence.query()]
+        return tuple(self._fences)
 
     def _make_arrival(self) -> Arrival | None:
         if not self._by_layer:

@@ -1,15 +1,14 @@
 """Loads on an idle engine, and a link that is slowed down."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from torch import Tensor
 
 from punica_serve.bench.coldstart_series import link_rate
 from punica_serve.bench.coldstart_series.link_rate import LoadTime, copies_for, measure_load
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
+from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
@@ -40,14 +39,14 @@ def test_a_slower_link_copies_every_byte_so_often(
     engine: Engine, shared: SharedBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
-    pairs = LoraPool._pairs
+    make = LoraPool._batch
 
-    def counted(self: LoraPool, *args: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        found = list(pairs(self, *args))
-        counts.append(sum(source.nbytes for _, source in found))
-        return iter(found)
+    def counted(*args: Any) -> CopyBatch:
+        batch = make(*args)
+        counts.append(int(batch._sizes.sum()))
+        return batch
 
-    monkeypatch.setattr(LoraPool, "_pairs", counted)
+    monkeypatch.setattr(LoraPool, "_batch", counted)
     with shared.aliases("x", range(2)) as refs:
         for number, copies in enumerate((1, 4)):
             engine.slow_copies(copies)

@@ -47,7 +47,8 @@ def test_an_adapter_that_is_loaded_used_and_evicted_holds_what_each_state_needs(
     entry.stage(staged)
     assert state(entry) is AdapterState.STAGED and entry.copy is staged
     entry.check_invariants()
-    entry.begin_copy({"qkv": [3]}, GroupCopy(work), None)
+    entry.take_pages({"qkv": [3]})
+    entry.begin_copy(GroupCopy(work), None)
     assert state(entry) is AdapterState.COPYING and entry.copy is staged and not entry.has_copied
     entry.check_invariants()
     work.set_result(None)
@@ -69,7 +70,7 @@ def test_one_that_leaves_with_a_copy_in_host_memory_hands_it_over() -> None:
     staged.stage(held)
     assert staged.end(AdapterState.EVICTED) is held and staged.copy is None
     copying.stage(held)
-    copying.begin_copy({}, GroupCopy(Future()), None)
+    copying.begin_copy(GroupCopy(Future()), None)
     assert not copying.is_evictable, "a thread writes its pages"
     assert copying.end(AdapterState.FAILED) is held and copying.filling is None
 

@@ -1,0 +1,69 @@
+"""An adapter's way from its packed file to pages of the device, chunk by chunk.
+
+Each chunk is copied as soon as it was read and verified, while the next ones are read: so a load takes as long as its
+reading, and the copy of one chunk more. No step uses the pages before all chunks are there: a chunk may still turn out
+to be damaged, and a step can't wait for a disk.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.adapters.packing import PackedAdapter
+
+#: Takes the bytes [start, stop) of the adapter's memory, which are verified; on any thread.
+OnChunk = Callable[[int, int], None]
+
+
+class PageStream:
+    """Fills the pages of one adapter while it is read into host memory."""
+
+    def __init__(
+        self,
+        pool: LoraPool,
+        pages: AdapterPages,
+        fences: Sequence[torch.cuda.Event],
+        on_progress: Callable[[], None],
+    ) -> None:
+        """``fences``: the device writes nothing before them. ``on_progress`` is called on some thread by ``stop``."""
+        self._on_progress = on_progress
+        self._pool = pool
+        self._pages = pages
+        self._fences = fences
+        self._is_flowing = False
+        self._is_filled = False
+
+    @property
+    def is_flowing(self) -> bool:
+        """Whether chunks come, or may come at once, or have all come."""
+        return self._is_flowing
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether all pages are filled."""
+        return self._is_filled
+
+    def begin(self) -> None:
+        """The adapter's packed file is looked for."""
+        self._is_flowing = True
+
+    def stop(self) -> None:
+        """The adapter has no good packed file: it is read another way, which takes long."""
+        self._is_flowing = False
+        self._on_progress()
+
+    @contextmanager
+    def filling(self, memory: Tensor, packed: PackedAdapter) -> Iterator[OnChunk]:
+        """Within, chunks of ``memory``, uint8, are copied; ``packed`` are its pages.
+
+        At the end it waits for the copies, also after an error: the memory is free for something else then.
+        """
+        address, batch = memory.data_ptr(), self._pool.begin_parts(self._pages, packed, self._fences)
+        try:
+            yield lambda start, stop: self._pool.write_part(batch, address + start, address + stop)
+        finally:
+            self._pool.synchronize()
+        self._is_filled = True

@@ -1,0 +1,266 @@
+"""Adapters that go on to the device while they are read: nothing uses them before all of their bytes were verified."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace as replaced
+from pathlib import Path
+from threading import Event, Lock
+
+import pytest
+import torch
+
+from loader_harness import LoaderHarness, gate_reads
+from punica_serve.adapters.folder import load_adapter, read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import packed_file, packed_store
+from punica_serve.engine.adapters.entry import AdapterState
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.protocol import AdapterRef
+from punica_serve.store.packed_folder import PackedCache
+from waits import DEADLINE_S
+
+_NUM_PAGES = 4
+
+Make = Callable[..., LoaderHarness]
+
+
+@pytest.fixture
+def model(tiny_model: ModelConfig) -> ModelConfig:
+    """Its adapters have several chunks."""
+    return replaced(tiny_model, num_hidden_layers=7)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PackedCache:
+    return PackedCache(tmp_path / "cache", 1 << 30)
+
+
+@pytest.fixture
+def refs(model: ModelConfig, tmp_path: Path) -> list[AdapterRef]:
+    folders = [write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7) for seed in range(3)]
+    return [read_adapter(folder, model) for folder in folders]
+
+
+@pytest.fixture
+def packed(model: ModelConfig, cache: PackedCache, refs: list[AdapterRef]) -> list[PackedAdapter]:
+    """All adapters, whose packed files are on the disk."""
+    store, made = PackedStore(cache, model, torch.float32), []
+    for ref in refs:
+        memory = torch.empty(packed_num_bytes(ref.ranks, model, torch.float32), dtype=torch.uint8)
+        made.append(pack_adapter(load_adapter(ref, model), model, torch.float32, memory))
+        store.write(ref, made[-1])
+    store.close()
+    return made
+
+
+@pytest.fixture
+def make(model: ModelConfig, cache: PackedCache) -> Iterator[Make]:
+    made: list[LoaderHarness] = []
+
+    def make(num_pages: int = _NUM_PAGES, device: str = "cpu") -> LoaderHarness:
+        store = PackedStore(cache, model, torch.float32)
+        made.append(LoaderHarness(model, num_pages, device=torch.device(device), packed_store=store))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.loader.close()
+        harness.host_cache.close()
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that have copied whole adapters from host memory."""
+    seen: list[str] = []
+    write = LoraPool.write
+
+    def spy(pool: LoraPool, *rest: object) -> float:
+        seen.append("copy")
+        return write(pool, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LoraPool, "write", spy)
+    return seen
+
+
+class Gate:
+    """Holds the reads of an adapter's last chunk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.others_done, self._opened = Event(), Event(), Event()
+        copy, num_copied = LoraPool.write_part, 0
+
+        def read(descriptor: int, chunk: Chunk) -> None:
+            if chunk.start >= (packed_file.MIN_CHUNKS - 1) * len(chunk.memory):
+                self.begun.set()
+                assert self._opened.wait(DEADLINE_S)
+            read_chunk(descriptor, chunk)
+
+        def write(*arguments: object) -> None:
+            nonlocal num_copied
+            copy(*arguments)  # type: ignore[arg-type]
+            with lock:
+                num_copied += 1
+                if num_copied == packed_file.MIN_CHUNKS - 1:
+                    self.others_done.set()
+
+        lock = Lock()
+        monkeypatch.setattr(packed_store, "read_chunk", read)
+        monkeypatch.setattr(LoraPool, "write_part", write)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def state(harness: LoaderHarness, ref: AdapterRef) -> AdapterState:
+    return harness.loader._entries[ref.digest].state
+
+
+def check_pages(harness: LoaderHarness, ref: AdapterRef, packed: PackedAdapter) -> None:
+    for group, numbers in harness.loader.pages(ref.digest).items():
+        assert torch.equal(harness.pool.groups[group].a[numbers].cpu(), packed.groups[group].a)
+        assert torch.equal(harness.pool.groups[group].b[numbers].cpu(), packed.groups[group].b)
+
+
+def file_of(cache: PackedCache, ref: AdapterRef) -> Path:
+    (file,) = (cache.folder / "packed" / ref.digest).iterdir()
+    return file
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_read_from_a_packed_file_is_on_the_device_by_then(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], copies: list[str], device: str
+) -> None:
+    harness = make(num_pages=2 * len(refs), device=device)
+    harness.load(*refs)
+    for ref, adapter in zip(refs, packed, strict=True):
+        check_pages(harness, ref, adapter)
+        assert ref.digest in harness.host_cache
+    assert not copies and set(harness.loader.resident) == {ref.digest for ref in refs}
+
+
+def test_a_chunk_is_copied_while_others_are_read_and_nothing_is_ready_before_the_last(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, ref, gate = make(), refs[0], Gate(monkeypatch)
+    harness.loader.acquire(ref)
+    assert gate.begun.wait(DEADLINE_S)
+    name, numbers = next(iter(harness.loader.pages(ref.digest).items()))
+    assert gate.others_done.wait(DEADLINE_S)
+    assert torch.equal(harness.pool.groups[name].a[numbers], packed[0].groups[name].a), "all that lies in other chunks"
+    harness.loader.poll()
+    assert state(harness, ref) is AdapterState.STREAMING and harness.loader.is_copying
+    assert not harness.loader.is_ready(ref.digest) and not harness.loader.can_join(ref.digest)
+    assert harness.loader.under_way(ref.digest) is None
+    gate.open()
+    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    check_pages(harness, ref, packed[0])
+
+
+@pytest.mark.parametrize("place", [0, 60, 4096, -5000, -1])
+def test_a_damaged_chunk_is_never_used_and_the_adapter_is_made_again(
+    make: Make, cache: PackedCache, refs: list[AdapterRef], packed: list[PackedAdapter], copies: list[str], place: int
+) -> None:
+    ref, file = refs[0], file_of(cache, refs[0])
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    harness = make()
+    harness.load(ref)
+    check_pages(harness, ref, packed[0])
+    assert copies == ["copy"], "from the folder"
+    assert sum(len(numbers) for numbers in harness.loader.pages(ref.digest).values()) == 8, "to the pages that it had"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 4096, 20_000])
+def test_a_file_that_is_cut_short_is_made_again(
+    make: Make,
+    cache: PackedCache,
+    refs: list[AdapterRef],
+    packed: list[PackedAdapter],
+    copies: list[str],
+    num_bytes: int,
+) -> None:
+    os.truncate(file_of(cache, refs[0]), num_bytes)
+    harness = make()
+    harness.load(refs[0])
+    check_pages(harness, refs[0], packed[0])
+    assert copies == ["copy"]
+
+
+def test_one_without_a_good_packed_file_and_without_a_folder_fails_and_frees_its_pages(
+    make: Make, cache: PackedCache, refs: list[AdapterRef], packed: list[PackedAdapter]
+) -> None:
+    ref, harness = refs[0], make(num_pages=2)
+    os.truncate(file_of(cache, ref), 20_000)
+    shutil.rmtree(ref.uri)
+    harness.loader.acquire(ref)
+    (failure,) = harness.until(lambda: ref.digest not in harness.loader._entries)
+    assert failure.digest == ref.digest and "no such folder" in failure.error.message
+    harness.load(refs[1])
+    check_pages(harness, refs[1], packed[1])
+
+
+def test_an_adapter_that_is_deleted_between_its_chunks_is_served_and_then_leaves(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests that have it were admitted before."""
+    ref, harness, gate = refs[0], make(), Gate(monkeypatch)
+    harness.loader.acquire(ref)
+    assert gate.begun.wait(DEADLINE_S)
+    harness.loader.evict(ref.digest)
+    gate.open()
+    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    check_pages(harness, ref, packed[0])
+    harness.loader.release(ref.digest)
+    harness.loader.check_invariants()
+    assert not harness.loader._entries and ref.digest not in harness.host_cache
+
+
+def test_one_that_is_cancelled_and_deleted_between_its_chunks_keeps_its_pages_until_nobody_writes_them(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, harness, gate = refs[0], make(num_pages=2), Gate(monkeypatch)
+    harness.loader.acquire(ref)
+    assert gate.begun.wait(DEADLINE_S)
+    harness.loader.release(ref.digest)
+    harness.loader.evict(ref.digest)
+    harness.loader.acquire(refs[1])
+    harness.loader.poll()
+    assert harness.pool.groups["o"].pages.num_free == 0 and not harness.loader.pages(refs[1].digest)
+    gate.open()
+    harness.until(lambda: harness.loader.is_ready(refs[1].digest))
+    check_pages(harness, refs[1], packed[1])
+    assert ref.digest not in harness.loader._entries and ref.digest not in harness.host_cache
+
+
+def test_without_free_pages_it_is_read_to_the_host_and_copied_later(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], copies: list[str]
+) -> None:
+    harness = make(num_pages=2)
+    harness.load(refs[0])
+    harness.loader.acquire(refs[1])
+    harness.until(lambda: refs[1].digest in harness.host_cache)
+    harness.loader.poll()
+    assert not harness.loader.is_copying and not copies
+    harness.loader.release(refs[0].digest)
+    harness.until(lambda: harness.loader.is_ready(refs[1].digest))
+    check_pages(harness, refs[1], packed[1])
+    assert copies == ["copy"]
+
+
+def test_steps_are_not_delayed_for_one_that_is_hashed_and_packed(
+    make: Make, refs: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    harness = make()
+    harness.loader.acquire(refs[0])
+    harness.until(lambda: bool(reads) and not harness.loader.is_copying)
+    assert state(harness, refs[0]) is AdapterState.STREAMING
+    gate.set()
+    harness.until(lambda: harness.loader.is_ready(refs[0].digest))
