@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.group_bytes import group_line
-from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes
+from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes, limit_lines
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -79,6 +79,8 @@ def _check_file(file: Path, gpu: str | None) -> None:
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
+    for line in limit_lines(config.engine, model) if gpu is None else ():  # else the lines about the GPU have them
+        console.print(line, soft_wrap=True, markup=False)
     console.print(_told_batch(config), soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")

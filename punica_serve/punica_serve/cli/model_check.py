@@ -52,14 +52,19 @@ def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
     from punica_serve.base_model.memory_budget import num_weights
 
     yield f"{engine.model} would be served: {num_weights(model):,} weights in {engine.dtype_of(model)}"
+    yield from limit_lines(engine, model)
+    for told in model.generation.not_applied:
+        yield f"not implemented: {told}"
+
+
+def limit_lines(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
+    """The adapters that are served, with the settings that let in others."""
     limits = engine.lora_limits
     groups = model.spec.lora_groups if limits.vocabulary else model.spec.groups
     modules = (projection.name for group in groups for projection in group.projections)
     yield f"adapters may have ranks to {limits.max_rank} (`engine.max_lora_rank`) and update {', '.join(modules)}"
     if not limits.vocabulary:
         yield "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`"
-    for told in model.generation.not_applied:
-        yield f"not implemented: {told}"
 
 
 def _files(engine: "EngineConfig") -> Iterator[str]:

@@ -25,6 +25,22 @@ def test_good_adapters_are_listed_with_rank_and_digest(cli: Cli, write_config: W
     assert {"fine", "12", "ok"} < set(row)
 
 
+def test_the_adapters_that_would_be_served_are_told(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    _, stdout, _ = cli("config", "check", str(write_config()))
+    assert "ranks to 128 (`engine.max_lora_rank`)" in stdout and "need `engine.lora_vocabulary: true`" in stdout
+    engine = {"model": str(model_folder), "max_lora_rank": 16, "lora_vocabulary": True}
+    _, stdout, _ = cli("config", "check", str(write_config(engine=engine)))
+    assert "ranks to 16 " in stdout and "embed_tokens, lm_head\n" in stdout and "need" not in stdout
+
+
+def test_adapters_beyond_the_limits_are_refused_with_the_setting(
+    cli: Cli, write_config: WriteConfig, model_folder: Path, good_adapter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = {"model": str(model_folder), "max_lora_rank": 8}
+    exit_code, _, _ = cli("config", "check", str(write_config(engine=engine, adapters={"fine": "good"})))
+    assert exit_code == 1 and "has rank 12 in " in caplog.text and "raise `engine.max_lora_rank` to 12" in caplog.text
+
+
 def test_a_refused_adapter_is_named_with_the_reason_beside_good_ones(
     cli: Cli, write_config: WriteConfig, good_adapter: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

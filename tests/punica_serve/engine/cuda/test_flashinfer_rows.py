@@ -13,6 +13,11 @@ from punica_serve.engine.cuda.flashinfer_modules import compile_module, is_compi
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 BUCKET = BatchBucket(512, 31)
+#: The chunks of a step's prefills, and its decodes, by the most prefills of its bucket.
+STEPS: dict[int, list[tuple[list[tuple[int, int]], int]]] = {
+    1: [([(0, 512)], 31), ([(0, 1)], 0), ([(300, 340)], 3), ([], 5), ([(500, 990)], 7)],
+    3: [([(0, 200), (0, 300), (700, 712)], 31), ([(0, 512)], 3), ([], 5), ([(999, 1000), (0, 1)], 0)],
+}
 
 
 @pytest.fixture(params=[8, 2])
@@ -60,8 +65,10 @@ def test_nothing_is_read_of_pages_that_were_given_back() -> None:
         desk.check(step, BUCKET, layer, q, attention.run(layer, q))
 
 
-def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk) -> None:
-    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+@pytest.mark.parametrize("max_prefills", [1, 3])
+def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk, max_prefills: int) -> None:
+    bucket = BatchBucket(512, 31, max_prefills)
+    attention, q = desk.attention(bucket, flashinfer_from=1), desk.q(bucket)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -71,12 +78,12 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionD
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = attention.run(1, q)
-    for chunk, num_decodes in [((0, 512), 31), ((0, 1), 0), ((300, 340), 3), (None, 5), ((500, 990), 7)]:
-        step = desk.step(chunk, [10 + 30 * number for number in range(num_decodes)])
-        q.copy_(desk.q(BUCKET))
+    for chunks, num_decodes in STEPS[max_prefills]:
+        step = desk.step_of(chunks, [10 + 30 * number for number in range(num_decodes)])
+        q.copy_(desk.q(bucket))
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             attention.plan(step)
             graph.replay()
         torch.cuda.synchronize()
-        desk.check(step, BUCKET, 1, q, out)
+        desk.check(step, bucket, 1, q, out)
