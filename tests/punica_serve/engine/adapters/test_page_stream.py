@@ -6,25 +6,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
 from threading import Event, Lock
+from typing import Any
 
 import pytest
 import torch
 
+from cold_requests import NUM_LAYERS, cold_adapters, cold_request, run_requests
 from loader_harness import LoaderHarness, gate_reads
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters import packed_file, packed_store
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 from waits import DEADLINE_S
 
 _NUM_PAGES = 4
+_SETTINGS: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
 
 Make = Callable[..., LoaderHarness]
 
@@ -264,3 +269,26 @@ def test_steps_are_not_delayed_for_one_that_is_hashed_and_packed(
     assert state(harness, refs[0]) is AdapterState.STREAMING
     gate.set()
     harness.until(lambda: harness.loader.is_ready(refs[0].digest))
+
+
+@pytest.mark.parametrize("mode", ["wait", "layerwise"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_requests_say_from_packed_files_what_they_say_from_folders(
+    make_llama: Callable[..., Path], tmp_path: Path, mode: ColdStart, is_damaged: bool
+) -> None:
+    folder = make_llama(num_hidden_layers=NUM_LAYERS)
+    refs, cache = cold_adapters(folder, tmp_path, 2), PackedCache(tmp_path / "cache", 1 << 30)
+    requests = [cold_request(f"{number}", ref) for number, ref in enumerate(refs)]
+    said = []
+    for packed_cache in (None, cache, cache):
+        engine = Engine(EngineConfig(model=folder, **_SETTINGS, cold_start=mode), "cpu", packed_cache=packed_cache)
+        said.append(run_requests(engine, *requests))
+        if packed_cache is not None:
+            assert engine._loader._host._reader._packed_store is not None
+            engine._loader._host._reader._packed_store._writer.submit(lambda: None).result(DEADLINE_S)
+        engine.close()
+        if is_damaged:
+            for file in (cache.folder / "packed").glob("*/*"):
+                file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert said[0] == said[1] == said[2] and not said[0][1]
+    assert len(list((cache.folder / "packed").glob("*/*"))) == 2
