@@ -1,5 +1,6 @@
-"""A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE TIMES MODEL ADAPTER...`."""
+"""A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE SETTINGS MODEL ADAPTER...`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,16 +46,14 @@ def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
         dist.destroy_process_group()
 
 
-def serve_in_two(
-    store: Path, device: str, model: Path, adapters: Sequence[AdapterRef], times: Path | None = None
-) -> Answers:
-    """The answers of the first of two ranks, which is this process. ``times``: of their exchanges; else NCCL's."""
-    command = [sys.executable, __file__, str(store), "1", "2", device, str(times or ""), str(model)]
+def serve_in_two(store: Path, device: str, model: Path, adapters: Sequence[AdapterRef], **settings: Any) -> Answers:
+    """The answers of the first of two ranks, which is this process. ``settings``: of the engine, as JSON has them."""
+    command = [sys.executable, __file__, str(store), "1", "2", device, json.dumps(settings), str(model)]
     command += [ref.uri for ref in adapters]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
         try:
-            answers = _serve_one(store, Rank(0, 2), device, times, model, adapters)
+            answers = _serve_one(store, Rank(0, 2), device, settings, model, adapters)
             assert other.wait(_DEADLINE_S) == 0
             return answers
         finally:
@@ -61,19 +61,17 @@ def serve_in_two(
 
 
 def _serve_one(
-    store: Path, rank: Rank, device: str, times: Path | None, model: Path, adapters: Sequence[AdapterRef]
+    store: Path, rank: Rank, device: str, settings: dict[str, Any], model: Path, adapters: Sequence[AdapterRef]
 ) -> Answers:
     own = "cpu" if device == "cpu" else f"{device}:{rank.index}"
     with joined(store, rank, device) as collectives:
-        exchange = "auto" if times else "nccl"
-        return serve(model, adapters, collectives, device=own, exchange=exchange, exchange_times=times)
+        return serve(model, adapters, collectives, device=own, **settings)
 
 
-def main(store: str, index: str, size: str, device: str, times: str, model: str, *adapters: str) -> None:
+def main(store: str, index: str, size: str, device: str, settings: str, model: str, *adapters: str) -> None:
     folder = Path(model)
     refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
-    rank = Rank(int(index), int(size))
-    _serve_one(Path(store), rank, device, Path(times) if times else None, folder, refs)
+    _serve_one(Path(store), Rank(int(index), int(size)), device, json.loads(settings), folder, refs)
     # gloo's threads may outlive its group, and the interpreter's end would abort them and so this process.
     os._exit(0)
 

@@ -11,17 +11,19 @@ def engine_of(config: ClusterConfig) -> EngineConfig:
     """The engine's settings, with the highest rank of the file's adapters for those that are `auto`, and a number for
     `max_batch_size: auto`. Raises ConfigError if that has no profile.
     """
-    return _with_rank(config).model_copy(update={"max_batch_size": batch_of(config).size})
+    return with_expected_rank(config).model_copy(update={"max_batch_size": batch_of(config).size})
 
 
 def batch_of(config: ClusterConfig) -> AutoBatch:
     """The batch size of a cluster's engine, and what limits it. Raises ConfigError if `auto` has no profile."""
-    return auto_batch_of(config, _with_rank(config))
+    return auto_batch_of(config, with_expected_rank(config))
 
 
-def _with_rank(config: ClusterConfig) -> EngineConfig:
+def with_expected_rank(config: ClusterConfig) -> EngineConfig:
+    """The engine's settings, with the highest rank of the file's adapters if a setting depends on it."""
     engine = config.engine
-    if None not in (engine.num_lora_pages, engine.host_cache_bytes) and engine.max_batch_size != AUTO_BATCH:
+    is_auto = None in (engine.num_lora_pages, engine.host_cache_bytes) or engine.max_batch_size == AUTO_BATCH
+    if not is_auto and engine.divide_lora_from is None:
         return engine
     dummies = config.dummy_adapters
     ranks = [engine.expected_lora_rank, *map(highest_rank, readable_configs(config.adapters.values()))]

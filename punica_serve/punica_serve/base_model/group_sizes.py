@@ -36,6 +36,13 @@ def check_group_size(model: Divisible, size: int) -> None:
     )
 
 
+def check_lora_division(hidden_size: int, size: int) -> None:
+    """Raises ConfigError if ranks can't divide LoRA's A by the inputs of a layer."""
+    if hidden_size % size:
+        message = f"{size} ranks can't divide LoRA's A: `hidden_size` of {hidden_size} is no multiple of {size}"
+        raise ConfigError(f"{message}; drop `engine.divide_lora_from`", param="engine.divide_lora_from")
+
+
 def _reasons_against(model: Divisible, size: int) -> Iterator[str]:
     for name in ("num_attention_heads", "intermediate_size"):
         if (count := getattr(model, name)) % size:

@@ -45,6 +45,8 @@ def undivided_pool_bytes(model: ModelConfig, num_lora_pages: int, num_value_byte
     """Bytes of a LoRA pool that every rank of a group has whole: A where outputs are divided, B where inputs are."""
     pages, total = pool_pages(num_lora_pages, limits), 0
     for group in model.spec.lora_groups:
+        if group.divided_a is not None:
+            continue
         width = group.out_features if group.row_parallel else len(group.projections) * group.in_features
         total += pages[group.name] * LORA_PAGE_RANKS * model.spec.layers_of(group.name) * width
     return total * num_value_bytes

@@ -14,7 +14,7 @@ import msgspec
 
 from punica_serve.base_model.architectures import Architecture, read_architecture, text_config
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
-from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK, check_group_size
+from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK, check_group_size, check_lora_division
 from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
 from punica_serve.base_model.model_spec import (
@@ -87,6 +87,8 @@ class ModelConfig:
     #: Where it was read from; None if it was not.
     folder: Path | None = field(default=None, compare=False, repr=False)
     rank: Rank = SINGLE
+    #: Whether a rank has a share of the A of q, k, v, gate and up too, and the ranks add up x A.
+    divides_lora: bool = False
     #: The model that a rank has a share of; None: this one.
     unsharded: "ModelConfig | None" = None
 
@@ -100,17 +102,20 @@ class ModelConfig:
         """The token ids whose embeddings and logits a rank has."""
         return self.rank.blocks(self.vocab_size, VOCABULARY_BLOCK)
 
-    def shard(self, rank: Rank) -> "ModelConfig":
+    def shard(self, rank: Rank, *, divides_lora: bool = False) -> "ModelConfig":
         """The share of a rank. Raises ConfigError, by name, for what such a group can't divide."""
         if rank.size == 1:
             return self
         check_group_size(self, rank.size)
+        if divides_lora:
+            check_lora_division(self.hidden_size, rank.size)
         return replace(
             self,
             num_attention_heads=len(rank.share(self.num_attention_heads)),
             num_key_value_heads=len(rank.share(self.num_key_value_heads)),
             intermediate_size=len(rank.share(self.intermediate_size)),
             rank=rank,
+            divides_lora=divides_lora,
             unsharded=self,
         )
 
@@ -129,6 +134,7 @@ class ModelConfig:
 def _spec(config: ModelConfig) -> ModelSpec:
     projections = {projection.name: projection for projection in _projections(config)}
     modules = FUSED_GROUPS if config.fused_projections else LORA_GROUPS
+    divided_a = config.rank.share(config.hidden_size) if config.divides_lora else None
     return ModelSpec(
         layers=_layers(config),
         groups=tuple(
@@ -139,6 +145,7 @@ def _spec(config: ModelConfig) -> ModelSpec:
                 split_k=name in ("o", "down"),
                 bias=name == "qkv" and config.qkv_bias,
                 row_parallel=name in ("o", "down"),
+                divided_a=None if name in ("o", "down") else divided_a,
             )
             for name, names in modules.items()
         ),

@@ -59,10 +59,17 @@ class ProjectionGroup:
     bias: bool = False
     #: Whether ranks divide its inputs, so that the outputs of a rank are partial sums, and else its outputs.
     row_parallel: bool = False
+    #: The inputs whose part of LoRA's A a rank has, where the ranks add up x A; None: all that the rank reads.
+    divided_a: range | None = None
 
     @property
     def in_features(self) -> int:
         return self.projections[0].in_features
+
+    @property
+    def lora_inputs(self) -> range:
+        """The inputs of the whole module that A has here."""
+        return self.divided_a or self.projections[0].inputs
 
     @property
     def out_features(self) -> int:
@@ -263,7 +270,7 @@ class ModelSpec:
 
 def page_elements(spec: ModelSpec, group: ProjectionGroup) -> int:
     """Elements of A and B in one page of a group."""
-    num_columns = len(group.projections) * group.in_features + group.out_features
+    num_columns = len(group.projections) * len(group.lora_inputs) + group.out_features
     return spec.layers_of(group.name) * LORA_PAGE_RANKS * num_columns
 
 

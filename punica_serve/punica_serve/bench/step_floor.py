@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.model_spec import page_elements
 from punica_serve.bench.driver import StepTime
 
 
@@ -45,7 +47,7 @@ class StepBytes:
         """Those of a model, or of one rank of a group, with adapters of LoRA rank ``rank``."""
         shapes = list(model.linear_shapes.values())
         linear = model.num_hidden_layers * sum(out * into for out, into in shapes)
-        lora = model.num_hidden_layers * rank * sum(out + into for out, into in shapes)
+        lora = rank * sum(page_elements(model.spec, group) for group in model.spec.groups) // LORA_PAGE_RANKS
         kv = model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim
         output_layer = len(model.vocabulary) * model.hidden_size
         size = dtype.itemsize

@@ -44,7 +44,7 @@ class Subject:
         """Raises ConfigError if the device can't be used, and ModelRejected if the config's model can't be served."""
         if config.max_batch_size == AUTO_BATCH:
             config = config.model_copy(update={"max_batch_size": _PAPERS_BATCH})
-        return cls(config, open_device(device), read_model_config(config.model).shard(rank))
+        return cls(config, open_device(device), config.share_of(read_model_config(config.model), rank))
 
     @classmethod
     def of_shape(cls, name: str, device: str, rank: Rank = SINGLE) -> "Subject":

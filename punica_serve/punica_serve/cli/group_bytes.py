@@ -11,6 +11,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
     """What each rank of a group holds. The ranks must divide the model."""
+    from punica_serve.adapters.expected_rank import with_expected_rank
     from punica_serve.base_model.memory_budget import (
         kv_bytes_per_token,
         num_weights,
@@ -20,9 +21,9 @@ def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
     from punica_serve.base_model.rank import Rank
 
     size = config.runner.group_size
-    share, pages = model.shard(Rank(0, size)), config.engine.lora_pages
-    itemsize = 4 if config.engine.dtype_of(model) == "float32" else 2
-    limits = config.engine.lora_limits
+    engine = with_expected_rank(config)
+    share, pages, limits = engine.share_of(model, Rank(0, size)), engine.lora_pages, engine.lora_limits
+    itemsize = 4 if engine.dtype_of(model) == "float32" else 2
     pool = pool_num_bytes(share, pages, itemsize, limits)
     undivided = undivided_pool_bytes(share, pages, itemsize, limits)
     weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))

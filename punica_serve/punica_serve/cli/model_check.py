@@ -45,7 +45,7 @@ def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> 
 
     model = read_model_config(engine.model)
     lines = [*_served(engine, model), *_files(engine)]
-    return lines if gpu is None else [*lines, *_Fit.of(engine, model.shard(Rank(0, num_ranks)), gpu).lines()]
+    return lines if gpu is None else [*lines, *_Fit.of(engine, engine.share_of(model, Rank(0, num_ranks)), gpu).lines()]
 
 
 def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:

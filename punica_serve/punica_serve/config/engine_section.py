@@ -8,6 +8,7 @@ from pydantic import Field
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK, USUAL_LORA_RANK, LoraLimits
 from punica_serve.base_model.memory_budget import USUAL_RANK, auto_lora_pages
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
+from punica_serve.base_model.rank import Rank
 from punica_serve.batching_rules import default_max_prefills
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.fields import (
@@ -106,6 +107,9 @@ class EngineConfig(ConfigModel):
     attention_times: File | None = None
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
+    #: The ranks of a group have a share of the A of q, k, v, gate and up too, instead of all of it, if
+    #: `expected_lora_rank` is this or more. It takes two more exchanges a layer; not measured. By default never.
+    divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
     #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so.
     exchange: Exchange = "auto"
@@ -161,6 +165,15 @@ class EngineConfig(ConfigModel):
                 " name a GPU",
                 param="engine.attention",
             )
+
+    @property
+    def divides_lora(self) -> bool:
+        """Whether the ranks of a group have a share of each adapter's A."""
+        return self.divide_lora_from is not None and self.expected_lora_rank >= self.divide_lora_from
+
+    def share_of(self, model: ModelConfig, rank: Rank) -> ModelConfig:
+        """What a rank has of the model. Raises ConfigError, by name, for what such a group can't divide."""
+        return model.shard(rank, divides_lora=self.divides_lora)
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:
         """The data type in which the model is served."""

@@ -35,9 +35,9 @@ def make_runner(
     """``opened``: gets what must end with the runner. ``assist``: its exchanges with the device are measured.
 
     Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
-    parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of), cache.pool.device
+    parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of, collectives), cache.pool.device
     if device.type != "cuda":
-        return _measured(CpuRunner(*parts, collectives), assist)
+        return _measured(CpuRunner(*parts), assist)
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 

@@ -45,9 +45,9 @@ class EngineParts:
         model = read_model_config(config.model)
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
-        share = model.shard(collectives.rank)
-        exchanges = exchanges_of(collectives, config, dtype, device)
-        loaded = load_model(config, share, dtype, device, exchanges)
+        share = config.share_of(model, collectives.rank)
+        collectives = exchanges_of(collectives, config, dtype, device)
+        loaded = load_model(config, share, dtype, device, collectives)
         lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
         sampler = Sampler(
             model.vocab_size,

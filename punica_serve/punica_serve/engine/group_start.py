@@ -53,7 +53,7 @@ def start_group(
     }
     if packed_cache is not None:
         options |= {"cache-folder": f"{packed_cache.folder}", "cache-bytes": f"{packed_cache.budget_bytes}"}
-    read_model_config(config.model).shard(Rank(0, len(devices)))  # a size that can't work is refused at once
+    config.share_of(read_model_config(config.model), Rank(0, len(devices)))  # a size that can't work is refused at once
     store = open_port(settings.ready_timeout_s)
     group = RankGroup(devices, settings, options, on_loss)
     try:

@@ -80,7 +80,7 @@ class CpuRunner:
     ) -> None:
         self._model = model
         self._attention = TorchAttention(cache, model.config.spec)
-        self._lora = TorchLora(lora_pool, pages_of)
+        self._lora = TorchLora(lora_pool, pages_of, collectives)
         self._arrival_of = arrival_of
         self._sampler = sampler
         self._collectives = collectives

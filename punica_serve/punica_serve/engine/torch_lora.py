@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from punica_kernels.segments import SegmentIndex
-from punica_kernels.sgmv import add_embedding_lora, add_lora
+from punica_kernels.sgmv import add_embedding_lora, add_lora, sgmv_expand, sgmv_shrink
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed, CpuArrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.step_rows import Segments
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.linear import Projected
 from punica_serve.protocol import LoraGroup
 
@@ -26,9 +27,10 @@ ArrivalOf = Callable[[str], Arrival | None]
 class TorchLora:
     """LoRA weights from the pool's pages. ``plan`` once per step, ``apply`` in every layer."""
 
-    def __init__(self, pool: LoraPool, pages_of: PagesOf) -> None:
+    def __init__(self, pool: LoraPool, pages_of: PagesOf, collectives: Collectives = SINGLE_RANK) -> None:
         self._pool = pool
         self._pages_of = pages_of
+        self._collectives = collectives
         self._indices: dict[LoraGroup, SegmentIndex] = {}
         self._buffers: dict[LoraGroup, Tensor] = {}
         self._arrival: CpuArrival | None = None
@@ -71,11 +73,14 @@ class TorchLora:
         Once the step ``has_failed`` it goes on without LoRA, since other ranks wait for its exchanges.
         """
         y = base(x)
-        try:
-            if not self.has_failed:
+        if not self.has_failed:
+            try:
                 self._add(layer, group, x, y)
-        except ArrivalFailed:
-            self.has_failed = True
+                return Projected(y, None)
+            except ArrivalFailed:
+                self.has_failed = True
+        if group in self._indices and self._pool.groups[group].divided_columns is not None:
+            self._collectives.all_reduce(self._buffers[group])
         return Projected(y, None)
 
     def _add(self, layer: int, group: LoraGroup, x: Tensor, y: Tensor) -> None:
@@ -86,8 +91,15 @@ class TorchLora:
         elif index is not None:
             if self._arrival is not None:
                 self._arrival.wait(layer)
-            pool = self._pool.groups[group]
-            add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, self._buffers[group])
+            self._project(layer, group, x, y, index)
+
+    def _project(self, layer: int, group: LoraGroup, x: Tensor, y: Tensor, index: SegmentIndex) -> None:
+        pool, v = self._pool.groups[group], self._buffers[group]
+        if pool.divided_columns is None:
+            add_lora(y, x, pool.a[:, layer], pool.b[:, layer], pool.out_offsets, index, v)
+            return
+        sgmv_shrink(v, x[:, pool.divided_columns], pool.a[:, layer], index)
+        sgmv_expand(y, self._collectives.all_reduce(v), pool.b[:, layer], pool.out_offsets, index)
 
     def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
         """See ``LoraBatch.add_to_embedding``."""

@@ -78,8 +78,19 @@ def test_auto_leaves_most_to_the_kv_cache() -> None:
 
 @pytest.mark.parametrize("model", [tiny_config(), tiny_config(fused_projections=True, qkv_bias=True)])
 def test_ranks_divide_a_part_of_lora_and_have_the_rest_whole(model: ModelConfig) -> None:
-    share = model.shard(Rank(1, 2))
-    whole = undivided_pool_bytes(model, 40, 2, ALL)
+    _check_shares(model, model.shard(Rank(1, 2)), undivided_pool_bytes(model, 40, 2, ALL))
+
+
+def test_ranks_that_divide_a_too_have_less_whole() -> None:
+    model = tiny_config()
+    share = model.shard(Rank(1, 2), divides_lora=True)
+    whole = undivided_pool_bytes(share, 40, 2, ALL)
+    assert whole < undivided_pool_bytes(model, 40, 2, ALL)
+    _check_shares(model, share, whole)
+
+
+def _check_shares(model: ModelConfig, share: ModelConfig, whole: int) -> None:
+    """``whole``: bytes of the pool that each rank has."""
     divided = pool_num_bytes(model, 40, 2, ALL) - whole
     assert undivided_pool_bytes(share, 40, 2, ALL) == whole
     assert 2 * (pool_num_bytes(share, 40, 2, ALL) - whole) == divided

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from punica_serve.base_model.rank import SINGLE, Rank
@@ -57,6 +59,13 @@ def test_all_that_does_not_divide_is_named_with_the_sizes_that_work() -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         tiny_config().shard(Rank(0, 3))
     assert caught.value.param == "runner.tensor_parallel"
+
+
+def test_ranks_that_divide_a_must_divide_the_inputs_of_a_layer() -> None:
+    model = replace(tiny_config(), hidden_size=26)
+    model.shard(Rank(0, 4))
+    with pytest.raises(ConfigError, match=r"`hidden_size` of 26 is no multiple of 4; drop `engine.divide_lora_from`"):
+        model.shard(Rank(0, 4), divides_lora=True)
 
 
 def test_each_rank_needs_a_block_of_tokens() -> None:

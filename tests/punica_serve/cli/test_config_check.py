@@ -156,11 +156,22 @@ def test_a_scale_hook_is_found_by_its_name(cli: Cli, write_config: WriteConfig) 
     assert cli("config", "check", str(write_config(scheduler={"scale": {"hook": ["cat"]}})))[0] == 0
 
 
+def _whole_on_every_rank(stdout: str) -> float:
+    """KiB of LoRA pages."""
+    found = re.search(r"\(([\d.]+) (.)iB whole on every rank", stdout)
+    assert found is not None
+    return float(found[1]) * {"K": 1, "M": 1024}[found[2]]
+
+
 def test_the_bytes_of_a_rank_are_told(cli: Cli, write_config: WriteConfig) -> None:
     runner = {"devices": ["cpu,cpu", "cpu,cpu"]}
     exit_code, stdout, _ = cli("config", "check", str(write_config(runner=runner)))
     assert exit_code == 0
     (line,) = [line for line in stdout.splitlines() if line.startswith("group of ")]
+    divided = cli(
+        "config", "check", str(write_config(runner=runner, engine={"model": "model", "divide_lora_from": 16}))
+    )[1]
+    assert _whole_on_every_rank(divided) < _whole_on_every_rank(stdout)
     assert re.fullmatch(
         r"group of 2: each rank has [\d.]+ KiB of [\d.]+ KiB of weights, [\d.]+ MiB of LoRA pages \([\d.]+ .iB whole on"
         r" every rank, [\d.]+ .iB divided\), and (\d+) bytes of (\d+) bytes of KvCache a token",

@@ -29,8 +29,8 @@ def _two_shot(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
 def _engine_sum(way: Way, device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     """As the engine adds up what it has put into the memory of all."""
     assert dist.group.WORLD is not None
-    sums = SymmetricSums(dist.group.WORLD, numel * dtype.itemsize, dtype, device)
-    part = sums.memory(torch.Size([numel])).zero_()
+    sums = SymmetricSums(dist.group.WORLD, numel * dtype.itemsize, device)
+    part = sums.memory(torch.Size([numel]), dtype).zero_()
     return lambda: sums.add_up(part, way)
 
 

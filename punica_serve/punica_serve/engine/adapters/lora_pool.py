@@ -40,13 +40,15 @@ AdapterPages = dict[LoraGroup, list[int]]
 class GroupPool:
     """The pages of one group. ``a`` and ``b`` share page numbers."""
 
-    #: [pages, layers, slices, 8, in_features]
+    #: [pages, layers, slices, 8, inputs that A has here]
     a: Tensor
     #: [pages, layers, 8, out_features of all slices]; the adapter's scaling is folded in.
     b: Tensor
     #: The start of each slice in the outputs, and the end of the last one.
     out_offsets: tuple[int, ...]
     pages: PagePool
+    #: The columns of x that A multiplies, if the ranks of a group add up x A; None: all, and x A is whole.
+    divided_columns: slice | None = None
 
 
 class LoraPool:
@@ -225,9 +227,11 @@ def _make_pool(
     model: ModelConfig, group: ProjectionGroup, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> GroupPool:
     layers, rows, slices = model.spec.layers_of(group.name), LORA_PAGE_RANKS, len(group.projections)
+    columns, divided = group.lora_inputs, group.divided_a is not None
     return GroupPool(
-        a=torch.zeros(num_pages, layers, slices, rows, group.in_features, dtype=dtype, device=device),
+        a=torch.zeros(num_pages, layers, slices, rows, len(columns), dtype=dtype, device=device),
         b=torch.zeros(num_pages, layers, rows, group.out_features, dtype=dtype, device=device),
         out_offsets=group.out_offsets,
         pages=PagePool(num_pages),
+        divided_columns=slice(columns.start, columns.stop) if divided else None,
     )

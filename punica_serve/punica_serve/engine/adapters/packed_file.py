@@ -71,7 +71,8 @@ class PackedLayout:
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype) -> "PackedLayout":
         groups = [
-            (each.name, len(each.projections), each.in_features, each.out_offsets) for each in model.spec.lora_groups
+            (each.name, len(each.projections), len(each.lora_inputs), each.out_offsets)
+            for each in model.spec.lora_groups
         ]
         rank = [model.rank.index, model.rank.size] if model.rank.size > 1 else []
         meaning = json.dumps([_VERSION, str(dtype), LORA_PAGE_RANKS, model.num_hidden_layers, groups, *rank])

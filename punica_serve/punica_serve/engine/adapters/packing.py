@@ -1,7 +1,8 @@
 """An adapter's weights on the host, in the layout of the pool's pages.
 
 A rank of a group packs its share. Where ranks divide a projection's outputs, they divide those of B and each has all of
-A; where they divide its inputs, they divide those of A and each has all of B. So LoRA needs no exchange of its own.
+A; where they divide its inputs, they divide those of A and each has all of B. So LoRA needs no exchange of its own. If
+the ranks add up x A instead (`engine.divide_lora_from`), each has its inputs of that A too.
 """
 
 import math
@@ -34,7 +35,7 @@ _ALIGNMENT_BYTES = 256
 class PackedGroup:
     """Pages of one group, shaped as in GroupPool. Missing modules, layers and rank rows are zero."""
 
-    #: [pages, layers, slices, 8, in_features]
+    #: [pages, layers, slices, 8, inputs that A has here]
     a: Tensor
     #: [pages, layers, 8, out_features of all slices], scaled.
     b: Tensor
@@ -103,7 +104,7 @@ def pack_share(
     for name, pages in share.groups.items():
         group, starts = model.spec.group(name), model.whole.spec.group(name).out_offsets
         source = whole.groups[name]
-        pages.a.copy_(source.a[..., _slice(group.projections[0].inputs)])
+        pages.a.copy_(source.a[..., _slice(group.lora_inputs)])
         for projection, start, whole_start in zip(group.projections, group.out_offsets, starts, strict=False):
             for part, place in projection.output_places:
                 pages.b[..., _slice(place, start)] = source.b[..., _slice(part, whole_start)]
@@ -126,7 +127,7 @@ def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) ->
     start, rows = 0, LORA_PAGE_RANKS
     for name, num_pages in pages_needed(ranks).items():
         group, layers = model.spec.group(name), model.spec.layers_of(name)
-        a = (num_pages, layers, len(group.projections), rows, group.in_features)
+        a = (num_pages, layers, len(group.projections), rows, len(group.lora_inputs))
         b = (num_pages, layers, rows, group.out_features)
         for shape in (a, b):
             num_bytes = math.prod(shape) * dtype.itemsize
@@ -197,7 +198,7 @@ def _place_in_group(module: str, model: ModelConfig) -> tuple[LoraGroup, int, sl
     group, number = model.spec.find(module)
     projection, start = group.projections[number], group.out_offsets[number]
     outputs = [(_slice(part), _slice(place, start)) for part, place in projection.output_places]
-    return group.name, number, _slice(projection.inputs), outputs
+    return group.name, number, _slice(group.lora_inputs), outputs
 
 
 def _slice(part: range, offset: int = 0) -> slice:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding
+from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding, workspace_numel
 from punica_kernels.lora_table import LoraTable
-from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.adapters.lora_pool import GroupPool, LoraPool
 from punica_serve.engine.cuda.cuda_exchange import BucketExchange
 from punica_serve.engine.cuda.layer_gates import LayerGates
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.linear import Projected
 from punica_serve.protocol import LoraGroup
 
@@ -29,9 +30,10 @@ class CudaLora:
         side: torch.cuda.Stream,
         gates: LayerGates | None = None,
         exchange: BucketExchange | None = None,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
         """``gates``: in steps with a prefill, whose adapter may still be arriving. ``exchange``: instead, if CPU
-        processes compute what its missing layers add.
+        processes compute what its missing layers add. ``collectives``: of ranks that divide A.
         """
         self._pool = pool
         self._tables = tables
@@ -40,6 +42,7 @@ class CudaLora:
         self._side = side
         self._gates = gates
         self._exchange = exchange
+        self._collectives = collectives
         #: The group that a layer runs first.
         self._first_group = next(iter(pool.groups))
 
@@ -58,13 +61,24 @@ class CudaLora:
             if self._exchange is not None:
                 self._exchange.send(layer, group, x)
             # Pages that have not arrived hold anything; what becomes of them in the prefill's rows is replaced.
-            shrink(self._workspace, x, pool.a[:, layer], table)
-            expand(delta, self._workspace, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
+            v = self._shrink(x, pool, layer, table)
+            expand(delta, v, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
             if self._exchange is not None:
                 self._exchange.receive(layer, group, delta)
         y = base(x)
         main.wait_stream(self._side)
         return Projected(y, delta)
+
+    def _shrink(self, x: Tensor, pool: GroupPool, layer: int, table: LoraTable) -> Tensor:
+        """x A of all ranks together, float32 [workspace_numel]. What the table does not name is anything."""
+        a = pool.a[:, layer]
+        if pool.divided_columns is None:
+            shrink(self._workspace, x, a, table)
+            return self._workspace
+        shape = torch.Size([workspace_numel(table.shape, a.shape[1])])
+        v = self._collectives.empty(shape, torch.float32, x.device)
+        shrink(v, x[:, pool.divided_columns], a, table)
+        return self._collectives.all_reduce(v)
 
     def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
         """See ``LoraBatch.add_to_embedding``."""

@@ -36,6 +36,7 @@ from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.sampler import PendingTokens, SampledToken, Sampler
 from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
+from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 from punica_serve.protocol import LoraGroup
 
@@ -72,6 +73,7 @@ class CudaRunner:
         sampler: Sampler,
         pages_of: PagesOf,
         arrival_of: ArrivalOf,
+        collectives: Collectives,
         buckets: BatchBuckets,
         *,
         use_graphs: bool,
@@ -99,7 +101,16 @@ class CudaRunner:
         alone = buckets.alone(assist.shape.max_rows) if assist is not None else ()
         #: The input buffer of each bucket.
         self._buffers, self._runners = _make_runners(
-            model, cache, lora_pool, sampler.sampled_ids, buckets, self._gates, flashinfer_from, self._exchange, alone
+            model,
+            cache,
+            lora_pool,
+            sampler.sampled_ids,
+            buckets,
+            self._gates,
+            flashinfer_from,
+            self._exchange,
+            alone,
+            collectives,
         )
         torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
         self._warm_up(use_graphs=use_graphs)
@@ -174,6 +185,7 @@ def _make_runners(
     flashinfer_from: int | None,
     exchange: CudaExchange | None,
     alone: Series[BatchBucket],
+    collectives: Collectives,
 ) -> tuple[dict[BatchBucket, StepInputBuffer], dict[tuple[BatchBucket, _Kind], GraphRunner]]:
     """``alone``: buckets in which CPU processes may help."""
     device = cache.pool.device
@@ -198,6 +210,7 @@ def _make_runners(
                 workspace,
                 side,
                 gates if bucket.num_prefill_rows else None,
+                collectives=collectives,
             )
             parts = (model, buffers[bucket], inputs, attention, lora, sampled_ids)
             runners[bucket, kind] = GraphRunner(*parts, kind=kind)

@@ -33,7 +33,7 @@ def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: 
     """
     model = read_model_config(config.model)
     plan = MemoryPlan.of(
-        model.shard(Rank(0, group_size)),
+        config.share_of(model, Rank(0, group_size)),
         num_gpu_bytes=num_gpu_bytes,
         share=config.device_memory_share,
         num_value_bytes=getattr(torch, config.dtype_of(model)).itemsize,

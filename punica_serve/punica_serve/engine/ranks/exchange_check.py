@@ -7,7 +7,7 @@ import torch
 
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.exchange_choice import choice_of
-from punica_serve.engine.ranks.symmetric_sums import ChosenCollectives
+from punica_serve.engine.ranks.symmetric_sums import DTYPES, ChosenCollectives
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def exchanges_of(
     collectives: Collectives, config: EngineConfig, dtype: torch.dtype, device: torch.device
 ) -> Collectives:
-    """The exchanges of a model in this dtype. All ranks of a group must ask, and all get the same.
+    """The exchanges of a model in this dtype, and of float32. All ranks of a group must ask, and all get the same.
 
     A way that does not work on one of them leaves all sums to NCCL, and the log says why. Raises ConfigError for a file
     of times that can't be read, and for a sum that does not end.
@@ -30,12 +30,12 @@ def exchanges_of(
     if device.type != "cuda" or not isinstance(collectives, TorchCollectives):
         return collectives
     choice = choice_of(config, torch.cuda.get_device_name(device), collectives.rank.size)
-    if not choice.max_bytes:
+    if not choice.max_bytes or dtype not in DTYPES:
         return collectives
     chosen: Collectives = collectives
     try:
-        chosen = ChosenCollectives(collectives, choice, dtype, device)
-        fault = _find_fault(chosen, dtype, device)
+        chosen = ChosenCollectives(collectives, choice, device)
+        fault = _find_fault(chosen, dtype, device) or _find_fault(chosen, torch.float32, device)
     except (RuntimeError, AttributeError) as error:  # no such memory, or no such kernels in this torch
         fault = str(error).splitlines()[0]
     num_faults = int(collectives.all_reduce(torch.tensor([float(fault is not None)], device=device)).item())
@@ -58,7 +58,7 @@ def _find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.dev
             total = chosen.all_reduce(part)
             _await_end(way)
             if not torch.equal(total, torch.stack(of_rank).sum(0)):
-                return f"{way} has added {num_bytes:,} bytes up wrongly"
+                return f"{way} has added {num_bytes:,} bytes of {dtype} up wrongly"
     return None
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
+#: The types that torch's kernels add.
+DTYPES = (torch.bfloat16, torch.float32)
 #: Bytes that a thread of theirs reads at once.
 _ALIGNMENT = 16
 
@@ -18,24 +20,24 @@ _ALIGNMENT = 16
 class SymmetricSums:
     """The sums of one group, over a buffer of each rank: one sum at a time, in one order on all ranks."""
 
-    def __init__(self, group: torch.distributed.ProcessGroup, num_bytes: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, group: torch.distributed.ProcessGroup, num_bytes: int, device: torch.device) -> None:
         """All ranks must. Raises RuntimeError if their GPUs can't map each other's memory."""
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         self._group_name = group.group_name
-        self._buffer = symmetric_memory.empty(num_bytes // dtype.itemsize, dtype=dtype, device=device)
+        self._buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
         symmetric_memory.rendezvous(self._buffer, group)
 
-    def memory(self, shape: torch.Size) -> Tensor:
+    def memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The buffer's beginning as a tensor, to be filled for the next sum."""
-        return self._buffer[: shape.numel()].view(shape)
+        return self._buffer[: shape.numel() * dtype.itemsize].view(dtype).view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it is the buffer's beginning."""
         return tensor.data_ptr() == self._buffer.data_ptr()
 
     def fits(self, num_bytes: int, dtype: torch.dtype) -> bool:
-        return dtype == self._buffer.dtype and num_bytes <= self._buffer.nbytes and num_bytes % _ALIGNMENT == 0
+        return dtype in DTYPES and num_bytes <= self._buffer.nbytes and num_bytes % _ALIGNMENT == 0
 
     def add_up(self, part: Tensor, way: Way) -> Tensor:
         """The sum of the ranks' parts, each from ``memory``; in two shots, in place of them."""
@@ -50,19 +52,17 @@ class SymmetricSums:
 class ChosenCollectives:
     """``all_reduce`` by the way that was chosen for the tensor's size; all else as ``library`` does it."""
 
-    def __init__(
-        self, library: TorchCollectives, choice: ExchangeChoice, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, library: TorchCollectives, choice: ExchangeChoice, device: torch.device) -> None:
         """All ranks must, with one choice. Raises RuntimeError if their GPUs can't map each other's memory."""
         self.rank = library.rank
         self.choice = choice
         self._library = library
-        self._sums = SymmetricSums(library.group, choice.max_bytes, dtype, device)
+        self._sums = SymmetricSums(library.group, choice.max_bytes, device)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See ``Collectives.empty``."""
         is_shared = self._sums.fits(shape.numel() * dtype.itemsize, dtype)
-        return self._sums.memory(shape) if is_shared else self._library.empty(shape, dtype, device)
+        return self._sums.memory(shape, dtype) if is_shared else self._library.empty(shape, dtype, device)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See ``Collectives.all_reduce``."""
@@ -71,7 +71,7 @@ class ChosenCollectives:
             return self._library.all_reduce(tensor)
         if self._sums.holds(tensor):
             return self._sums.add_up(tensor, way)
-        part = self._sums.memory(tensor.shape).copy_(tensor)
+        part = self._sums.memory(tensor.shape, tensor.dtype).copy_(tensor)
         return tensor.copy_(self._sums.add_up(part, way))
 
     def all_gather(self, tensor: Tensor) -> Tensor:

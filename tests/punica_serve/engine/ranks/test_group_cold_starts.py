@@ -56,17 +56,25 @@ def refs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterR
     return cold_adapters(model, tmp_path_factory.mktemp("adapters"), 3)
 
 
-def _config(model: Path, cold_start: str) -> EngineConfig:
+def _config(model: Path, cold_start: str, divide_lora_from: int | None = None) -> EngineConfig:
     memory = {"page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64, "max_batch_size": 4}
-    return EngineConfig(model=model, dtype="float32", cold_start=cold_start, prefill_budget_tokens=16, **memory)
+    return EngineConfig(
+        model=model,
+        dtype="float32",
+        cold_start=cold_start,
+        prefill_budget_tokens=16,
+        divide_lora_from=divide_lora_from,
+        **memory,
+    )
 
 
 @pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def make_group(request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeGroup]:
     with ExitStack() as opened:
 
-        def make(cold_start: str = "layerwise") -> Engine:
-            return opened.enter_context(thread_group(monkeypatch, _config(model, cold_start), request.param))
+        def make(cold_start: str = "layerwise", divide_lora_from: int | None = None) -> Engine:
+            config = _config(model, cold_start, divide_lora_from)
+            return opened.enter_context(thread_group(monkeypatch, config, request.param))
 
         yield make
 
@@ -187,15 +195,17 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
     assert {"running": tokens + more["running"], "cold": more["cold"]} == expected
 
 
-@pytest.mark.parametrize("threads", [LEADER, OTHERS])
+@pytest.mark.parametrize(("threads", "divide_lora_from"), [(LEADER, None), (OTHERS, None), (OTHERS, 1)])
 def test_a_copy_that_fails_on_one_rank_under_a_step_fails_its_request_alone(
     make_group: MakeGroup,
     refs: list[AdapterRef],
     resident: Callable[..., dict[str, list[int]]],
     monkeypatch: pytest.MonkeyPatch,
     threads: str,
+    divide_lora_from: int | None,
 ) -> None:
-    engine, waiting, cold = make_group(), cold_request("waiting", refs[1]), cold_request("cold", refs[0])
+    engine = make_group(divide_lora_from=divide_lora_from)
+    waiting, cold = cold_request("waiting", refs[1]), cold_request("cold", refs[0])
 
     def fail(group: int) -> None:
         if group == 4 and _on(threads):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,4 +30,14 @@ def test_ranks_on_one_card_say_what_one_rank_says(
     expected = serve(model, adapters, device="cuda:0", cuda_graphs=False)
 
     for answers in run_ranks(size, lambda rank: serve(model, adapters, rank, device="cuda:0", cuda_graphs=False)):
+        assert_same(answers, expected)
+
+
+def test_so_do_ranks_that_divide_a(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_model("phi3", vocab_size=99)
+    adapters = write_adapters(tmp_path, read_model_config(model))
+    settings: dict[str, Any] = {"device": "cuda:0", "cuda_graphs": False}
+    expected = serve(model, adapters, **settings)
+
+    for answers in run_ranks(2, lambda rank: serve(model, adapters, rank, divide_lora_from=1, **settings)):
         assert_same(answers, expected)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,8 @@ def served(
     return Served(model, adapters, serve(model, adapters))
 
 
-def check(served: Served, size: int) -> None:
-    for answers in run_ranks(size, lambda rank: serve(served.model, served.adapters, rank)):
+def check(served: Served, size: int, **settings: Any) -> None:
+    for answers in run_ranks(size, lambda rank: serve(served.model, served.adapters, rank, **settings)):
         assert_same(answers, served.answers)
 
 
@@ -42,9 +43,14 @@ def test_two_ranks_say_what_one_says(served: Served) -> None:
     check(served, 2)
 
 
+def test_so_do_two_that_divide_a(served: Served) -> None:
+    check(served, 2, divide_lora_from=1)
+
+
 @pytest.mark.slow
-def test_four_ranks_say_what_one_says(served: Served) -> None:
-    check(served, 4)
+@pytest.mark.parametrize("divide_lora_from", [None, 16])
+def test_four_ranks_say_what_one_says(served: Served, divide_lora_from: int | None) -> None:
+    check(served, 4, divide_lora_from=divide_lora_from)
 
 
 def test_all_sizes_of_a_group_have_the_same_dummy_weights(make_model: Callable[..., Path]) -> None:

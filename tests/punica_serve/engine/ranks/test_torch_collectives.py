@@ -18,22 +18,26 @@ def test_two_processes_say_what_one_says(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
-    answers = serve_in_two(tmp_path / "store", "cpu", tiny_llama, adapters)
+    answers = serve_in_two(tmp_path / "store", "cpu", tiny_llama, adapters, divide_lora_from=1)
     assert_same(answers, serve(tiny_llama, adapters))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
 @pytest.mark.parametrize("way", WAYS)
-def test_two_gpus_say_what_one_says(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("divide_lora_from", [None, 1])
+def test_two_gpus_say_what_one_says(
+    tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path, way: Way, divide_lora_from: int | None
+) -> None:
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     expected = serve(tiny_llama, adapters, device="cuda:0")
-    answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, _times(tmp_path, way))
+    settings = {"exchange_times": f"{_times(tmp_path, way)}", "divide_lora_from": divide_lora_from}
+    answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, **settings)
     assert_same(answers, expected)
 
 
 def _times(folder: Path, way: Way) -> Path:
-    """Times by which these GPUs add up to 64 KiB by one way."""
-    time = ExchangeTime.model_validate({"bytes": 1 << 16, "nccl": 9.0, way: 1.0})
+    """Times by which these GPUs add up to 1 MiB by one way."""
+    time = ExchangeTime.model_validate({"bytes": 1 << 20, "nccl": 9.0, way: 1.0})
     write_times(MeasuredGroup(device=torch.cuda.get_device_name(0), ranks=2, times=(time,)), folder / "times.yaml")
     return folder / "times.yaml"
