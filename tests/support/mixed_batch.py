@@ -1,5 +1,6 @@
 """A batch in which everything is mixed: prefill and decodes, adapters of many ranks and none, all ways to sample."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import AdapterRef, Request, SamplingParams, TokenLogprobs
 
 NUM_TOKENS = 6
+_DEADLINE_S = 60.0
 _TOLERANCE = 2e-4
 _RANKS = (4, 8, 12, 64)
 
@@ -64,7 +66,7 @@ def serve(
 ) -> Answers:
     """What a rank's engine answers to all requests together, once the adapters are there."""
     defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 64, "num_lora_pages": 16}
-    config = EngineConfig(model=model, prefill_budget_tokens=8, **{**defaults, **settings})
+    config = EngineConfig(model=model, prefill_budget_tokens=8, lora_vocabulary=True, **{**defaults, **settings})
     engine = Engine(config, device, collectives=collectives)
     try:
         _load(engine, refs)
@@ -101,6 +103,8 @@ def _load(engine: Engine, refs: Sequence[AdapterRef]) -> None:
     """Loads all adapters first, so that the plans of all ranks are the same."""
     for ref in refs:
         engine.prefetch(ref)
-    while {ref.digest for ref in refs} - set(engine.resident_adapters):
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while missing := {ref.digest for ref in refs} - set(engine.resident_adapters):
+        assert time.monotonic() < deadline_s, f"not loaded: {missing}"
         engine.step()
         engine.wait(0.1)
