@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from punica_serve.base_model.memory_budget import MemoryPlan
     from punica_serve.base_model.model_config import ModelConfig
     from punica_serve.config.engine_section import EngineConfig
+    from punica_serve.paging.page_rule import PageRule
 
 #: The memory on their makers' data sheets, in bytes.
 GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
@@ -124,17 +125,39 @@ class _Fit:
         from punica_serve.base_model.lora_layout import pages_of_rank
 
         plan, engine = self.plan, self.engine
-        rank, context = engine.expected_lora_rank, engine.context_of(self.model)
-        tokens = f"{plan.kv_tokens:,}"
+        rank = engine.expected_lora_rank
         yield f"{self.gpu}: {self.sizes()}, the KvCache {_gib(plan.kv_bytes)}"
         yield f"adapters of rank {rank} on the GPU at once: {plan.num_lora_pages // pages_of_rank(rank)}"
         yield f"requests in a step: {engine.max_batch_size}"
-        if plan.kv_tokens < context:
-            advice = f"set `engine.max_context` to {plan.kv_tokens // engine.page_size * engine.page_size} or less"
+        yield from self._contexts()
+
+    def _contexts(self) -> Iterator[str]:
+        """The tokens and the requests that the KvCache holds."""
+        from punica_serve.paging.kv_window import kv_window_of
+        from punica_serve.paging.page_rule import PageRule
+
+        engine, context, tokens = self.engine, self.engine.context_of(self.model), f"{self.plan.kv_tokens:,}"
+        rule = PageRule.of(engine.page_size, kv_window_of(engine, self.model))
+        num_pages = self.plan.kv_tokens // engine.page_size
+        longest, num_longest = rule.longest(num_pages), num_pages // rule.held_by(context)
+        if longest < context:
+            advice = f"set `engine.max_context` to {longest} or less"
             yield f"tokens of context: {tokens} of the model's {context:,}; {advice}"
         else:
-            yield f"tokens of context: {tokens}, {plan.kv_tokens // context} requests of the longest, {context:,}"
-        yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {plan.kv_tokens // _USUAL_REQUEST:,}"
+            yield f"tokens of context: {tokens}, {num_longest:,} requests of the longest, {context:,}"
+        yield from self._windows(rule)
+        num_usual = num_pages // rule.held_by(_USUAL_REQUEST)
+        yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {num_usual:,}"
+
+    def _windows(self, rule: "PageRule") -> Iterator[str]:
+        """What the model's windows spare, if it has any."""
+        windows = [layer.window for layer in self.model.spec.layers if layer.window is not None]
+        if rule.window is not None:
+            held = f"a request holds {rule.most_pages * rule.page_size:,} tokens at most"
+            yield f"pages behind the window of {rule.window:,} tokens are given back: {held}"
+        elif windows:
+            which = f"{len(windows)} of {self.model.num_hidden_layers} layers see {max(windows):,} tokens"
+            yield f"{which}, the others the whole context, so a request keeps all its pages"
 
 
 def _gib(num_bytes: int) -> str:

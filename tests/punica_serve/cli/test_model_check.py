@@ -26,6 +26,27 @@ def test_a_context_beyond_the_memory_is_told_with_the_one_that_fits(cli: Cli) ->
     assert "of the model's 131,072; set `engine.max_context` to " in stdout
 
 
+def test_requests_of_a_model_with_windows_in_all_layers_are_counted_by_what_each_may_hold(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """17.4 GiB leave pages for 12,782 tokens: far from a whole context, and enough for two requests of any length."""
+    config = json.loads((shape_folder("mistral-7b") / "config.json").read_text()) | {"sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    exit_code, stdout, _ = cli("config", "check", str(tmp_path), "--gpu", "18700000000")
+    assert exit_code == 0
+    assert (
+        ", 2 requests of the longest, 32,768\npages behind the window of 4,096 tokens are given back: a request "
+        in stdout
+    )
+    assert "holds 4,624 tokens at most\nrequests of 2,048 tokens in the KvCache: 6\n" in stdout
+
+
+def test_a_model_with_windows_in_some_layers_keeps_all_pages(cli: Cli) -> None:
+    exit_code, stdout, _ = cli("config", "check", str(shape_folder("gemma-3-12b")), "--gpu", "h200")
+    assert exit_code == 0
+    assert "40 of 48 layers see 1,024 tokens, the others the whole context, so a request keeps all its pages" in stdout
+
+
 def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
     exit_code, _, stderr = cli("config", "check", str(shape_folder("qwen-2.5-32b")), "--gpu", "24000000000")
     assert exit_code == 2

@@ -10,6 +10,8 @@ from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import open_device, total_bytes
+from punica_serve.paging.kv_window import kv_window_of
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.auto_batch import AUTO_SIZES
 
 
@@ -43,4 +45,6 @@ def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: 
         limits=config.lora_limits,
     )
     lora_pages = round(config.target_distinct * size) * pages_of_rank(config.expected_lora_rank)
-    return plan.kv_tokens >= size * config.target_context and plan.num_lora_pages >= lora_pages
+    rule = PageRule.of(config.page_size, kv_window_of(config, model))
+    kv_pages = size * rule.held_by(config.target_context)
+    return plan.kv_tokens // config.page_size >= kv_pages and plan.num_lora_pages >= lora_pages
