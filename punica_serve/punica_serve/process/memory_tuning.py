@@ -41,13 +41,14 @@ def tune_gc() -> None:
 @contextmanager
 def tuned_gc() -> Iterator[None]:
     """``tune_gc`` for the body, a simulation or a measurement; restores the settings afterwards."""
-    thresholds = gc.get_threshold()
+    thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     tune_gc()
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -40,8 +40,17 @@ CATASTROPHES: list[dict[str, Any]] = [
 ]
 
 
+def _worker_with(limit: str) -> tuple[str, ...]:
+    """The worker's command with another limit."""
+    program = f"from punica_serve.adapters import pattern_worker as w; w.{limit}; w.main()"
+    return sys.executable, "-P", "-c", program
+
+
 @pytest.mark.parametrize("fields", CATASTROPHES, ids=lambda fields: list(fields)[-1])
-def test_an_expression_that_takes_too_long_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_an_expression_that_takes_too_long_is_refused_by_name(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pattern_process, "_COMMAND", _worker_with("MAX_CPU_S = 0.3"))
     started_s = time.monotonic()
     with pytest.raises(AdapterRejected, match="takes too long to match; name modules in it") as caught:
         match_in_process(PeftConfig(**fields), LARGE)
@@ -99,7 +108,7 @@ def test_says_what_matching_in_this_process_says(fields: dict[str, Any]) -> None
 
 
 def test_other_threads_go_on_meanwhile() -> None:
-    """The event loop of a frontend is such a thread."""
+    """The event loop of a frontend is such a thread. The limit is the worker's own."""
     gaps_s = [0.0]
     ended = threading.Event()
 
@@ -123,8 +132,7 @@ def test_other_threads_go_on_meanwhile() -> None:
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    little = "from punica_serve.adapters import pattern_worker as w; w.MAX_MEMORY_BYTES = 4 << 20; w.main()"
-    monkeypatch.setattr(pattern_process, "_COMMAND", (sys.executable, "-P", "-c", little))
+    monkeypatch.setattr(pattern_process, "_COMMAND", _worker_with("MAX_MEMORY_BYTES = 4 << 20"))
     keys = [f"{number:x<2000}" for number in range(600)]
     with pytest.raises(AdapterRejected, match="`rank_pattern` takes too much memory to match") as caught:
         match_in_process(PeftConfig(rank_pattern=dict.fromkeys(keys, 4)), LARGE)

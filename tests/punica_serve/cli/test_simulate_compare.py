@@ -25,6 +25,12 @@ simulation:
 """
 
 
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small simulations take less time than the processes of several cores take to start."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "few.yaml"

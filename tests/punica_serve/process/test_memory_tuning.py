@@ -23,7 +23,7 @@ from waits import until
 @pytest.fixture(autouse=True)
 def as_a_process_begins() -> Iterator[None]:
     """Sets the collector as in a new process, whatever other tests have changed."""
-    thresholds = gc.get_threshold()
+    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
     gc.enable()
@@ -31,6 +31,8 @@ def as_a_process_begins() -> Iterator[None]:
     gc.enable()
     gc.unfreeze()
     gc.set_threshold(*thresholds)
+    if is_frozen:
+        gc.freeze()
 
 
 def test_existing_objects_are_excluded_from_collection_and_new_ones_are_not() -> None:
@@ -53,6 +55,10 @@ def test_tuned_settings_are_restored_afterwards() -> None:
     with tuned_gc():
         assert gc.get_threshold() != before and gc.get_freeze_count()
     assert gc.get_threshold() == before and not gc.get_freeze_count()
+    gc.freeze()
+    with tuned_gc():
+        pass
+    assert gc.get_freeze_count() > 10_000, "as they were"
 
 
 class _Cycle:

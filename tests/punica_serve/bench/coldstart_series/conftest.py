@@ -38,7 +38,7 @@ def settings() -> SeriesSettings:
             Series("full", 8, None, num_in_flight=3),
         ),
         rows=tuple(ROWS.values()),
-        seconds=0.4,
+        seconds=0.2,
         batch_size=4,
         num_adapters=6,
     )
