@@ -127,13 +127,13 @@ async def answer(client: httpx.AsyncClient, route: str, name: str, digest: str) 
 
 
 @pytest.mark.parametrize("prefix", ["", "acme/"])
-@pytest.mark.parametrize("route", NAMING)
-async def test_somebody_elses_adapter_is_no_adapter(bolt: httpx.AsyncClient, route: str, prefix: str) -> None:
-    theirs = await answer(bolt, route, prefix + THEIRS, DIGEST)
-    nobodys = await answer(bolt, route, prefix + NOBODYS, NO_DIGEST)
-    assert theirs == nobodys
-    assert theirs[0] in (400, 403, 404), theirs
-    assert THEIRS not in theirs[1]
+async def test_somebody_elses_adapter_is_no_adapter(bolt: httpx.AsyncClient, prefix: str) -> None:
+    for route in NAMING:
+        theirs = await answer(bolt, route, prefix + THEIRS, DIGEST)
+        nobodys = await answer(bolt, route, prefix + NOBODYS, NO_DIGEST)
+        assert theirs == nobodys, route
+        assert theirs[0] in (400, 403, 404), (route, theirs)
+        assert THEIRS not in theirs[1], route
 
 
 @pytest.mark.parametrize("route", sorted(LISTING))
