@@ -22,6 +22,7 @@ class Engine:
     num_shared_kv_pages = num_known_kv_pages = 0
     prefix_tokens = (0, 0)
     prefix_caching = None
+    kv_window = None
     num_lora_pages = {"qkv": 8}  # noqa: RUF012
 
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))

@@ -119,9 +119,12 @@ USUAL_LIMITS = LoraLimits()
 
 
 def pool_pages(num_lora_pages: int, limits: LoraLimits) -> dict[LoraGroup, int]:
-    """The pages of each group in a pool. Few adapters update the embedding or the head, whose pages are large."""
+    """The pages of each group in a pool that has any. Few adapters update the embedding or the head, whose pages are
+    large.
+    """
+    if not limits.vocabulary:
+        return dict.fromkeys(LORA_GROUPS, num_lora_pages)
     few = min(num_lora_pages, max(_LEAST_VOCABULARY_PAGES, num_lora_pages // _VOCABULARY_SHARE))
-    few = few if limits.vocabulary else 0
     return {**dict.fromkeys(LORA_GROUPS, num_lora_pages), **dict.fromkeys(VOCABULARY_GROUPS, few)}
 
 

@@ -37,7 +37,7 @@ def kv_bytes_per_token(model: ModelConfig, num_value_bytes: int) -> int:
 def pool_num_bytes(model: ModelConfig, num_lora_pages: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """Bytes of a LoRA pool."""
     pages = pool_pages(num_lora_pages, limits)
-    elements = sum(pages[group.name] * page_elements(model.spec, group) for group in model.spec.lora_groups)
+    elements = sum(pages.get(group.name, 0) * page_elements(model.spec, group) for group in model.spec.lora_groups)
     return elements * num_value_bytes
 
 
@@ -48,7 +48,7 @@ def undivided_pool_bytes(model: ModelConfig, num_lora_pages: int, num_value_byte
         if group.divided_a is not None:
             continue
         width = group.out_features if group.row_parallel else len(group.projections) * group.in_features
-        total += pages[group.name] * LORA_PAGE_RANKS * model.spec.layers_of(group.name) * width
+        total += pages.get(group.name, 0) * LORA_PAGE_RANKS * model.spec.layers_of(group.name) * width
     return total * num_value_bytes
 
 

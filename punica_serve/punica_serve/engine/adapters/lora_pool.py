@@ -66,7 +66,9 @@ class LoraPool:
         self.limits = limits
         pages = pool_pages(num_pages, limits)
         self.groups: dict[LoraGroup, GroupPool] = {
-            group.name: _make_pool(model, group, pages[group.name], dtype, device) for group in model.spec.lora_groups
+            group.name: _make_pool(model, group, pages[group.name], dtype, device)
+            for group in model.spec.lora_groups
+            if group.name in pages
         }
         self.device = device
         #: The first token that the embedding and the head have here.
@@ -93,7 +95,7 @@ class LoraPool:
 
     def could_fit(self, needed: dict[LoraGroup, int]) -> bool:
         """Whether an empty pool would have ``needed`` pages."""
-        return all(count <= self.groups[group].pages.num_pages for group, count in needed.items())
+        return all(count <= self.num_pages.get(group, 0) for group, count in needed.items())
 
     def allocate(self, needed: dict[LoraGroup, int]) -> AdapterPages:
         return {group: self.groups[group].pages.allocate(count) for group, count in needed.items()}
