@@ -186,6 +186,9 @@ class AdapterLoader:
         if pin is False:
             self._host_cache.unpin(digest)
             return
+        if reason := self._pool.limits.why_not(ref.ranks):
+            log.warning("adapter %s is not prefetched: %s", digest, reason)
+            return
         if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
             log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
         if (entry := self._entries.get(digest)) is not None:

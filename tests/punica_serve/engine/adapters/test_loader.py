@@ -241,6 +241,30 @@ def test_a_hint_evicts_neither_pinned_adapters_nor_those_in_use(
     harness.host_cache.release(held)
 
 
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"rank": 136}, "max_lora_rank"),
+        ({"rank": 8, "target_modules": ("lm_head", "q_proj")}, "lora_vocabulary"),
+    ],
+)
+@pytest.mark.parametrize("pin", [None, True])
+def test_an_adapter_that_no_request_may_use_is_not_prefetched(
+    make_harness: MakeHarness,
+    make_adapter: MakeAdapter,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    setting: str,
+    pin: bool | None,
+) -> None:
+    harness, ref = make_harness(), make_adapter(**settings)
+    harness.loader.prefetch(ref, pin=pin)
+    assert harness.until(lambda: harness.loader._host.is_idle) == []
+    assert not harness.host_cache.is_pinned(ref.digest) and harness.loader.resident == ()
+    (message,) = caplog.messages
+    assert f"adapter {ref.digest} is not prefetched: " in message and f"`engine.{setting}`" in message
+
+
 def test_a_hint_that_fails_is_logged_only_when_the_adapter_is_used(
     make_harness: MakeHarness, make_adapter: MakeAdapter, caplog: pytest.LogCaptureFixture
 ) -> None:
