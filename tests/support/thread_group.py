@@ -21,6 +21,7 @@ from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import Done, StopRank
 from punica_serve.engine.ranks.ring_frames import read_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
+from punica_serve.engine.ranks.step_wait import StepWait
 from thread_ranks import ThreadCollectives, thread_collectives
 
 _DEADLINE_S = 60.0
@@ -73,6 +74,7 @@ class ThreadGroup(RankGroup):
         self._loss = None
         self._pending = PendingCommands()
         self._encoder = StepEncoder()
+        self.step_wait = StepWait(_DEADLINE_S)
         self._threads = [_ThreadRank(config, collectives, self._pending) for collectives in others]
         self.ranks: Any = self._threads
 

@@ -1,10 +1,27 @@
 """Runs steps on all ranks of a group: the others are told before the leader launches its own part."""
 
+from collections.abc import Sequence as Series
+
 import torch
 
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.step_wait import StepWait
+from punica_serve.engine.sampler import SampledToken
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
+
+
+class _GroupStep:
+    """The leader's part of a step, whose end may be that of the group."""
+
+    def __init__(self, own: LaunchedStep, wait: StepWait) -> None:
+        self._own = own
+        self._wait = wait
+
+    def sampled_tokens(self) -> Series[SampledToken | None]:
+        """See ``LaunchedStep.sampled_tokens``."""
+        with self._wait.waiting():
+            return self._own.sampled_tokens()
 
 
 class GroupRunner:
@@ -27,6 +44,7 @@ class GroupRunner:
         """See ``StepRunner.launch``. Raises RankLost if a rank is gone."""
         self._group.send_step(plan)
         try:
-            return self._own.launch(plan)
+            with self._group.step_wait.waiting():
+                return _GroupStep(self._own.launch(plan), self._group.step_wait)
         except RuntimeError as error:  # so end exchanges on CPUs whose peer is gone
             raise self._group.loss_after(error) from error

@@ -34,6 +34,7 @@ from punica_serve.engine.ranks.rank_process import RankProcess, rank_command
 from punica_serve.engine.ranks.rank_watch import RankWatch
 from punica_serve.engine.ranks.ring_frames import RING_BYTES, command_frame, step_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
+from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.errors import PunicaError
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import Message
@@ -66,6 +67,8 @@ class RankGroup:
         self._arrived: dict[str, dict[int, Any]] = {}
         self._pending = PendingCommands()
         self._encoder = StepEncoder()
+        #: Exchanges between CPUs end by themselves, a little earlier.
+        self.step_wait = StepWait(settings.exchange_timeout_s + settings.silence_timeout_s)
         num_ranks = len(devices) - 1
         ring_fd = make_ring(RING_BYTES, num_ranks)
         self._ring = RingWriter(ring_fd, num_ranks)
@@ -80,7 +83,7 @@ class RankGroup:
             raise
         finally:
             os.close(ring_fd)  # the memory stays, as long as a process has mapped it
-        self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._pending.check, self._lose)
+        self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._check_waits, self._lose)
 
     # -------------------------------------------------------------- the start
 
@@ -202,6 +205,11 @@ class RankGroup:
                 self._arrive(message.name, rank, message.value)
             case Done():
                 self._pending.end(rank.name, message)
+
+    def _check_waits(self) -> None:
+        """On the watch's thread. Raises RankLost."""
+        self._pending.check()
+        self.step_wait.check()
 
     def _arrive(self, what: str, rank: RankProcess, value: Any) -> None:
         with self._changed:
