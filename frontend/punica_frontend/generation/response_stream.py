@@ -83,8 +83,10 @@ class ResponseStream:
         if delivery.finish_reason == "error":
             raise RequestFailed("the cluster failed to complete the request; try again")
         frame = self._text.feed(delivery)
+        num_cached_tokens = delivery.num_cached_tokens or 0
+        self._metrics.num_cached_tokens = num_cached_tokens
         self._metrics.add_tokens(len(frame.token_ids), time.monotonic())
-        self._charge.add_tokens(len(frame.token_ids))
+        self._charge.add_tokens(len(frame.token_ids), num_cached_tokens)
         if frame.finish_reason:
             self._metrics.outcome = frame.finish_reason
         else:

@@ -48,10 +48,17 @@ NUM_NAMED = 20
 class UsageStats:
     """Totals of one adapter's or one tenant's requests."""
 
-    __slots__ = ("first_token_s", "num_generated_tokens", "num_prompt_tokens", "num_requests", "token_s")
+    __slots__ = (
+        "first_token_s",
+        "num_cached_tokens",
+        "num_generated_tokens",
+        "num_prompt_tokens",
+        "num_requests",
+        "token_s",
+    )
 
     def __init__(self) -> None:
-        self.num_requests = self.num_prompt_tokens = self.num_generated_tokens = 0
+        self.num_requests = self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.first_token_s = Distribution(USE_FIRST_TOKEN_BOUNDS_S)
         #: Each request's mean time between two tokens.
         self.token_s = Distribution(USE_TOKEN_BOUNDS_S)
@@ -152,6 +159,7 @@ class RequestMetrics:
         "_params",
         "_prefill_s",
         "_tenant",
+        "num_cached_tokens",
         "outcome",
         "promises",
     )
@@ -167,6 +175,8 @@ class RequestMetrics:
         self._num_tokens = 0
         self._adapter = adapter
         self._tenant = tenant
+        #: Tokens of its prompt that were found in a KvCache.
+        self.num_cached_tokens = 0
         self.outcome: FinishReason | str = "cancelled"
         #: Its judged promises, from ``end`` on.
         self.promises = NO_PROMISES
@@ -267,6 +277,7 @@ class RequestMetrics:
     def _add_to(self, use: UsageStats) -> None:
         use.num_requests += 1
         use.num_prompt_tokens += self._params.num_prompt_tokens
+        use.num_cached_tokens += self.num_cached_tokens
         use.num_generated_tokens += self._num_tokens
         if (first_token_s := self.first_token_s) is not None:
             use.first_token_s.observe(first_token_s)

@@ -83,6 +83,7 @@ def _uses(metrics: tuple[Metric, ...], stats: Iterable[tuple[str, UsageStats]]) 
             (
                 use.num_requests,
                 use.num_prompt_tokens,
+                use.num_cached_tokens,
                 use.num_generated_tokens,
                 use.first_token_s,
                 use.token_s,

@@ -149,6 +149,9 @@ class UsageRow(msgspec.Struct, frozen=True):
     version: int | None
     requests: int
     prompt_tokens: int
+    cached_tokens: Annotated[
+        int, Meta(description="Prompt tokens that were found in a KvCache; part of `prompt_tokens`.")
+    ]
     completion_tokens: int
     gpu_seconds: float
     first_token_kept: Annotated[int, Meta(description="Promises of a first token that were kept.")]
@@ -167,6 +170,7 @@ class UsageRow(msgspec.Struct, frozen=True):
             row.version,
             row.num_requests,
             row.num_prompt_tokens,
+            row.num_cached_tokens,
             row.num_generated_tokens,
             row.gpu_s,
             **asdict(row.promises),

@@ -9,7 +9,7 @@ that never began.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from punica_frontend.api.caller import Caller
 from punica_serve.protocol import NO_PROMISES, PromiseCounts
@@ -30,6 +30,7 @@ _Key = tuple[int, str, str, str | None, str | None, int | None]
 class _Counts:
     num_requests: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     gpu_s: float = 0.0
     promises: PromiseCounts = NO_PROMISES
@@ -62,10 +63,7 @@ class Meter:
     def take(self) -> list[Usage]:
         """Returns the usage since the last call."""
         counts, self._counts, self._is_full = self._counts, {}, False
-        return [
-            Usage(*key, each.num_requests, each.num_prompt_tokens, each.num_generated_tokens, each.gpu_s, each.promises)
-            for key, each in counts.items()
-        ]
+        return [Usage(*key, **asdict(each)) for key, each in counts.items()]
 
     def counts(self, caller: Caller, adapter: AdapterVersion | None) -> _Counts:
         """Returns the current counts to add to. The key has the tenant's id, since its name may change owners."""
@@ -93,8 +91,8 @@ class Charge:
         self._prompt = prompt
         self._has_begun = False
 
-    def add_tokens(self, num_tokens: int) -> None:
-        """Counts delivered tokens."""
+    def add_tokens(self, num_tokens: int, num_cached_tokens: int = 0) -> None:
+        """Counts delivered tokens. ``num_cached_tokens`` is how many of its prompt's were found in a KvCache."""
         if not num_tokens:
             return
         counts = self._counts()
@@ -102,7 +100,9 @@ class Charge:
         if not self._has_begun:
             self._has_begun = True
             counts.num_requests += 1
-            counts.num_prompt_tokens += self._prompt.take()
+            num_billed = self._prompt.take()
+            counts.num_prompt_tokens += num_billed
+            counts.num_cached_tokens += min(num_billed, num_cached_tokens)
 
     def add_gpu_time(self, gpu_s: float) -> None:
         if gpu_s:

@@ -105,6 +105,8 @@ class Usage:
     version: int | None
     num_requests: int
     num_prompt_tokens: int
+    #: Prompt tokens that were found in a KvCache; they are part of num_prompt_tokens.
+    num_cached_tokens: int
     num_generated_tokens: int
     gpu_s: float
     promises: PromiseCounts = NO_PROMISES

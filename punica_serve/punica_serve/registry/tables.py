@@ -130,6 +130,8 @@ usage = Table(
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("num_requests", BigInteger, nullable=False),
     Column("num_prompt_tokens", BigInteger, nullable=False),
+    #: Prompt tokens that were found in a KvCache.
+    Column("num_cached_tokens", BigInteger, nullable=False, server_default="0"),
     Column("num_generated_tokens", BigInteger, nullable=False),
     Column("gpu_s", Double, nullable=False),
     # Promises of the requests that ended.

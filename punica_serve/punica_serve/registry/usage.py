@@ -20,7 +20,7 @@ _KEY = ("hour_s", "tenant_id", "owner_id", "adapter", "version")
 #: Name before id, since tenants are listed by name.
 _ADAPTER = ("adapter", "owner_id", "version")
 _PROMISES = PromiseCounts.__struct_fields__
-_COUNTS = ("num_requests", "num_prompt_tokens", "num_generated_tokens", "gpu_s")
+_COUNTS = ("num_requests", "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "gpu_s")
 _SUMS = (*_COUNTS, *_PROMISES)
 
 
@@ -76,6 +76,7 @@ def usage_of(row: AnyRow) -> Usage:
         version=row.version or None,
         num_requests=row.num_requests,
         num_prompt_tokens=row.num_prompt_tokens,
+        num_cached_tokens=row.num_cached_tokens,
         num_generated_tokens=row.num_generated_tokens,
         gpu_s=row.gpu_s,
         promises=PromiseCounts(*(row._mapping[column] for column in _PROMISES)),

@@ -9,6 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from echo_cluster import EchoCluster
+from punica_frontend.dependencies import AppDependencies
 from waits import DEADLINE_S
 
 MESSAGES = [{"role": "user", "content": "42"}]
@@ -30,6 +31,17 @@ async def test_usage_tells_cached_tokens_where_gpus_share_pages(
         told = (await client.post(path, json=body)).json()["usage"]
         assert told.pop("prompt_tokens_details") == {"cached_tokens": cluster.num_cached_tokens}
         assert told == usage
+
+
+async def test_they_are_counted_for_the_tenant_and_its_metrics(
+    client: httpx.AsyncClient, cluster: EchoCluster, dependencies: AppDependencies
+) -> None:
+    cluster.num_cached_tokens = 3
+    await client.post("/v1/completions", json={"prompt": "4242", "n": 2})
+    (row,) = dependencies.meter.take()
+    assert (row.num_prompt_tokens, row.num_cached_tokens) == (4, 3)
+    text = (await client.get("/metrics")).text
+    assert 'punica_tenant_cached_tokens_total{tenant="default"} 6' in text
 
 
 async def test_streams_tell_them_with_their_usage(client: httpx.AsyncClient, cluster: EchoCluster) -> None:

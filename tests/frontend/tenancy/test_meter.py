@@ -28,12 +28,12 @@ def test_a_request_and_its_prompt_count_with_its_first_tokens() -> None:
     charge = meter.begin(caller("acme"), ROMAN, BilledPrompt(5))
     charge.add_tokens(0)
     assert meter.take() == []
-    charge.add_tokens(2)
-    charge.add_tokens(1)
-    assert meter.take() == [Usage(7200, "acme-1", "acme", "acme", "acme/roman", 3, 1, 5, 3, 0.0)]
+    charge.add_tokens(2, 2)
+    charge.add_tokens(1, 2)
+    assert meter.take() == [Usage(7200, "acme-1", "acme", "acme", "acme/roman", 3, 1, 5, 2, 3, 0.0)]
     charge.add_tokens(1)
     charge.add_gpu_time(0.25)
-    assert meter.take() == [Usage(7200, "acme-1", "acme", "acme", "acme/roman", 3, 0, 0, 1, 0.25)]
+    assert meter.take() == [Usage(7200, "acme-1", "acme", "acme", "acme/roman", 3, 0, 0, 0, 1, 0.25)]
     assert meter.take() == []
 
 
@@ -76,9 +76,9 @@ def test_the_prompt_of_several_choices_counts_once_with_whichever_comes_first() 
         charge.add_tokens(2)
     (row,) = meter.take()
     assert (row.num_requests, row.num_prompt_tokens, row.num_generated_tokens) == (2, 5, 8)
-    charges[0].add_tokens(1)
+    charges[0].add_tokens(1, 5)
     (row,) = meter.take()
-    assert (row.num_requests, row.num_prompt_tokens, row.num_generated_tokens) == (1, 0, 1)
+    assert (row.num_requests, row.num_prompt_tokens, row.num_cached_tokens, row.num_generated_tokens) == (1, 0, 0, 1)
 
 
 def test_a_later_tenant_of_the_same_name_is_counted_apart() -> None:

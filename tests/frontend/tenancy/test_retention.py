@@ -19,7 +19,7 @@ DAY_S = 86_400
 
 async def add_days(registry: Registry, *ages: int) -> None:
     hours = [int(time.time() - age * DAY_S) // 3600 * 3600 for age in ages]
-    rows = [Usage(hour_s, "default", "default", None, None, None, 1, 2, 3, 0.5) for hour_s in hours]
+    rows = [Usage(hour_s, "default", "default", None, None, None, 1, 2, 0, 3, 0.5) for hour_s in hours]
     await registry.add_usage(rows, source="the test", number=1)
 
 

@@ -13,7 +13,7 @@ from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
 
 pytestmark = pytest.mark.anyio
 
-ROW = Usage(7200, "default", "default", "default", "default/x", 1, 1, 10, 20, 0.5)
+ROW = Usage(7200, "default", "default", "default", "default/x", 1, 1, 10, 4, 20, 0.5)
 
 
 async def test_usage_adds_up_by_hour_tenant_and_version(registry: Registry) -> None:
@@ -23,7 +23,7 @@ async def test_usage_adds_up_by_hour_tenant_and_version(registry: Registry) -> N
     await registry.add_usage([replace(ROW, tenant_id="shared", tenant="shared")], source="f2", number=1)
     assert await registry.usage("default", 0, 10800) == (
         base,
-        replace(ROW, num_requests=3, num_prompt_tokens=30, num_generated_tokens=60, gpu_s=1.5),
+        replace(ROW, num_requests=3, num_prompt_tokens=30, num_cached_tokens=12, num_generated_tokens=60, gpu_s=1.5),
         replace(ROW, version=2),
     )
     assert await registry.usage("default", 10800, 10801) == (replace(ROW, hour_s=10800),)

@@ -17,7 +17,7 @@ async def make(registry: Registry, name: str = "acme") -> Tenant:
 
 
 def used(tenant: Tenant, owner: Tenant | None = None, *, num_requests: int = 1) -> Usage:
-    base = Usage(7200, tenant.tenant_id, tenant.name, None, None, None, num_requests, 10, 20, 0.5)
+    base = Usage(7200, tenant.tenant_id, tenant.name, None, None, None, num_requests, 10, 4, 20, 0.5)
     return replace(base, owner_id=owner.tenant_id, adapter=f"{owner.name}/x", version=1) if owner else base
 
 

@@ -39,7 +39,7 @@ async def following(registry: Registry) -> AsyncIterator[None]:
 
 async def fails_in_time(registry: Registry) -> None:
     """Changes, and all that asks the database, end within the deadline."""
-    row = Usage(0, "default", "default", None, None, None, 1, 1, 1, 0.0)
+    row = Usage(0, "default", "default", None, None, None, 1, 1, 0, 1, 0.0)
     for call in (
         registry.register("default", "y", ref_of("b"), by="me"),
         registry.delete("default", "x", by="me"),
