@@ -173,6 +173,16 @@ def test_strided_rows(make_case: MakeCase, relative_error: RelativeError) -> Non
     assert (wide[:, 34:] == 7).all()
 
 
+def test_what_ranks_shrink_of_their_inputs_adds_up_in_v(make_case: MakeCase, relative_error: RelativeError) -> None:
+    case = make_case([1, 17, 0, 2, 1], [12, 24, 8, 0, 8], slice_widths=(24, 8, 8))
+    parts = [torch.full_like(case.v, torch.nan) for _ in range(2)]
+    for v, inputs in zip(parts, (slice(0, 24), slice(24, 40)), strict=True):
+        shrink(v, case.x[:, inputs], case.a_pages[..., inputs].contiguous(), case.table)
+    delta = torch.full_like(case.y, torch.nan)
+    expand(delta, torch.stack(parts).sum(0), case.b_pages, case.out_offsets, case.table, accumulate=False)
+    assert relative_error(delta, case.expected_delta()) < TOLERANCES[torch.float32]
+
+
 @pytest.mark.parametrize(("v_scale", "b_scale"), [(3e4, 2**-8), (1.0, 1.0), (1e-5, 2**10)])
 @pytest.mark.parametrize("rank", [16, 40])
 def test_what_lies_between_may_leave_float16(
