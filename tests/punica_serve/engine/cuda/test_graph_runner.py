@@ -30,6 +30,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import PendingTokens, Sampler
 from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
+from punica_serve.models.collectives import Collectives
 from punica_serve.models.linear import Projected
 from punica_serve.models.model import Model
 from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
@@ -106,6 +107,7 @@ class _PaddedRunner:
         sampler: Sampler,
         pages_of: PagesOf,
         arrival_of: ArrivalOf,
+        collectives: Collectives,
     ) -> None:
         self._sampler = sampler
         self._pages_of = pages_of
