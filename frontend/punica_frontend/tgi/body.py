@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields, SloBody, StopList, Text
+from punica_frontend.api.schemas import CACHE_SALT, MAX_LOGPROBS, CacheSalt, GenerateFields, SloBody, StopList, Text
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
@@ -55,6 +55,7 @@ class Parameters(LenientBody):
     return_k_alternatives: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="LoRAX's top_n_tokens.")
     top_n_tokens: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     slo: SloBody | None = Field(None, description="Promises of each answer; others are the tenant's.")
+    cache_salt: CacheSalt | None = Field(None, description=CACHE_SALT)
 
     @property
     def samples(self) -> bool:
@@ -117,6 +118,7 @@ class LoraxBody(LenientBody):
             ignore_eos=bool(given.ignore_eos_token),
             logprobs=given.num_top if needs_logprobs else None,
             slo=given.slo,
+            cache_salt=given.cache_salt,
         )
 
 

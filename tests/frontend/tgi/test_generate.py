@@ -253,3 +253,12 @@ async def test_info(client: httpx.AsyncClient) -> None:
     info = (await client.get("/info")).json()
     assert (info["model_id"], info["model_dtype"]) == ("numbers", "torch.float32")
     assert (info["max_total_tokens"], info["max_input_length"]) == (64, 63)
+
+
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream"])
+async def test_a_salt_goes_with_the_request(client: httpx.AsyncClient, cluster: EchoCluster, path: str) -> None:
+    body: dict[str, Any] = {"inputs": "4", "parameters": {"cache_salt": "user-7"}}
+    assert (await client.post(path, json=body)).status_code == 200
+    assert [request.cache_salt for request in cluster.requests] == ["user-7"]
+    refused = await client.post(path, json={"inputs": "4", "parameters": {"cache_salt": "s" * 300}})
+    assert refused.status_code == 422 and "parameters.cache_salt" in refused.json()["error"]
