@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from punica_serve.performance.lora_fit import LineFit, LoraFit, LoraSample, predicted_ms
+from punica_serve.performance.lora_times import MAX_FUSED_ROWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,8 +18,9 @@ def draw_fit(samples: Sequence[LoraSample], fit: LoraFit, path: Path, *, title: 
     figure = Figure(figsize=(14, 4.5), layout="constrained")
     figure.suptitle(title)
     padded, unpadded, ours = figure.subplots(1, 3)
-    equal = [sample for sample in samples if sample.kind == "equal"]
-    differing = [sample for sample in samples if sample.num_adapters == sample.num_rows]
+    fused = [sample for sample in samples if sample.num_rows <= MAX_FUSED_ROWS]
+    equal = [sample for sample in fused if sample.kind == "equal"]
+    differing = [sample for sample in fused if sample.num_adapters == sample.num_rows]
     _draw_line(padded, equal, fit.padded, lambda sample: sample.num_rows * sample.max_rank)
     padded.set_xlabel("rows x highest rank (padded)")
     _draw_line(unpadded, differing, fit.unpadded, lambda sample: sample.sum_ranks)
@@ -53,4 +55,4 @@ def _draw_ours(axes: "Axes", samples: Sequence[LoraSample], fit: LoraFit) -> Non
     longest = max(sample.lora_ms for sample in samples)
     axes.plot([0, longest], [0, longest], color="0.6", linewidth=1, label=f"R² {fit.r_squared:.3f}")
     axes.set_xlabel("measured: ms that LoRA adds to a step")
-    axes.set_ylabel("predicted from different adapters' pages, and rows")
+    axes.set_ylabel("predicted from different adapters' pages, rows and ranks")

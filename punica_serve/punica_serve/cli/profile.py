@@ -79,7 +79,7 @@ def _with_batch(subject: "Subject", largest: int | None) -> "Subject":
 def _fit_lines(fit: "LoraFit") -> list[str]:
     """How well the models fit, with what is expected of them (the paper's R², and more of ours)."""
     lines = [
-        f"LoRA by pages of different adapters and rows: R² {fit.r_squared:.4f} (goal 0.99)",
+        f"LoRA by pages of different adapters, rows and ranks: R² {fit.r_squared:.4f} (goal 0.99)",
         f"LoRA by rows x highest rank (padded): R² {fit.padded.r_squared:.4f} (goal 0.96)",
         f"LoRA by sum of ranks (all adapters differ): R² {fit.unpadded.r_squared:.4f} (goal 0.96)",
     ]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_load import LoraLoad
-from punica_serve.performance.lora_times import DistinctLora
+from punica_serve.performance.lora_times import HIGHEST_RANK_ROWS, MAX_FUSED_ROWS, DistinctLora
 from punica_serve.performance.step_time import lora_seconds
 
 #: Rank pages at which our model may bend.
@@ -66,7 +66,8 @@ class LoraFit:
     r_squared: float
     #: 95 % of the held-out batches' steps are predicted better, relative to the measured; None without any.
     held_out_p95_error: float | None
-    #: Over rows times the highest rank: batches as BGMV pads them.
+    #: Over rows times the highest rank: batches as BGMV pads them. Like the next, of up to ``MAX_FUSED_ROWS`` rows:
+    #: a line can't know that larger ones run otherwise.
     padded: LineFit
     #: Over the sum of ranks: batches all of whose adapters differ.
     unpadded: LineFit
@@ -77,8 +78,8 @@ def fit_lora(samples: Sequence[LoraSample]) -> LoraFit:
     fitted = [sample for sample in samples if sample.kind != "held_out"]
     held_out = [sample for sample in samples if sample.kind == "held_out"]
     lora = _fit_distinct(fitted)
-    equal = [sample for sample in fitted if sample.kind == "equal"]
-    all_differ = [sample for sample in fitted if sample.num_adapters == sample.num_rows]
+    equal = [sample for sample in fitted if sample.kind == "equal" and sample.num_rows <= MAX_FUSED_ROWS]
+    all_differ = [sample for sample in fitted if sample.num_adapters == sample.num_rows <= MAX_FUSED_ROWS]
     return LoraFit(
         lora=lora,
         r_squared=_r_squared(_lora_ms(fitted), predicted_ms(lora, fitted)),
@@ -96,7 +97,7 @@ def predicted_ms(lora: DistinctLora, samples: Sequence[LoraSample]) -> _Floats:
 
 
 def _fit_distinct(samples: Sequence[LoraSample]) -> DistinctLora:
-    """Least squares over a line with bends in pages, none of whose pieces falls, and a share for each row.
+    """Least squares over a line with bends in pages, none of whose pieces falls, and the terms of ``DistinctLora``.
 
     Errors count relative to the step, so that small batches, whose steps are the most frequent, count as much as large
     ones.
@@ -105,21 +106,30 @@ def _fit_distinct(samples: Sequence[LoraSample]) -> DistinctLora:
     largest = int(pages.max())
     knots = [knot for knot in _KNOTS if knot < largest] + [largest]
     pieces = [np.clip(pages, first, last) - first for first, last in pairwise(knots)]
-    rows = [float(sample.num_rows) for sample in samples]
+    terms = np.array([_terms(sample) for sample in samples], dtype=np.float64)
     weights = 1 / np.array([sample.step_ms for sample in samples])
-    columns = np.stack([np.ones(len(samples)), *pieces, np.array(rows)], axis=1)
-    constant, *slopes, row_ms = _non_negative(columns * weights[:, None], _lora_ms(samples) * weights).tolist()
-    ms = constant + np.cumsum([0.0, *(slope * (last - first) for slope, (first, last) in _sloped(slopes, knots))])
+    columns = np.concatenate([np.stack([np.ones(len(samples)), *pieces], axis=1), terms], axis=1)
+    constant, *slopes = _non_negative(columns * weights[:, None], _lora_ms(samples) * weights).tolist()
+    row_ms, rank_ms, highest_rank_ms, large_batch_ms = slopes[len(pieces) :]
+    ms = constant + np.cumsum(
+        [0.0, *(slope * (last - first) for slope, (first, last) in zip(slopes, pairwise(knots), strict=False))]
+    )
     return DistinctLora(
         kind="distinct",
         pages=tuple(knots),
         ms=tuple(round(value, 5) for value in ms.tolist()),
         row_ms=round(row_ms, 6),
+        rank_ms=round(rank_ms, 8),
+        highest_rank_ms=round(highest_rank_ms, 7),
+        large_batch_ms=round(large_batch_ms, 5),
     )
 
 
-def _sloped(slopes: Sequence[float], knots: Sequence[int]) -> list[tuple[float, tuple[int, int]]]:
-    return list(zip(slopes, pairwise(knots), strict=True))
+def _terms(sample: LoraSample) -> tuple[float, float, float, float]:
+    """The numbers of a batch that ``DistinctLora``'s terms multiply, in their order."""
+    rows_of_highest = min(sample.num_rows, HIGHEST_RANK_ROWS) / HIGHEST_RANK_ROWS
+    is_large = sample.num_rows > MAX_FUSED_ROWS
+    return sample.num_rows, sample.sum_ranks, sample.max_rank * rows_of_highest, float(is_large)
 
 
 def _non_negative(columns: _Floats, values: _Floats) -> _Floats:

@@ -9,7 +9,7 @@ import numpy as np
 
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
 from punica_serve.performance.lora_load import NO_ADAPTER, NO_LORA, AdapterSize, LoraLoad
-from punica_serve.performance.lora_times import DistinctLora, PaddedLora
+from punica_serve.performance.lora_times import HIGHEST_RANK_ROWS, MAX_FUSED_ROWS, DistinctLora, PaddedLora
 from punica_serve.performance.piecewise_linear import PiecewiseLinear
 from punica_serve.performance.step_time import StepTimeModel
 
@@ -70,7 +70,7 @@ class StepTimeColumns:
         """Seconds that the adapters of each batch add."""
         times = self._model.profile.lora
         if isinstance(times, DistinctLora):
-            return self._by_pages(times, lora.num_pages) + times.row_ms / 1e3 * lora.num_rows
+            return self._by_pages(times, lora.num_pages) + _rows_s(times, lora)
         if isinstance(times, PaddedLora):
             return times.rank_ms / 1e3 * lora.num_rows * lora.max_rank
         return times.rank_ms / 1e3 * lora.sum_ranks
@@ -83,3 +83,16 @@ class StepTimeColumns:
             self._pages_s = PiecewiseLinear(times.pages, times.ms).column(np.arange(2.0 * places.max() + 1))
             self._pages_s[0] = 0.0
             return self._pages_s.take(places)
+
+
+def _rows_s(times: DistinctLora, lora: LoraColumns) -> Column:
+    """Seconds of all but the rank pages. Terms that a profile does without cost a placement nothing."""
+    seconds: Column = times.row_ms / 1e3 * lora.num_rows
+    if times.rank_ms:
+        seconds += times.rank_ms / 1e3 * lora.sum_ranks
+    if times.highest_rank_ms:
+        share_s = times.highest_rank_ms / HIGHEST_RANK_ROWS / 1e3
+        seconds += share_s * lora.max_rank * np.minimum(lora.num_rows, HIGHEST_RANK_ROWS)
+    if times.large_batch_ms:
+        seconds += times.large_batch_ms / 1e3 * (lora.num_rows > MAX_FUSED_ROWS)
+    return seconds

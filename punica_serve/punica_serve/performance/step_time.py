@@ -8,7 +8,7 @@ rows plus the time for the decodes' context, and never less than its decodes alo
 from collections.abc import Callable
 
 from punica_serve.performance.lora_load import NO_LORA, LoraLoad
-from punica_serve.performance.lora_times import DistinctLora, LoraTimes, PaddedLora
+from punica_serve.performance.lora_times import HIGHEST_RANK_ROWS, MAX_FUSED_ROWS, DistinctLora, LoraTimes, PaddedLora
 from punica_serve.performance.piecewise_linear import PiecewiseLinear
 from punica_serve.performance.profile import PerformanceProfile
 
@@ -62,9 +62,20 @@ class StepTimeModel:
 def lora_seconds(times: LoraTimes) -> LoraSeconds:
     """The function from a batch's LoRA load, which has at least one row, to seconds."""
     if isinstance(times, DistinctLora):
-        by_pages, row_s = PiecewiseLinear(times.pages, times.ms), times.row_ms / 1e3
-        return lambda load: by_pages(load.num_pages) + row_s * load.num_rows
+        return _distinct_seconds(times)
     rank_s = times.rank_ms / 1e3
     if isinstance(times, PaddedLora):
         return lambda load: rank_s * load.num_rows * load.max_rank
     return lambda load: rank_s * load.sum_ranks
+
+
+def _distinct_seconds(times: DistinctLora) -> LoraSeconds:
+    by_pages, row_s, rank_s = PiecewiseLinear(times.pages, times.ms), times.row_ms / 1e3, times.rank_ms / 1e3
+    highest_s, large_s = times.highest_rank_ms / HIGHEST_RANK_ROWS / 1e3, times.large_batch_ms / 1e3
+
+    def seconds(load: LoraLoad) -> float:
+        highest = load.max_rank * min(load.num_rows, HIGHEST_RANK_ROWS)
+        rows_s = row_s * load.num_rows + rank_s * load.sum_ranks + highest_s * highest
+        return by_pages(load.num_pages) + rows_s + (large_s if load.num_rows > MAX_FUSED_ROWS else 0.0)
+
+    return seconds

@@ -8,6 +8,7 @@ import pytest
 from punica_serve.bench.lora_mixes import RANKS, Mix, mixes, sample_of
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_fit import LoraSample, fit_lora, read_samples, samples_file, write_samples
+from punica_serve.performance.profile import load_profile
 
 _SIZES = (1, 4, 8, 16, 32)
 _PAGES = {rank: rank // 2 for rank in RANKS}
@@ -31,6 +32,32 @@ def test_a_kernel_that_reads_different_adapters_once_is_found() -> None:
     assert fit.held_out_p95_error == pytest.approx(0.0, abs=1e-3)
     assert fit.lora.row_ms == pytest.approx(0.001, rel=0.05)
     assert fit.lora.ms[0] == pytest.approx(0.25, rel=0.01)
+
+
+def test_what_rows_ranks_and_large_batches_cost_is_found() -> None:
+    """The terms of the model, each of a size that no other one can stand for."""
+
+    def sample(mix: Mix) -> LoraSample:
+        one = sample_of(mix, _PAGES, base_ms=4.0, step_ms=0.0)
+        lora_ms = 0.2 + 0.003 * one.num_pages + 0.002 * one.num_rows + 5e-5 * one.sum_ranks
+        lora_ms += 0.005 * one.max_rank * min(one.num_rows, 4) / 4 + (0.9 if one.num_rows > 64 else 0.0)
+        return replace(one, step_ms=4.0 + lora_ms)
+
+    fit = fit_lora([sample(mix) for mix in mixes((*_SIZES, 64, 128), {**_NUM_ADAPTERS, 8: 128})])
+    assert fit.held_out_p95_error == pytest.approx(0.0, abs=1e-3)
+    lora = fit.lora
+    assert (lora.row_ms, lora.rank_ms) == pytest.approx((0.002, 5e-5), rel=0.05)
+    assert (lora.highest_rank_ms, lora.large_batch_ms) == pytest.approx((0.005, 0.9), rel=0.05)
+
+
+def test_the_models_fit_steps_that_were_measured_on_a_gpu() -> None:
+    """An H100's samples, by `punica-serve profile --shape llama-2-7b --largest 128`, within CaraServe's R² and ours."""
+    fit = fit_lora(read_samples(Path(__file__).with_name("h100-7b.samples.csv")))
+    assert fit.r_squared >= 0.99
+    assert fit.held_out_p95_error is not None
+    assert fit.held_out_p95_error <= 0.05
+    assert min(fit.padded.r_squared, fit.unpadded.r_squared) >= 0.96
+    assert load_profile("h100-7b").lora == fit.lora
 
 
 def test_noise_lowers_the_fit_a_little() -> None:

@@ -23,7 +23,7 @@ def test_a_profile_has_the_numbers_of_its_file(tmp_path: Path, profile: Performa
 
 
 def test_all_shipped_profiles_can_be_read() -> None:
-    assert shipped_profiles() == ("a10-7b-padded", "a10-7b-unpadded", "a100-40g-7b", "cpu-demo", "h200-7b")
+    assert shipped_profiles() == ("a10-7b-padded", "a10-7b-unpadded", "a100-40g-7b", "cpu-demo", "h100-7b", "h200-7b")
     assert all(load_profile(name).source for name in shipped_profiles())
 
 
@@ -34,6 +34,7 @@ def test_only_the_papers_a10_prefills_apart_from_decodes() -> None:
         "a10-7b-unpadded": "apart",
         "a100-40g-7b": "beside",
         "cpu-demo": "beside",
+        "h100-7b": "beside",
         "h200-7b": "beside",
     }
 

@@ -34,6 +34,12 @@ _MIXED = LoraLoad(num_rows=3, sum_ranks=80, max_rank=64, num_pages=4 + 32)
     ("lora", "added_ms"),
     [
         (DistinctLora(kind="distinct", pages=(0, 72), ms=(1.0, 3.0), row_ms=0.5), 1.0 + 1.0 + 3 * 0.5),
+        (DistinctLora(kind="distinct", pages=(0, 72), ms=(1.0, 3.0), rank_ms=0.01), 1.0 + 1.0 + 0.01 * 80),
+        (
+            DistinctLora(kind="distinct", pages=(0, 72), ms=(1.0, 3.0), highest_rank_ms=0.1),
+            1.0 + 1.0 + 0.1 * 64 * 3 / 4,
+        ),
+        (DistinctLora(kind="distinct", pages=(0, 72), ms=(1.0, 3.0), large_batch_ms=7.0), 1.0 + 1.0),
         (PaddedLora(kind="padded", rank_ms=0.01), 0.01 * 3 * 64),
         (UnpaddedLora(kind="unpadded", rank_ms=0.01), 0.01 * 80),
     ],
