@@ -1,7 +1,7 @@
 """Measured times of FlashInfer's attention and ours, by launch shape: what `engine.attention: auto` decides by.
 
 A table holds for one kind of GPU. Some come with the package; `punica-serve bench prompts --table FILE` measures more.
-Only the ratio of a row's two times counts, so a table may hold times of whole steps or of attention alone.
+Only the ratios of times count, so rows of as many prompts may hold times of whole steps or of attention alone.
 """
 
 from collections.abc import Iterable
@@ -96,17 +96,19 @@ def write_table(table: AttentionTable, path: Path) -> None:
 def choose(table: AttentionTable, layers: Layers, num_prefills: int) -> Choice:
     """FlashInfer serves from the bucket on from which it is the faster one in all measured ones.
 
-    Layers are compared with those of equal heads in the nearest measured group, and a step of up to ``num_prefills``
-    prompts with all that were measured with as many or fewer.
+    Layers are compared with those of equal heads in the nearest measured group, and steps of up to ``num_prefills``
+    prompts with those of the most that were measured, of no more.
     """
     times = [time for time in table.times if time.head_dim == layers.head_dim]
     if not times:
         return Choice(None, f"no times of heads of {layers.head_dim} were measured")
-    times = [time for time in times if time.prompts <= num_prefills]
-    if num_prefills > 1 and all(time.prompts == 1 for time in times):
-        return Choice(None, f"no times of several prompts a step were measured (`engine.max_prefills`: {num_prefills})")
+    most = max((time.prompts for time in times if time.prompts <= num_prefills), default=0)
+    if most == 0 or (most == 1 and num_prefills > 1):
+        what = "several prompts" if num_prefills > 1 else "one prompt"
+        return Choice(None, f"no times of {what} a step were measured (`engine.max_prefills`: {num_prefills})")
+    times = [time for time in times if time.prompts == most]
     group = layers.heads // layers.kv_heads
-    nearest = min((time.group for time in times), key=lambda measured: abs(measured - group), default=group)
+    nearest = min((time.group for time in times), key=lambda measured: abs(measured - group))
     first = _first_gain(time for time in times if time.group == nearest)
     return Choice(first, "" if first else "FlashInfer is nowhere faster")
 

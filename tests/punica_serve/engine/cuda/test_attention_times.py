@@ -62,12 +62,11 @@ def test_heads_of_another_size_are_not_guessed() -> None:
     assert _choose([_time(512, 1.5)], Layers(32, 32, 64)) == (None, "no times of heads of 64 were measured")
 
 
-def test_several_prompts_a_step_count_if_they_were_measured() -> None:
-    one = [_time(512, 1.5)]
-    assert "several prompts" in _choose(one, num_prefills=4).reason
-    assert _choose([*one, _time(512, 1.2, prompts=4)], num_prefills=4).first_rows == 512
-    assert _choose([*one, _time(512, 0.4, prompts=4)], num_prefills=4).first_rows is None
-    assert _choose([*one, _time(512, 0.4, prompts=4)]).first_rows == 512, "steps of one prompt alone"
+def test_several_prompts_a_step_are_compared_with_the_most_that_were_measured() -> None:
+    times = [_time(512, 1.5), _time(512, 0.4, prompts=2), _time(512, 1.2, prompts=4)]
+    assert "several prompts" in _choose(times[:1], num_prefills=4).reason
+    assert [_choose(times, num_prefills=num).first_rows for num in (1, 2, 3, 4, 8)] == [512, None, None, 512, 512]
+    assert "no times of one prompt" in _choose(times[1:]).reason
 
 
 def test_a_written_table_reads_the_same(tmp_path: Path) -> None:
@@ -97,3 +96,4 @@ def test_on_an_h100_it_serves_long_prompts(kv_heads: int) -> None:
     table = shipped_table("NVIDIA H100 80GB HBM3")
     assert table is not None
     assert choose(table, Layers(32, kv_heads, 128), 1).first_rows in (256, 512)
+    assert choose(table, Layers(32, kv_heads, 128), 4) == (None, "FlashInfer is nowhere faster")
