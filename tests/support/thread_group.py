@@ -33,6 +33,9 @@ class _ThreadRank:
     def __init__(self, config: EngineConfig, collectives: ThreadCollectives, pending: PendingCommands) -> None:
         self.name = f"rank {collectives.rank.index}"
         self.frames: SimpleQueue[bytes] = SimpleQueue()
+        #: Once it is ready.
+        self.engine: RankEngine | None = None
+        self.is_ready = threading.Event()
         self._config = config
         self._collectives = collectives
         self._pending = pending
@@ -52,7 +55,8 @@ class _ThreadRank:
 
     def _follow(self) -> None:
         parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone)
-        rank = RankEngine(self._config, parts, self._reply)
+        rank = self.engine = RankEngine(self._config, parts, self._reply)
+        self.is_ready.set()
         goes_on = True
         while goes_on:
             frame: Any = read_frame(self.frames.get(timeout=_DEADLINE_S))
@@ -82,7 +86,8 @@ class ThreadGroup(RankGroup):
         return value
 
     def await_ready(self) -> None:
-        pass
+        for rank in self._threads:
+            assert rank.is_ready.wait(_DEADLINE_S), f"{rank.name} is not ready"
 
     def _write(self, frame: bytes) -> None:
         for rank in self._threads:

@@ -30,7 +30,7 @@ from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
 from punica_serve.engine.group_runner import GroupRunner
-from punica_serve.engine.group_start import cold_starts_of_group, devices_of, start_group
+from punica_serve.engine.group_start import devices_of, start_group
 from punica_serve.engine.in_flight import InFlight, commit, launch
 from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
@@ -83,7 +83,6 @@ class Engine:
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
         if len(devices) > 1:
-            config = cold_starts_of_group(config)
             settings = settings or GroupSettings()
             self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
         with self._closing_on_failure():
@@ -128,7 +127,8 @@ class Engine:
         #: Adapters in host memory.
         self.host_cache = HostCache(host_memory)
         self._opened.callback(self.host_cache.close)
-        self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device)
+        agree = self._group.smallest if self._group else alone
+        self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device, agree)
         if self._assist is not None:
             self._opened.callback(self._assist.close)
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None

@@ -6,6 +6,7 @@ import torch
 
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_messages import AssistStep
 from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.engine.sampler import SampledToken
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
@@ -42,6 +43,8 @@ class GroupRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See ``StepRunner.launch``. Raises RankLost if a rank is gone."""
+        if plan.assist is not None:
+            plan.assist.peers = self._group.call(AssistStep)
         self._group.send_step(plan)
         try:
             with self._group.step_wait.waiting():

@@ -25,11 +25,6 @@ def devices_of(device: str) -> tuple[str, ...]:
     return devices
 
 
-def cold_starts_of_group(config: EngineConfig) -> EngineConfig:
-    """The config with a way to start cold that all ranks of a group have: without CPU processes."""
-    return config.model_copy(update={"cold_start": "layerwise"}) if config.uses_cpu_assist else config
-
-
 def start_group(
     config: EngineConfig,
     devices: Sequence[str],

@@ -12,13 +12,16 @@ from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
-from punica_serve.engine.engine_parts import EngineParts
+from punica_serve.engine.engine_parts import Agree, EngineParts, alone
 from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.engine.ranks.rank_adapters import RankAdapters
+from punica_serve.engine.ranks.rank_assist import RankAssist
 from punica_serve.engine.ranks.rank_copies import RankCopies
 from punica_serve.engine.ranks.rank_messages import (
+    AssistStep,
     AuditRank,
     AwaitQueued,
     CopyAdapter,
@@ -47,17 +50,22 @@ class RankEngine:
         parts: EngineParts,
         reply: Callable[[Done], None],
         packed_cache: PackedCache | None = None,
+        agree: Agree = alone,
     ) -> None:
         """``reply`` may be called on any thread. Raises ConfigError."""
         self._reply = reply
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
         num_bytes = host_bytes(config, parts.share, parts.dtype, parts.device)
-        host_cache = HostCache(open_host_memory(num_bytes, parts.device))
+        host_memory = open_host_memory(num_bytes, parts.device, is_shared=config.uses_cpu_assist)
+        host_cache = HostCache(host_memory)
+        assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, parts.device, agree)
         packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
         reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
         self._lora_pool = parts.lora_pool
-        self._copies = RankCopies(parts.lora_pool, host_cache, by_layer=config.starts_by_layer)
+        words = assist.arrival_words if assist is not None else None
+        self._copies = RankCopies(parts.lora_pool, host_cache, by_layer=config.starts_by_layer, arrival_words=words)
+        self._assist = RankAssist(assist, host_cache, self._copies, reply)
         self._adapters = RankAdapters(self._copies, host_cache, reader)
         self._opened = ExitStack()
         self._runner = make_runner(
@@ -70,14 +78,16 @@ class RankEngine:
             self._copies.arrival,
             parts.collectives,
             self._opened,
+            assist,
         )
 
     def run_step(self, words: Int32s) -> None:
         """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""
-        plan = self._steps.decode(words)
+        plan = self._assist.begin(self._steps.decode(words))
         self._cache.clear(self._steps.empty_pages)
         with suppress(ArrivalFailed):  # the leader plans it anew
             self._runner.launch(plan)
+        self._assist.finish(plan, self._runner.newest_end)
         used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)
         self._copies.mark_used(used, self._runner.newest_end)
 
@@ -98,6 +108,8 @@ class RankEngine:
                 self._adapters.free(command.digest)
             case ForgetAdapter():
                 self._adapters.forget(command.digest)
+            case AssistStep():
+                self._assist.expect(command.number)
             case SlowCopies():
                 self._lora_pool.copies_per_page = command.factor
             case AuditRank():
@@ -108,11 +120,12 @@ class RankEngine:
         return True
 
     def close(self) -> None:
-        """Ends steps and copies in flight, its graphs, and what it compiles."""
+        """Ends steps and copies in flight, its graphs and processes, and what it compiles."""
         self._opened.close()
-        self._adapters.close()
         if self._runner.newest_end is not None:
             self._runner.newest_end.synchronize()
+        self._assist.close()
+        self._adapters.close()
         del self._runner
 
 

@@ -146,7 +146,7 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader) -> NoRe
     collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
     parts = EngineParts.make(config, device, collectives, leader.agree)
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
-    engine = RankEngine(config, parts, link.send, packed_cache)
+    engine = RankEngine(config, parts, link.send, packed_cache, leader.agree)
     reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
     inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=_POLL_S if device.type == "cuda" else 0.0)
     freeze_gc()

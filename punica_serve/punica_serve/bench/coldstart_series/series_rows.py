@@ -20,7 +20,7 @@ class SeriesRow:
     is_blocking: bool = False
 
 
-CACHED, ON_DEMAND, CPU_ASSIST = "cached", "on_demand", "cpu_assist"
+CACHED, ON_DEMAND = "cached", "on_demand"
 
 _ALL = (
     SeriesRow(CACHED, "wait", is_cached=True),
@@ -31,16 +31,13 @@ _ALL = (
 ROWS: dict[str, SeriesRow] = {row.name: row for row in _ALL}
 
 
-def parse_series_rows(names: str | None, *, in_group: bool = False) -> tuple[SeriesRow, ...]:
-    """Parses names separated by commas; by default all rows that one device has, or a group.
+def parse_series_rows(names: str | None) -> tuple[SeriesRow, ...]:
+    """Parses names separated by commas; all rows by default. The order is always that of ``ROWS``.
 
-    The order is always that of ``ROWS``. Raises ConfigError for an unknown name, and for CPU processes in a group.
+    Raises ConfigError for an unknown name.
     """
-    every = set(ROWS) - {CPU_ASSIST} if in_group else set(ROWS)
-    chosen = every if names is None else {name.strip() for name in names.split(",")}
+    chosen = set(ROWS) if names is None else {name.strip() for name in names.split(",")}
     for name in sorted(chosen):
         if name not in ROWS:
             raise ConfigError(f"row {name!r} does not exist; there are {', '.join(ROWS)}", param="rows")
-    if in_group and CPU_ASSIST in chosen:
-        raise ConfigError(f"row {CPU_ASSIST!r} is not for groups, which CPU processes don't serve", param="rows")
     return tuple(row for name, row in ROWS.items() if name in chosen)

@@ -24,9 +24,7 @@ _SERIES_HELP = (
     "Series to run, of rank64, rank32, rank64-slow, serverless128, serverless256, serverless512, and full, which fills"
     " batches of 24."
 )
-_ROWS_HELP = (
-    "Rows to run: cached, on_demand, and the modes of `engine.cold_start`. All by default; cpu_assist serves no groups."
-)
+_ROWS_HELP = "Rows to run: cached, on_demand, and the modes of `engine.cold_start`. All by default."
 _LINK_HELP = (
     "Slow the link to the device down to about this rate, by copying adapters' bytes a whole number of times. This is"
     " an emulation; the report has the rate that came about. By default the link is as it is."
@@ -65,7 +63,7 @@ def command(
 
     settings = SeriesSettings(
         series=parse_series(series),
-        rows=parse_series_rows(rows, in_group=tensor_parallel > 1),
+        rows=parse_series_rows(rows),
         seconds=seconds,
         projections=projections.value,
         link_gb_per_s=link_gbps,

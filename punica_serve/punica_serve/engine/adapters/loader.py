@@ -109,9 +109,13 @@ class AdapterLoader:
         return entry is not None and entry.is_awaitable
 
     def under_way(self, digest: str) -> tuple[HostCopy, Arrival] | None:
-        """The adapter in host memory and its copy to the device, while it is being copied and no step waits for it."""
+        """The adapter in host memory and its copy to the device, while it is being copied and no step waits for it, and
+        once every peer could wait for its layers.
+        """
         entry = self._entries.get(digest)
         if entry is None or entry.state is not AdapterState.COPYING or entry.copy is None or entry.arrival is None:
+            return None
+        if entry.filling is None or entry.filling.queued_s is None:
             return None
         return entry.copy, entry.arrival
 

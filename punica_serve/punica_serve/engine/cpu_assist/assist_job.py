@@ -1,10 +1,15 @@
 """One step's exchanges with CPU processes, from its launch to the commit of its tokens."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, JobWords
+
+#: Their steps end with this rank's, so they have answered long before.
+_PEERS_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +26,8 @@ class AssistJob:
     on_end: Callable[["AssistJob", bool], None]
     #: A step on a CPU notices by itself that it has waited for too long.
     is_late: bool = False
+    #: Ends after the step on the other ranks of a group, with an error if one of them has waited in vain.
+    peers: "Future[Any] | None" = None
 
     @property
     def key(self) -> int:
@@ -37,8 +44,17 @@ class AssistJob:
         return sum(1 << number for number in self.words.rows)
 
     def end(self) -> bool:
-        """The step has ended. False if its prefill is worthless, since it has waited for the processes in vain."""
+        """The step has ended. False if its prefill is worthless, since a rank has waited for its processes in vain."""
         is_late = self.is_late or int(self.memory.failed[0]) == self.key
         self.memory.end_job(self.key)
         self.on_end(self, is_late)
-        return not is_late
+        return not is_late and self._have_peers_had_help()
+
+    def _have_peers_had_help(self) -> bool:
+        """False, too, if they don't say so soon: then the prefill is computed again for nothing."""
+        if self.peers is None:
+            return True
+        try:
+            return self.peers.exception(_PEERS_TIMEOUT_S) is None
+        except TimeoutError:
+            return False

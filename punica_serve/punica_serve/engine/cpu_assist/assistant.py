@@ -15,6 +15,7 @@ import torch
 
 from punica_kernels.exchange_words import MAX_EXCHANGES, MAX_PROCESSES
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
@@ -51,7 +52,9 @@ _PAUSE_S = 100e-6
 class CpuAssist:
     """Owns the shared memory and the processes. All methods run on the step loop's thread."""
 
-    def __init__(self, config: EngineConfig, shape: ExchangeShape, host: HostMemory, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, shape: ExchangeShape, host: HostMemory, device: torch.device, rank: Rank = SINGLE
+    ) -> None:
         """Raises ConfigError if the shared memory can't be had or pinned."""
         self.shape = shape
         self._mode = config.cold_start
@@ -61,7 +64,9 @@ class CpuAssist:
         self.memory = ExchangeMemory(self._shared.bytes, shape)
         #: They tell a GPU's steps which layers have arrived.
         self.arrival_words = None if self._is_cpu else ArrivalWords(shape.num_layers, device)
-        self._pool = ProcessPool(self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device))
+        self._pool = ProcessPool(
+            self.memory, self._shared, host, assist_cores(config.cpu_assist_processes, device, rank)
+        )
         self._forecast: AssistForecast | None = None
         self._key = 0
 
@@ -209,10 +214,33 @@ class CpuAssist:
 
 
 def open_cpu_assist(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    host: HostMemory,
+    device: torch.device,
+    agree: Callable[[str, int], int] = lambda _, value: value,
+) -> CpuAssist | None:
+    """CPU assistance if the mode asks for it. None, and a warning, where the machine can't do it.
+
+    ``agree``: gives the smallest number of all ranks, since one that can't do it has no such steps either.
+    """
+    if not config.uses_cpu_assist:
+        return None
+    assist = _open(config, model, dtype, host, device)
+    if agree("CPU assistance", int(assist is not None)):
+        return assist
+    if assist is not None:
+        log.warning("`engine.cold_start` goes on without CPU processes: another rank of the group can't have them")
+        assist.close()
+    return None
+
+
+def _open(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, host: HostMemory, device: torch.device
 ) -> CpuAssist | None:
-    """CPU assistance if the mode asks for it. None, and a warning, where the machine can't do it."""
-    if not config.uses_cpu_assist:
+    if any(group.divided_a is not None for group in model.spec.groups):
+        log.warning("`engine.cold_start` goes on without CPU processes: ranks add up x A (`engine.divide_lora_from`)")
         return None
     groups = tuple(GroupShape(g.name, g.in_features, g.out_offsets) for g in model.spec.groups)
     max_rows = min(MAX_ASSISTED_ROWS, config.prefill_budget_tokens)
@@ -221,20 +249,20 @@ def open_cpu_assist(
         log.warning("`engine.cold_start` goes on without CPU processes: the model has too many layers")
         return None
     try:
-        return CpuAssist(config, shape, host, device)
+        return CpuAssist(config, shape, host, device, model.rank)
     except ConfigError as error:
         log.warning("`engine.cold_start` goes on without CPU processes: %s", error.message)
         return None
 
 
-def assist_cores(num_processes: int, device: torch.device) -> list[int]:
+def assist_cores(num_processes: int, device: torch.device, rank: Rank = SINGLE) -> list[int]:
     """A core for each process, and no more processes than cores: they would wait for each other.
 
-    They are those at the end of what this worker may use, other ones for each GPU's worker as far as there are any.
+    They are those at the end of what this worker may use, other ones for each GPU or rank as far as there are any.
     """
     cores = sorted(os.sched_getaffinity(0), reverse=True)
     count = min(num_processes, len(cores), MAX_PROCESSES)
-    first = (device.index or 0) * count
+    first = (rank.index if device.index is None else device.index) * count
     return [cores[(first + number) % len(cores)] for number in range(count)]
 
 

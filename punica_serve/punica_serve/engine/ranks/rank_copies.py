@@ -13,7 +13,7 @@ import torch
 
 from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
-from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival, make_arrival
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, make_arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.errors import StoreUnavailable
 
@@ -46,11 +46,21 @@ class _RankCopy:
 class RankCopies:
     """The adapters that the leader has given pages, until it frees them."""
 
-    def __init__(self, pool: LoraPool, host_cache: HostCache, *, by_layer: bool) -> None:
-        """``by_layer``: steps may wait for the layers of an adapter that is still being copied."""
+    def __init__(
+        self,
+        pool: LoraPool,
+        host_cache: HostCache,
+        *,
+        by_layer: bool,
+        arrival_words: ArrivalWords | None = None,
+    ) -> None:
+        """``by_layer``: steps may wait for the layers of an adapter that is still being copied. ``arrival_words``: some
+        look at them as they run.
+        """
         self._pool = pool
         self._host_cache = host_cache
         self._by_layer = by_layer
+        self._arrival_words = arrival_words
         self._copies: dict[str, _RankCopy] = {}
         #: The ends of the last steps that read adapters which were freed, and that may not have passed.
         self._fences: list[torch.cuda.Event] = []
@@ -84,7 +94,8 @@ class RankCopies:
         copy = self._copies[digest] = _RankCopy(pages)
         # As the leader decides: the embedding is read before the first layer.
         if self._by_layer and not VOCABULARY_GROUPS.keys() & pages.keys():
-            copy.arrival = make_arrival(self._pool.num_layers, self._pool.device, copy.mark_queued)
+            pool = self._pool
+            copy.arrival = make_arrival(pool.num_layers, pool.device, copy.mark_queued, self._arrival_words)
         self._fences = [fence for fence in self._fences if not fence.query()]
         return self._threads.submit(self._run, copy, source, tuple(self._fences), time.monotonic() + _READ_TIMEOUT_S)
 

@@ -53,6 +53,12 @@ class ForgetAdapter(Message, frozen=True):
     digest: str
 
 
+class AssistStep(Message, frozen=True):
+    """CPU processes help the prefill of the next step. Answered by Done after it: an error if it waited in vain."""
+
+    number: int
+
+
 class SlowCopies(Message, frozen=True):
     """Copy adapters' bytes to the device so many times, which emulates a slower link for benchmarks."""
 
@@ -76,6 +82,7 @@ RankCommand = (
     | AwaitQueued
     | FreeAdapter
     | ForgetAdapter
+    | AssistStep
     | SlowCopies
     | AuditRank
     | StopRank

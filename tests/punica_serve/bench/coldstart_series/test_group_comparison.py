@@ -8,12 +8,12 @@ from punica_serve.base_model.rank import Rank
 from punica_serve.bench.coldstart_series.group_comparison import comparison_goals, comparison_table
 from punica_serve.bench.coldstart_series.series_catalogue import SERIES
 from punica_serve.bench.coldstart_series.series_replay import RequestTimes
-from punica_serve.bench.coldstart_series.series_rows import ROWS, parse_series_rows
+from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
 from punica_serve.bench.subject import Subject
 
 _SERIES = SERIES["rank64-slow"]
-_SETTINGS = SeriesSettings((_SERIES,), parse_series_rows(None, in_group=True))
+_SETTINGS = SeriesSettings((_SERIES,), tuple(ROWS.values()))
 
 
 def _measured(**latencies_s: float) -> SeriesMeasured:
@@ -48,7 +48,3 @@ def test_without_an_overhead_or_without_cached_there_is_no_share() -> None:
     for measured in (_measured(cached=1.0, on_demand=1.0, auto=1.0), _measured(on_demand=1.0, auto=1.0)):
         (goal,) = comparison_goals(_SETTINGS, measured)
         assert goal.measured is None
-
-
-def test_cpu_processes_serve_no_group() -> None:
-    assert {row.name for row in _SETTINGS.rows} == ROWS.keys() - {"cpu_assist"}

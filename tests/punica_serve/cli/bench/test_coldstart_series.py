@@ -62,7 +62,6 @@ def test_a_group_is_compared_with_loads_on_demand(cli: Callable[..., Any], confi
         (["--series", "rank65"], "series 'rank65' does not exist; there are rank64, "),
         (["--rows", "warm"], "row 'warm' does not exist; there are cached, "),
         (["--series", "serverless128", "--trace", "/no/such.csv"], "No such file or directory"),
-        (["--rows", "cpu_assist", "--tensor-parallel", "2"], "row 'cpu_assist' is not for groups"),
         (["--trace", "/no/such.csv"], "`--trace` is for the serverless series; name one with `--series`"),
     ],
 )

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist
@@ -50,3 +51,32 @@ def test_the_workers_of_several_gpus_take_other_cores_as_far_as_there_are_any(mo
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     cores = [assist_cores(2, torch.device("cuda", index)) for index in range(4)]
     assert cores == [[5, 4], [3, 2], [1, 0], [5, 4]]
+
+
+def test_ranks_on_cpus_take_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert [assist_cores(2, CPU, Rank(index, 2)) for index in range(2)] == [[5, 4], [3, 2]]
+
+
+def test_ranks_that_add_up_x_a_have_no_processes(caplog: pytest.LogCaptureFixture) -> None:
+    host = HostMemory(4096)
+    config = EngineConfig(model="model", cold_start="auto", divide_lora_from=8, expected_lora_rank=8)
+    share = config.share_of(tiny_config(), Rank(0, 2))
+    assert open_cpu_assist(config, share, torch.float32, host, CPU) is None
+    assert "`engine.divide_lora_from`" in caplog.text
+
+
+def test_no_rank_has_processes_if_another_one_can_not(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def agree(name: str, value: int) -> int:
+        asked.append((name, value))
+        return 0
+
+    host = HostMemory(4096, is_shared=True)
+    config = EngineConfig(model="model", cold_start="cpu_assist", cpu_assist_processes=1)
+    try:
+        assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU, agree) is None
+    finally:
+        host.close()
+    assert asked == [("CPU assistance", 1)] and "another rank" in caplog.text

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from cold_requests import (
     NUM_GROUPS,
@@ -28,13 +29,15 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_copies import RankCopies
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_runner import LaunchedStep
-from punica_serve.protocol import AdapterRef, Request
+from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from thread_group import thread_group
 from waits import DEADLINE_S
 
@@ -58,6 +61,7 @@ def refs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterR
 
 def _config(model: Path, cold_start: str, divide_lora_from: int | None = None) -> EngineConfig:
     memory = {"page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64, "max_batch_size": 4}
+    memory |= {"cpu_assist_processes": 1}
     return EngineConfig(
         model=model,
         dtype="float32",
@@ -163,7 +167,7 @@ def test_no_step_starts_before_every_rank_has_begun_to_copy(
     hold_copies(monkeypatch, "cpu", lambda _: may_copy.wait(DEADLINE_S) if _on(OTHERS) else None)
     engine.add(request)
     deadline_s = time.monotonic() + DEADLINE_S
-    while (under_way := engine._loader.under_way(refs[0].digest)) is None or under_way[1].num_arrived < NUM_GROUPS:
+    while (arrival := engine._loader.arrival(refs[0].digest)) is None or arrival.num_arrived < NUM_GROUPS:
         assert not engine.step().has_run and time.monotonic() < deadline_s
         engine.wait(0.01)
     assert not engine.step().has_run, "the leader has all layers, the others have none"
@@ -181,7 +185,7 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
     monkeypatch.setattr(cold_starts, "_MAX_HOLD_S", 1e9)
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
     running, cold = cold_request("running", refs[0], max_tokens=80), cold_request("cold", refs[1])
-    expected, engine = resident(running, cold), make_group("auto")
+    expected, engine = resident(running, cold), make_group()
     run_requests(engine, cold_request("measured", refs[2]))  # now the rate of copies is known
     engine.add(running)
     tokens: list[int] = []
@@ -238,6 +242,56 @@ def test_a_rank_that_waits_in_vain_has_all_ranks_give_the_step_up(
     hold_copies(monkeypatch, "cpu", stall)
     assert run_requests(engine, request) == (resident(request), [])
     assert set(early) == {refs[0].digest}
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The threads of the ranks in whose steps CPU processes have computed something."""
+    threads: set[str] = set()
+    run = TorchExchange.run
+
+    def spy(exchange: TorchExchange, layer: int, group: LoraGroup, x: Tensor) -> Tensor | None:
+        added = run(exchange, layer, group, x)
+        if added is not None:
+            threads.add(threading.current_thread().name)
+        return added
+
+    monkeypatch.setattr(TorchExchange, "run", spy)
+    return threads
+
+
+@pytest.mark.slow
+def test_the_processes_of_each_rank_compute_its_share(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    helped: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, request = make_group("cpu_assist"), cold_request("cold", refs[0], num_prompt_tokens=20)
+    num_ranks = 1 + len(engine.ranks)
+    helped.clear()  # the start has measured exchanges
+    hold_copies(monkeypatch, "cpu", lambda group: _hold_until(lambda: len(helped) == num_ranks) if group else None)
+    assert run_requests(engine, request) == (resident(request), [])
+    assert len(helped) == num_ranks
+
+
+@pytest.mark.slow
+def test_a_process_of_another_rank_that_stands_still_has_all_ranks_wait_for_the_adapter(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    helped: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 0.5)
+    engine, request = make_group("cpu_assist"), cold_request("cold", refs[0])
+    rank: Any = engine.ranks[0]
+    helped.clear()
+    os.kill(rank.engine._assist._assist.pool.pid(0), signal.SIGSTOP)
+    hold_copies(monkeypatch, "cpu", lambda group: _hold_until(lambda: helped) if group == 1 else None)
+    assert run_requests(engine, request) == (resident(request), [])
+    assert threading.current_thread().name in helped
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, run_requests
-from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_runner import LaunchedStep
@@ -26,9 +26,11 @@ pytestmark = [
 _NUM_COPIES = 500
 
 
-@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs"), [("layerwise", True), ("layerwise", False), ("cpu_assist", True), ("auto", True)]
+)
 def test_layers_that_are_late_on_both_gpus_change_no_tokens(
-    make_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_graphs: bool
+    make_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ColdStart, cuda_graphs: bool
 ) -> None:
     model = make_llama(num_hidden_layers=NUM_LAYERS)
     refs = cold_adapters(model, tmp_path, 3)
@@ -36,7 +38,7 @@ def test_layers_that_are_late_on_both_gpus_change_no_tokens(
     settings: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 128, "num_lora_pages": 16}
     settings |= {"max_batch_size": 4, "prefill_budget_tokens": 16, "cuda_graphs": cuda_graphs}
     expected, _ = _run(EngineConfig(model=model, cold_start="wait", **settings), monkeypatch, requests)
-    tokens, num_early = _run(EngineConfig(model=model, cold_start="layerwise", **settings), monkeypatch, requests)
+    tokens, num_early = _run(EngineConfig(model=model, cold_start=mode, **settings), monkeypatch, requests)
     assert tokens == expected and num_early
 
 
