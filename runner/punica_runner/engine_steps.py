@@ -15,7 +15,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc
-from punica_serve.process.run import missing_extra
+from punica_serve.process.run import missing_package
 from punica_serve.process.tracing import span_sink
 from punica_serve.protocol import GpuInfo, WorkerReady
 from punica_serve.store.packed_folder import PackedCache
@@ -93,7 +93,7 @@ def _make_engine(
 
         return Engine(config, device, link.fetch, packed_cache, settings=settings, on_loss=on_loss)
     except ModuleNotFoundError as error:
-        message = missing_extra(error)
+        message = missing_package(error)
         if message is None:
             raise
         raise ConfigError(message) from error

@@ -130,7 +130,7 @@ async def test_a_worker_that_runs_but_makes_no_step_is_found(behaviour: str) -> 
 
 
 @pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("triton", "gpu")], ids=str)
-async def test_a_missing_extra_is_reported_in_one_line(
+async def test_a_missing_package_is_reported_in_one_line(
     module: str, extra: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WorkerDied) as death:

@@ -32,7 +32,7 @@ from punica_serve.errors import (
     PunicaError,
     RequestFailed,
 )
-from punica_serve.process.run import EXIT_USER_MISTAKE, missing_extra
+from punica_serve.process.run import EXIT_USER_MISTAKE, missing_package
 from punica_serve.version import __version__
 
 #: A request reached the component that decides, and was refused or failed.
@@ -99,7 +99,7 @@ def main() -> None:
         print(f"punica-serve: {error}", file=sys.stderr)
         sys.exit(EXIT_REFUSED if isinstance(error, _REFUSALS) else EXIT_USER_MISTAKE)
     except ModuleNotFoundError as error:
-        message = missing_extra(error)
+        message = missing_package(error)
         if message is None:
             raise
         print(f"punica-serve: {message}", file=sys.stderr)

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -130,10 +131,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """The error text that names the extra to install for a missing module; None for a module of no extra, our bug."""
-    extra = EXTRA_OF_MODULE.get(error.name or "")
-    return extra and f"{error.name} is not installed; pip install 'punica-serve[{extra}]'"
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """The error text that says how to install a missing package; None for a module of Python or of ours, our bug."""
+    package = (error.name or "").partition(".")[0]
+    if not package or package in sys.stdlib_module_names or package.startswith("punica_"):
+        return None
+    extra = EXTRA_OF_MODULE.get(package)
+    wanted = f"punica-serve[{extra}]" if extra else "punica-serve"
+    return f"{package} is not installed; pip install '{wanted}'"
 
 
 def death_reason(returncode: int) -> str:

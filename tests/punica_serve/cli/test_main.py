@@ -25,9 +25,17 @@ def test_the_command_line_itself_is_light(module: str) -> None:
     assert module not in modules
 
 
-@pytest.mark.parametrize(("module", "extra"), [("torch", "engine"), ("matplotlib", "bench"), ("ray", "ray")])
-def test_an_extra_that_is_not_installed_is_told_in_one_line(
-    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("module", "wanted"),
+    [
+        ("torch", "punica-serve[engine]"),
+        ("matplotlib", "punica-serve[bench]"),
+        ("ray", "punica-serve[ray]"),
+        ("opentelemetry", "punica-serve"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_told_in_one_line(
+    module: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command() -> None:
         monkeypatch.setitem(sys.modules, module, None)
@@ -38,7 +46,17 @@ def test_an_extra_that_is_not_installed_is_told_in_one_line(
         cli.main()
     assert end.value.code == 2
     told = capsys.readouterr().err
-    assert told == f"punica-serve: {module} is not installed; pip install 'punica-serve[{extra}]'\n"
+    assert told == f"punica-serve: {module} is not installed; pip install '{wanted}'\n"
+
+
+@pytest.mark.parametrize("module", ["colorsys", "punica_serve.missing"])
+def test_another_module_that_is_missing_is_our_mistake(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command() -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
 
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

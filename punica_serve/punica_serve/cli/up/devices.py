@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.errors import ConfigError
-from punica_serve.process.run import EXIT_USER_MISTAKE, missing_extra
+from punica_serve.process.run import EXIT_USER_MISTAKE, missing_package
 
 #: A driver that is loaded for the first time takes seconds.
 TIMEOUT_S = 120.0
@@ -44,7 +44,7 @@ def main() -> None:
         print(error)
         sys.exit(EXIT_USER_MISTAKE)
     except ModuleNotFoundError as error:
-        print(missing_extra(error) or error)
+        print(missing_package(error) or error)
         sys.exit(EXIT_USER_MISTAKE)
 
 
