@@ -62,10 +62,16 @@ class Worker:
 
     def num_free(self, applied_seq: int) -> int:
         applied = [command for seq, command in sorted(self.commands.items()) if seq <= applied_seq]
-        started = {command.assignment for command in applied if isinstance(command, Start)}
-        stopped = {command.assignment for command in applied if isinstance(command, Stop)}
-        running = [self.num_tokens[assignment] for assignment in started - stopped if assignment in self.num_tokens]
-        return self.info.num_kv_pages - sum(PageRule.of(PAGE_SIZE, self.info.window).to_start(each) for each in running)
+        running = {each.assignment: each.request.num_tokens for each in applied if isinstance(each, Start)}
+        for command in applied:
+            if isinstance(command, Stop):
+                running.pop(command.assignment, None)
+        held = [self._held(num, self.num_tokens[each]) for each, num in running.items() if each in self.num_tokens]
+        return self.info.num_kv_pages - sum(held)
+
+    def _held(self, num_at_start: int, num_tokens: int) -> int:
+        rule = PageRule.of(PAGE_SIZE, self.info.window)
+        return rule.held_decoding(num_tokens + 1) if num_tokens > num_at_start else rule.to_start(num_tokens)
 
 
 class Cluster:

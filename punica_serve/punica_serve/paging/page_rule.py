@@ -32,16 +32,20 @@ class PageRule:
     window: int | None = None
     #: Tokens of a request that one step computes at most.
     chunk_tokens: int = 1
-    #: Pages that a request holds at most.
+    #: Pages that a request holds at most: while its prompt is computed, and then.
     most_pages: int = field(init=False)
+    most_decoding_pages: int = field(init=False)
 
     def __post_init__(self) -> None:
-        most = UNLIMITED
-        if self.window is not None:
-            # The chunk's rows, and what its first row sees before it: pages need not begin where that does.
-            num_tokens = self.window + self.chunk_tokens - 1
-            most = pages_for(num_tokens - 1, self.page_size) + 1
-        object.__setattr__(self, "most_pages", most)
+        object.__setattr__(self, "most_pages", self._most_for(self.chunk_tokens))
+        # One token's row, and a page for the token after it, which the request may have had since its prompt.
+        object.__setattr__(self, "most_decoding_pages", min(self.most_pages, self._most_for(2)))
+
+    def _most_for(self, num_rows: int) -> int:
+        """Pages that so many rows and all that the first of them sees lie in, at most: they may begin anywhere."""
+        if self.window is None:
+            return UNLIMITED
+        return pages_for(self.window + num_rows - 2, self.page_size) + 1
 
     @classmethod
     def of(cls, page_size: int, window: KvWindow | None) -> "PageRule":
@@ -51,6 +55,10 @@ class PageRule:
     def held_by(self, num_tokens: int) -> int:
         """The most pages that a request holds while it has so many tokens."""
         return min(pages_for(num_tokens, self.page_size), self.most_pages)
+
+    def held_decoding(self, num_tokens: int) -> int:
+        """The same of a request whose tokens are all computed but for the newest."""
+        return min(pages_for(num_tokens, self.page_size), self.most_decoding_pages)
 
     def to_start(self, num_tokens: int) -> int:
         """Pages that a request takes when it is admitted: for its tokens and one more."""

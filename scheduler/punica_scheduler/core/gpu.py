@@ -132,14 +132,14 @@ class GpuRecord:
         return (
             record.num_tokens < self.room
             and not self.is_full
-            and self.num_pages_needed + self.pages_ahead_of(record) <= self.info.num_kv_pages
+            and self.num_pages_needed + self.pages_to_place(record) <= self.info.num_kv_pages
             and self._fits_lora(record)
         )
 
     def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
         """Whether there is room for all of these together, and a free page for each request then."""
         num_requests = self.num_staying + len(records)
-        num_pages_ahead = self.num_pages_needed + sum(map(self.pages_ahead_of, records))
+        num_pages_ahead = self.num_pages_needed + sum(map(self.pages_to_place, records))
         return (
             sum(self.page_rule.to_start(record.num_tokens) for record in records) <= self.num_room_pages
             and num_requests <= self.info.max_batch_size
@@ -171,7 +171,15 @@ class GpuRecord:
         return record.digest is None or record.digest in self.num_users or record.digest in self.resident
 
     def pages_ahead_of(self, record: RequestRecord) -> int:
-        """The most that the request holds until STEPS_AHEAD steps from now: for any length behind a window as many."""
+        """The most that a request of the working set holds until STEPS_AHEAD steps from now.
+
+        Behind a window its prompt takes more than its answer: the pages of a chunk beside those of the window.
+        """
+        num_tokens = record.num_tokens_after(STEPS_AHEAD)
+        return self.page_rule.held_decoding(num_tokens) if record.has_begun else self.page_rule.held_by(num_tokens)
+
+    def pages_to_place(self, record: RequestRecord) -> int:
+        """The same of a request that would start here."""
         return self.page_rule.held_by(record.num_tokens_after(STEPS_AHEAD))
 
     def _fits_lora(self, record: RequestRecord) -> bool:
@@ -200,7 +208,7 @@ class GpuRecord:
         if not num_users:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
-        self.num_pages_ahead += self.pages_ahead_of(record)
+        self.num_pages_ahead += self.pages_to_place(record)
         seq = self.kv_pages.start(assignment, self.page_rule.to_start(record.num_tokens))
         self._update_room()
         return seq

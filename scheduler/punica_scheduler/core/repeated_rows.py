@@ -70,6 +70,7 @@ class RepeatedRows:
         "_all_grow_until",
         "_grows_until",
         "_next_repeat",
+        "_num_given_back",
         "_num_left",
         "_pack",
         "_page_size",
@@ -101,8 +102,9 @@ class RepeatedRows:
         #: Steps until it has all its tokens.
         self._num_left = [record.max_tokens - at for record, at in rows]
         ahead = [record.num_prompt + at + STEPS_AHEAD for record, at in rows]
+        most_tokens = rule.most_decoding_pages * rule.page_size
         growths = [
-            (-num_tokens % rule.page_size, min(left - STEPS_AHEAD, rule.most_pages * rule.page_size - num_tokens))
+            (-num_tokens % rule.page_size, min(left - STEPS_AHEAD, most_tokens - num_tokens))
             for num_tokens, left in zip(ahead, self._num_left, strict=True)
         ]
         #: A row needs a page more ahead every ``page_size`` steps: its turn among them.
@@ -114,6 +116,11 @@ class RepeatedRows:
         self.max_steps = min(self._num_left)
         #: Requests that get their first token of this assignment in these steps.
         self.newcomers = [record for record, at in rows if at == record.num_generated_at_start]
+        #: Pages that the chunks of their prompts took beside their windows, less than zero: they are free from now on.
+        self._num_given_back = sum(
+            rule.held_decoding(num_tokens) - rule.held_by(num_tokens)
+            for num_tokens in [record.num_tokens_after(STEPS_AHEAD) for record in self.newcomers]
+        )
         self.shares = shares_of(range(len(records)), records, positions)
 
     def begin(self) -> None:
@@ -131,7 +138,7 @@ class RepeatedRows:
     def take(self, report: StepReport) -> int:
         """Applies a report that repeats the rows; returns how many more pages its requests need ahead."""
         step = self.num_steps
-        num_pages = self._num_pages_at(step)
+        num_pages = self._num_pages_at(step) + (0 if step else self._num_given_back)
         self._steps.append(self._pack(*report.token_ids))
         self.num_steps = step + 1
         self._next_repeat = report.num_repeats + 1

@@ -221,6 +221,11 @@ class RequestRecord:
         return self.num_prompt + self.num_generated
 
     @property
+    def has_begun(self) -> bool:
+        """It has got a token in this assignment, so its prompt is computed."""
+        return self.num_generated > self.num_generated_at_start
+
+    @property
     def is_suspect(self) -> bool:
         """It may have killed the workers that it ran on, so it must run alone; see ``quarantine``."""
         return self.num_losses >= NUM_SUSPICIOUS_LOSSES

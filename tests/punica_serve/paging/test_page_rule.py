@@ -28,6 +28,8 @@ def test_a_page_is_given_back_once_the_next_row_does_not_see_its_last_token(num_
 def test_a_request_of_any_length_fits_the_pages_of_a_window_and_a_chunk() -> None:
     rule = PageRule(16, window=4096, chunk_tokens=512)
     assert rule.most_pages == 289 == -(-(4096 + 512 - 2) // 16) + 1
+    assert rule.most_decoding_pages == 257
+    assert [rule.held_decoding(num_tokens) for num_tokens in (100, 4112, 4113, 1 << 20)] == [7, 257, 257, 257]
     assert [rule.held_by(num_tokens) for num_tokens in (100, 4624, 4625, 1 << 20)] == [7, 289, 289, 289]
     assert [rule.longest(num_pages) for num_pages in (0, 288, 289)] == [0, 4608, UNLIMITED]
 

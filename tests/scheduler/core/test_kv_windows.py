@@ -10,7 +10,7 @@ from punica_scheduler.core.gpu import GpuRecord
 from punica_serve.protocol import GpuInfo, KvWindow
 from scheduler_in_words import Cluster, NewCluster
 
-#: A request holds four pages of four tokens at most.
+#: A request holds four pages of four tokens at most, and three once its prompt is computed.
 WINDOW, MOST_PAGES = KvWindow(7, 4), 4
 
 
@@ -37,6 +37,13 @@ def test_requests_share_a_pool_by_what_each_may_hold(filled: NewCluster) -> None
     for position in range(30):
         assert cluster.steps("A", "r1 r2") == [f"r1: 1 token at {position}", f"r2: 1 token at {position}"]
     assert cluster.steps("A", "r1 r2", finished="r2")[1:] == ["r2: 1 token at 30 stop", "A: start r3"]
+
+
+def test_the_pages_of_a_prompts_chunks_are_free_once_its_answer_begins(filled: NewCluster) -> None:
+    cluster = filled("A", pages=2 * MOST_PAGES - 1, window=WINDOW)
+    assert cluster.arrives("r1", prompt=100, max_tokens=900) == ["A: start r1"]
+    assert cluster.arrives("r2", prompt=100, max_tokens=900) == []
+    assert cluster.steps("A", "r1") == ["r1: 1 token at 0", "A: start r2"]
 
 
 def test_the_next_long_request_goes_where_the_pages_of_a_window_are(new_cluster: NewCluster) -> None:
@@ -91,5 +98,10 @@ def test_the_sums_are_those_of_each_request_through_every_step(
         for name in names:
             left[name] -= 1
         cluster.steps("A", " ".join(names), finished=" ".join(name for name in names if not left[name]))
-        needed = sum(gpu.page_rule.held_by(record.num_tokens_after(2)) for record in gpu.working_set.values())
+        needed = sum(
+            gpu.page_rule.held_decoding(record.num_tokens_after(2))
+            if record.num_generated
+            else gpu.page_rule.held_by(record.num_tokens_after(2))
+            for record in gpu.working_set.values()
+        )
         assert gpu.num_pages_needed == needed <= pages

@@ -47,6 +47,8 @@ class _Run:
         for sequence in self.planner.running:
             assert len(sequence.held_pages) <= self.planner.page_rule.held_by(sequence.num_tokens + 1)
         if plan:
+            for sequence in plan.decodes:
+                assert len(sequence.held_pages) <= self.planner.page_rule.held_decoding(sequence.num_tokens + 1)
             self._run(plan)
 
     def run(self) -> None:
