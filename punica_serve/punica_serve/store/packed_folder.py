@@ -56,7 +56,7 @@ class PackedFolder:
         self._remove_rest()
 
     def open(self, digest: str, layout: str) -> int | None:
-        """A file descriptor for reading, which the caller closes, and a mark of use; None if there is no such file.
+        """A file descriptor for reading, which the caller closes; None if there is no such file.
 
         Raises OSError, and PermissionError for a file that anyone else may have written.
         """
@@ -68,11 +68,15 @@ class PackedFolder:
             return None
         try:
             _require_own(path, os.fstat(descriptor))
-            os.utime(descriptor)
         except OSError:
             os.close(descriptor)
             raise
         return descriptor
+
+    def mark_used(self, descriptor: int) -> None:
+        """An open file is used, so it is evicted later, if the disk can be written."""
+        with suppress(OSError):
+            os.utime(descriptor)
 
     def has(self, digest: str, layout: str) -> bool:
         return self._path(digest, layout).exists()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, local
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class LoraPool:
         #: Held while one adapter's copies are queued, so that those of two don't mix.
         self._queueing = Lock()
         self._is_closed = False
+        #: The threads that are bound to the device.
+        self._bound = local()
         #: How often each page is copied; more than once emulates a slower link, for benchmarks.
         self.copies_per_page = 1
         #: The stream of all copies; None on a CPU.
@@ -154,11 +156,18 @@ class LoraPool:
         if self._stream is None:
             batch.copy_part(first, last)
             return
-        with torch.cuda.stream(self._stream), self._queueing:
+        self._bind_thread(self._stream)
+        with self._queueing:
             if self._is_closed:
                 raise CancelledError
-            torch.cuda.Event().record()  # gives a new thread the device's context, which the driver's call needs
             batch.queue_part(first, last, self._stream)
+
+    def _bind_thread(self, stream: torch.cuda.Stream) -> None:
+        """Gives this thread the device's context, once, which the driver's calls need, and torch's would find."""
+        if not hasattr(self._bound, "device"):
+            torch.cuda.set_device(stream.device)
+            torch.cuda.Event().record(stream)
+            self._bound.device = stream.device
 
     def _copy(self, pages: AdapterPages, adapter: PackedAdapter, arrival: LayerArrival | None) -> None:
         """Copies group after group of layers, on a GPU as the stream gets to it."""

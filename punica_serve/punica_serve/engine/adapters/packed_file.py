@@ -24,12 +24,12 @@ from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.protocol import AdapterRef
 
-#: Chunks of most adapters. The copy of the last one is what a load takes longer than its reading.
-MIN_CHUNKS = 8
+#: Chunks of most adapters: at least two for each thread that reads, so that the first are copied while others are read.
+MIN_CHUNKS = 16
 #: Larger adapters have more, so that none keeps the link from others for long; up to what the header has room for.
 _CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 128
 #: Raised with every change of this format, or of what packing makes.
-_VERSION = 3
+_VERSION = 4
 _MAGIC = b"PUNICA-PACKED\n"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 16
 _BLOCK_BYTES = 4096

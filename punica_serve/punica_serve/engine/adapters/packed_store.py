@@ -26,7 +26,7 @@ from punica_serve.engine.adapters.packed_file import (
     write_packed,
 )
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
-from punica_serve.engine.adapters.page_stream import OnChunk, PageStream
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -130,12 +130,20 @@ class PackedStore:
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, descriptor: int, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
+        def views() -> PackedAdapter:
+            return packed_views(memory, ref.ranks, self._model, self._dtype)
+
         chunks = open_chunks(descriptor, ref, memory.numpy(), self._layout)
-        packed = packed_views(memory, ref.ranks, self._model, self._dtype)
-        with nullcontext() if stream is None else stream.filling(memory, packed) as on_chunk:
+        with nullcontext() if stream is None else stream.filling(memory):
             reads: list[Future[None]] = []
             try:
-                reads.extend(self._readers.submit(_read_chunk, descriptor, chunk, on_chunk) for chunk in chunks)
+                reads.extend(self._readers.submit(_read_chunk, descriptor, chunk, stream) for chunk in chunks)
+                packed = views() if stream is None else stream.prepare(views)
+                self._folder.packed.mark_used(descriptor)
+            except BaseException:
+                if stream is not None:
+                    stream.cancel()
+                raise
             finally:
                 wait(reads)  # all of them end before the memory or the descriptor is used for anything else
             for read in reads:
@@ -168,10 +176,10 @@ class PackedStore:
             self._has_failed = False
 
 
-def _read_chunk(descriptor: int, chunk: Chunk, on_chunk: OnChunk | None) -> None:
+def _read_chunk(descriptor: int, chunk: Chunk, stream: PageStream | None) -> None:
     read_chunk(descriptor, chunk)
-    if on_chunk is not None:
-        on_chunk(chunk.start, chunk.stop)
+    if stream is not None:
+        stream.put(chunk.start, chunk.stop)
 
 
 def _lower_priority() -> None:

@@ -1,21 +1,20 @@
 """An adapter's way from its packed file to pages of the device, chunk by chunk.
 
 Each chunk is copied as soon as it was read and verified, while the next ones are read: so a load takes as long as its
-reading, and the copy of one chunk more. No step uses the pages before all chunks are there: a chunk may still turn out
-to be damaged, and a step can't wait for a disk.
+reading, and the copies of the last chunks more. No step uses the pages before all chunks are there: a chunk may still
+turn out to be damaged, and a step can't wait for a disk.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
-
-#: Takes the bytes [start, stop) of the adapter's memory, which are verified; on any thread.
-OnChunk = Callable[[int, int], None]
 
 
 class PageStream:
@@ -33,6 +32,8 @@ class PageStream:
         self._pool = pool
         self._pages = pages
         self._fences = fences
+        self._batch: Future[CopyBatch] = Future()
+        self._address = 0
         self._is_flowing = False
         self._is_filled = False
 
@@ -56,14 +57,32 @@ class PageStream:
         self._on_progress()
 
     @contextmanager
-    def filling(self, memory: Tensor, packed: PackedAdapter) -> Iterator[OnChunk]:
-        """Within, chunks of ``memory``, uint8, are copied; ``packed`` are its pages.
+    def filling(self, memory: Tensor) -> Iterator[None]:
+        """Within, ``prepare`` is called once, and ``put`` for each chunk of ``memory``, uint8; all calls end within.
 
         At the end it waits for the copies, also after an error: the memory is free for something else then.
         """
-        address, batch = memory.data_ptr(), self._pool.begin_parts(self._pages, packed, self._fences)
+        self._batch, self._address = Future(), memory.data_ptr()
         try:
-            yield lambda start, stop: self._pool.write_part(batch, address + start, address + stop)
+            yield
         finally:
             self._pool.synchronize()
         self._is_filled = True
+
+    def prepare(self, views: Callable[[], PackedAdapter]) -> PackedAdapter:
+        """The adapter's pages in the memory, made by ``views`` while chunks are read. ``put`` waits for them."""
+        packed = views()
+        self._batch.set_result(self._pool.begin_parts(self._pages, packed, self._fences))
+        return packed
+
+    def cancel(self) -> None:
+        """The pages can't be prepared: ends all waits for them."""
+        self._batch.cancel()
+
+    def put(self, start: int, stop: int) -> None:
+        """Copies the bytes [start, stop) of the memory, which are verified. Any thread may call it.
+
+        Raises CancelledError after ``cancel``, or when the pool is closed.
+        """
+        batch = self._batch.result()
+        self._pool.write_part(batch, self._address + start, self._address + stop)

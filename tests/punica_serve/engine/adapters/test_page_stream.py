@@ -97,23 +97,30 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.others_done, self._opened = Event(), Event(), Event()
-        copy, num_copied = LoraPool.write_part, 0
+        copy, num_left = LoraPool.write_part, 0
+        lock, last = Lock(), 0
+
+        def open_chunks(*arguments: Any) -> list[Chunk]:
+            nonlocal last, num_left
+            chunks = packed_file.open_chunks(*arguments)
+            last, num_left = chunks[-1].start, len(chunks) - 1
+            return chunks
 
         def read(descriptor: int, chunk: Chunk) -> None:
-            if chunk.start >= (packed_file.MIN_CHUNKS - 1) * len(chunk.memory):
+            if chunk.start == last:
                 self.begun.set()
                 assert self._opened.wait(DEADLINE_S)
             read_chunk(descriptor, chunk)
 
-        def write(*arguments: object) -> None:
-            nonlocal num_copied
-            copy(*arguments)  # type: ignore[arg-type]
+        def write(*arguments: Any) -> None:
+            nonlocal num_left
+            copy(*arguments)
             with lock:
-                num_copied += 1
-                if num_copied == packed_file.MIN_CHUNKS - 1:
+                num_left -= 1
+                if num_left == 0:
                     self.others_done.set()
 
-        lock = Lock()
+        monkeypatch.setattr(packed_store, "open_chunks", open_chunks)
         monkeypatch.setattr(packed_store, "read_chunk", read)
         monkeypatch.setattr(LoraPool, "write_part", write)
 
@@ -292,3 +299,21 @@ def test_requests_say_from_packed_files_what_they_say_from_folders(
                 file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert said[0] == said[1] == said[2] and not said[0][1]
     assert len(list((cache.folder / "packed").glob("*/*"))) == 2
+
+
+def test_a_load_that_can_not_go_on_ends_all_that_it_has_begun(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that have read chunks wait for pages that will never be prepared."""
+
+    def fail(*_: object) -> PackedAdapter:
+        raise RuntimeError("no memory for tables")
+
+    harness = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_store, "packed_views", fail)
+        harness.loader.acquire(refs[0])
+        (failure,) = harness.until(lambda: not harness.loader._entries)
+    assert failure.digest == refs[0].digest and harness.host_cache.used_bytes == 0
+    harness.load(refs[0])
+    check_pages(harness, refs[0], packed[0])
