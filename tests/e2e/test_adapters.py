@@ -12,7 +12,7 @@ import waits
 from adapter_variants import ANSWERS, variant, zipped
 from up_cluster import Until, UpCluster
 
-LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 600}
+LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 400}
 ZIP = {"content-type": "application/zip"}
 
 

@@ -113,8 +113,8 @@ async def test_a_permanent_failure_is_reported_in_the_workers_words(fake_worker:
 
 
 async def test_a_worker_that_is_stopped_is_given_up_and_killed(fake_worker: FakeWorker) -> None:
-    with pytest.raises(WorkerDied, match=r"^it has answered no ping for 4 s$"):
-        async with run(fake_worker(), silence_timeout_s=4.0) as worker:
+    with pytest.raises(WorkerDied, match=r"^it has answered no ping for 2 s$"):
+        async with run(fake_worker(), silence_timeout_s=2.0) as worker:
             pid = await pid_of(worker)
             os.kill(pid, signal.SIGSTOP)
             await next_report(worker)

@@ -241,7 +241,7 @@ async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
 
 
 async def test_time_ends_the_settling_and_the_waiting() -> None:
-    async with serving(config(settle_s=0.1, queue_timeout_s=3.0)) as peers:
+    async with serving(config(settle_s=0.1, queue_timeout_s=1.5)) as peers:
         frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
         frontend.send(add(request("first", prompt=100), handle=1))
         frontend.send(add(request("second", prompt=100), handle=2))

@@ -16,6 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 from frontend_process import launch
 from postgres_server import PostgresServer, postgres_server
+from punica_frontend.http import startup_server
 from punica_frontend.http.startup_server import registry_when_available
 from punica_frontend.main import serve
 from punica_serve.config.cluster import ClusterConfig
@@ -27,6 +28,11 @@ from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 from scripted_scheduler import ScriptedScheduler
 from waits import DEADLINE_S, until
+
+
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_server, "PATIENCE_S", 0.1)
 
 
 @asynccontextmanager

@@ -131,7 +131,7 @@ asyncio.run(live())
 async def test_a_frozen_process_is_killed_and_started_again(
     lifeline_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(children, "WATCHDOG_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(children, "WATCHDOG_TIMEOUT_S", 1.5)
     notes = tmp_path / "notes"
     async with kept_running(GIVE_SIGNS_OF_LIFE, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (first,) = await lines(notes, 1)
@@ -144,7 +144,7 @@ async def test_a_frozen_process_is_killed_and_started_again(
 async def test_a_process_that_is_frozen_before_its_first_sign_is_killed_too(
     lifeline_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "START_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(watchdog, "START_TIMEOUT_S", 1.0)
     notes = tmp_path / "notes"
     async with kept_running(NOTE_PID_AND_WAIT, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         first, second = (await lines(notes, 2))[:2]

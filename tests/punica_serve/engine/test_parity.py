@@ -8,7 +8,6 @@ before it.
 import json
 import re
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,12 @@ MAX_TOKENS = 12
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-#: Mixed ranks, alphas, rslora, patterns and targets: one of each meaning that PEFT can give an adapter.
+#: Mixed ranks, alphas, rslora, patterns and targets: one of each meaning that PEFT can give an adapter. No name is a
+#: module's: PEFT would save no other adapter's tensors below that.
 VARIANTS: dict[str, dict[str, Any]] = {
     "all": {"r": 8, "lora_alpha": 16, "target_modules": ALL},
     "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
-    "mlp": {"r": 16, "lora_alpha": 4, "target_modules": ["gate_proj", "down_proj"]},
+    "gate_and_down": {"r": 16, "lora_alpha": 4, "target_modules": ["gate_proj", "down_proj"]},
     "rslora": {"r": 32, "lora_alpha": 8, "use_rslora": True, "target_modules": ALL},
     "one": {"r": 1, "lora_alpha": 3, "target_modules": ["o_proj"]},
     "odd": {"r": 5, "lora_alpha": 7, "target_modules": "all-linear"},
@@ -58,7 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "vocabulary": {"r": 5, "lora_alpha": 10, "target_modules": ["embed_tokens", "lm_head", "o_proj"]},
     "embedding": {"r": 12, "lora_alpha": 6, "use_rslora": True, "target_modules": ["embed_tokens"]},
     "head": {"r": 3, "lora_alpha": 6, "target_modules": ["lm_head", "1.self_attn.o_proj"]},
-    "layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
+    "two_layers": {"r": 64, "lora_alpha": 32, "target_modules": ["up_proj", "k_proj"], "layers_to_transform": [0, 2]},
     "regex": {"r": 6, "lora_alpha": 12, "target_modules": r".*\.(1|2)\.self_attn\.(q|o)_proj"},
 }
 
@@ -149,18 +149,23 @@ def _fused(settings: dict[str, Any]) -> dict[str, Any]:
     return fused
 
 
-def _save_adapters(folder: Path, base: Path, *, fused: bool) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    for number, (name, settings) in enumerate(VARIANTS.items()):
-        torch.manual_seed(number)
-        model = get_peft_model(
-            deepcopy(plain),
-            LoraConfig(task_type="CAUSAL_LM", **(_fused(settings) if fused else settings)),
-        )
-        for tensor_name, tensor in model.named_parameters():
-            if "lora_" in tensor_name:
-                torch.nn.init.normal_(tensor, std=0.4 / settings["r"] ** 0.5)
-        model.save_pretrained(folder / name, save_embedding_layers=False)
+def _with_adapters(base: Path, *, fused: bool) -> PeftModel:
+    # Other implementations leave out the soft cap of Gemma 2.
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    configs = {
+        name: LoraConfig(task_type="CAUSAL_LM", **(_fused(settings) if fused else settings))
+        for name, settings in VARIANTS.items()
+    }
+    first, *others = configs
+    model = get_peft_model(plain, configs[first], adapter_name=first)
+    for name in others:
+        model.add_adapter(name, configs[name])
+    torch.manual_seed(7)
+    for tensor_name, tensor in model.named_parameters():
+        _, is_adapters, rest = tensor_name.partition("lora_")
+        if is_adapters:
+            torch.nn.init.normal_(tensor, std=0.4 / VARIANTS[rest.split(".")[1]]["r"] ** 0.5)
+    return model.eval()
 
 
 @pytest.fixture(scope="module", params=BASES)
@@ -170,13 +175,8 @@ def world(
     base = make_model(**{"model_type": "llama", "num_hidden_layers": NUM_LAYERS, **BASES[request.param]})
     adapters = tmp_path_factory.mktemp("adapters")
     model = read_model_config(base)
-    _save_adapters(adapters, base, fused=model.fused_projections)
-    # Other implementations leave out the soft cap of Gemma 2.
-    peft = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-    first, *others = VARIANTS
-    peft = PeftModel.from_pretrained(peft, adapters / first, adapter_name=first).eval()
-    for name in others:
-        peft.load_adapter(adapters / name, adapter_name=name)
+    peft = _with_adapters(base, fused=model.fused_projections)
+    peft.save_pretrained(adapters, save_embedding_layers=False)
     yield _World(base, {name: read_adapter(adapters / name, model) for name in VARIANTS}, peft)
 
 
