@@ -89,7 +89,7 @@ class EngineConfig(ConfigModel):
     #: keeps a full batch full with answers of 32 tokens or more, and at least one, as in the paper.
     max_prefills: Int32 | None = None
     #: Keep full pages of the KvCache when their request ends, for requests that begin with the same tokens.
-    prefix_caching: Flag = False
+    prefix_caching: Flag = True
     #: Who shares such pages. tenant: the requests of one tenant. cluster: those of all, so the time to a first token
     #: tells what others have asked.
     prefix_scope: PrefixScope = "tenant"

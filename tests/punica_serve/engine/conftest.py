@@ -33,11 +33,12 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def make_engine(tiny_llama: Path) -> Iterator[MakeEngine]:
-    """Engines on the tiny model in float32; audited and closed at the end."""
+    """Engines on the tiny model in float32, without prefix caching; audited and closed at the end."""
     engines: list[Engine] = []
 
     def make(model: Path = tiny_llama, device: str = "cpu", fetch: Fetch = no_fetch, **settings: Any) -> Engine:
-        defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
+        defaults: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
+        defaults["prefix_caching"] = False
         engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device, fetch))
         return engines[-1]
 

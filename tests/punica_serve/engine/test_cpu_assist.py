@@ -53,7 +53,12 @@ def open_engine(model: Path) -> Iterator[Callable[[str], Engine]]:
         settings = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64, "max_batch_size": 4}
         if mode not in engines:
             config = EngineConfig(
-                model=model, cold_start=mode, prefill_budget_tokens=16, cpu_assist_processes=2, **settings
+                model=model,
+                cold_start=mode,
+                prefill_budget_tokens=16,
+                cpu_assist_processes=2,
+                prefix_caching=False,
+                **settings,
             )
             engines[mode] = Engine(config)
         return engines[mode]
