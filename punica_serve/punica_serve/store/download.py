@@ -19,7 +19,7 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
 from punica_serve.store.checksum_file import write_checksums
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
-from punica_serve.store.ranged_read import RANGE_BYTES, NoRanges, RangeSlots, read_ranges
+from punica_serve.store.ranged_read import NoRanges, RangeSlots, read_ranges
 
 
 def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, slots: RangeSlots, stop: Event) -> None:
@@ -43,10 +43,7 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, sl
                 message = f"adapter {ref.digest} is no longer in the store; register it again"
                 raise AdapterRejected(message, param="uri") from error
             with source, open_private(folder / name, "wb") as target:
-                if _has_ranges(filesystem, source, limit_bytes):
-                    chunks = _read_side_by_side(filesystem, path, limit_bytes, slots, stop)
-                else:
-                    chunks = _read(source, limit_bytes, stop)
+                chunks = _chunks(filesystem, path, source, limit_bytes, slots, stop)
                 written.append(_write(chunks, target))
         hashes, sums = zip(*written, strict=True)
         write_checksums(folder, adapter_checksums(ref.digest, *sums))
@@ -55,10 +52,16 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, sl
         raise AdapterRejected(message, param="digest")
 
 
-def _has_ranges(filesystem: AbstractFileSystem, source: BinaryIO, num_bytes: int) -> bool:
-    """Whether the file is large, of the size that was registered, and of a file system that reads ranges."""
-    is_large = num_bytes > RANGE_BYTES and getattr(source, "size", None) == num_bytes
-    return is_large and isinstance(filesystem, AsyncFileSystem)
+def _chunks(
+    filesystem: AbstractFileSystem, path: str, source: BinaryIO, limit_bytes: int, slots: RangeSlots, stop: Event
+) -> Generator[bytes]:
+    """At most the limit plus one byte, in ranges if the file system has them: these end soon after ``stop`` is set,
+    however slow the server is.
+    """
+    num_bytes = getattr(source, "size", None)
+    if num_bytes and isinstance(filesystem, AsyncFileSystem):
+        return _read_side_by_side(filesystem, path, min(num_bytes, limit_bytes + 1), slots, stop)
+    return _read(source, limit_bytes, stop)
 
 
 def _read_side_by_side(

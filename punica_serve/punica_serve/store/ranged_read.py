@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, wait
 from threading import BoundedSemaphore, Event
+from typing import Protocol
 
-from aiohttp import StreamReader
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 
@@ -22,6 +22,10 @@ _POLL_S = 0.2
 
 class NoRanges(Exception):
     """The server does not answer with the range that it was asked for. Nothing of the file was given out."""
+
+
+class _Readable(Protocol):
+    async def read(self, num_bytes: int, /) -> bytes: ...
 
 
 class RangeSlots:
@@ -76,10 +80,16 @@ def read_ranges(
 
 
 async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> bytes:
-    """Bytes [start, end), or others if the server does not answer with these: over HTTP at most one more."""
-    if not isinstance(filesystem, HTTPFileSystem):
-        content: bytes = await filesystem._cat_file(path, start=start, end=end)
-        return content
+    """Bytes [start, end), or others if the server does not answer with these: over HTTP and S3 at most one more."""
+    if isinstance(filesystem, HTTPFileSystem):
+        return await _read_over_http(filesystem, path, start, end)
+    if "s3" in filesystem.protocol:
+        return await _read_from_s3(filesystem, path, start, end)
+    content: bytes = await filesystem._cat_file(path, start=start, end=end)
+    return content
+
+
+async def _read_over_http(filesystem: HTTPFileSystem, path: str, start: int, end: int) -> bytes:
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{end - 1}"}
     session = await filesystem.set_session()
@@ -88,7 +98,17 @@ async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: i
         return await _read_at_most(response.content, end - start + 1)
 
 
-async def _read_at_most(stream: StreamReader, num_bytes: int) -> bytes:
+async def _read_from_s3(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> bytes:
+    """s3fs itself reads whatever the server sends."""
+    bucket, key, version = filesystem.split_path(path)
+    versioned = {"VersionId": version} if version else {}
+    wanted = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+    response = await filesystem._call_s3("get_object", **wanted, **versioned)
+    async with response["Body"] as body:
+        return await _read_at_most(body, end - start + 1)
+
+
+async def _read_at_most(stream: _Readable, num_bytes: int) -> bytes:
     content = bytearray()
     while len(content) < num_bytes and (chunk := await stream.read(num_bytes - len(content))):
         content += chunk

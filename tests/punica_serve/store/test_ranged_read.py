@@ -2,14 +2,16 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import StreamReader
+from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 
 from file_server import FileServer
@@ -17,10 +19,11 @@ from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import StoreUnavailable
 from punica_serve.protocol import AdapterRef
-from punica_serve.store import download, ranged_read
+from punica_serve.store import ranged_read
 from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.filesystems import FileSystems
 from punica_serve.store.ranged_read import NoRanges, RangeSlots, read_ranges
+from s3_server import S3Server
 from waits import DEADLINE_S, until
 
 CONTENT = bytes(range(256)) * 10
@@ -29,20 +32,30 @@ Read = Callable[..., Generator[bytes]]
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ranged_read, download):
-        monkeypatch.setattr(module, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranged_read, "RANGE_BYTES", 100)
 
 
-@pytest.fixture
-def read(http_server: FileServer) -> Read:
-    http_server.files["/file"] = CONTENT
-    filesystem, path = FileSystems({}).open(f"{http_server.url}/file")
+def _reading(filesystem: AbstractFileSystem, path: str) -> Read:
     assert isinstance(filesystem, AsyncFileSystem)
 
     def start(slots: RangeSlots, stop: Event | None = None, num_bytes: int = len(CONTENT)) -> Generator[bytes]:
         return read_ranges(filesystem, path, num_bytes, slots, stop or Event())
 
     return start
+
+
+@pytest.fixture
+def read(http_server: FileServer) -> Read:
+    http_server.files["/file"] = CONTENT
+    return _reading(*FileSystems({}).open(f"{http_server.url}/file"))
+
+
+@pytest.fixture
+def read_s3(http_server: FileServer) -> Read:
+    """The same from what answers as an object store does."""
+    pytest.importorskip("s3fs", reason="needs the extra s3")
+    http_server.files["/bucket/file"] = CONTENT
+    return _reading(*FileSystems(S3Server.options_of(http_server.port)).open("s3://bucket/file"))
 
 
 def num_free(slots: RangeSlots) -> int:
@@ -110,22 +123,27 @@ def test_a_server_without_ranges_is_found_out_at_once(read: Read, http_server: F
         next(read(RangeSlots()))
 
 
+def test_ranges_come_from_s3(read_s3: Read) -> None:
+    assert list(read_s3(RangeSlots(), num_bytes=250)) == [CONTENT[:100], CONTENT[100:200], CONTENT[200:250]]
+
+
+@pytest.mark.parametrize("reader", ["read", "read_s3"])
 def test_no_more_is_read_than_was_asked_for_whatever_the_server_sends(
-    read: Read, http_server: FileServer, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, reader: str, http_server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may send without end: what is read of a range is one byte more, by which it is found out."""
     http_server.ignores_ranges = True
     sizes: list[int] = []
     read_at_most = ranged_read._read_at_most
 
-    async def spy(stream: StreamReader, num_bytes: int) -> bytes:
+    async def spy(stream: Any, num_bytes: int) -> bytes:
         content = await read_at_most(stream, num_bytes)
         sizes.append(len(content))
         return content
 
     monkeypatch.setattr(ranged_read, "_read_at_most", spy)
     with pytest.raises(NoRanges):
-        next(read(RangeSlots()))
+        next(request.getfixturevalue(reader)(RangeSlots()))
     assert set(sizes) == {101}
 
 
@@ -140,4 +158,16 @@ async def test_an_adapter_comes_in_ranges_or_as_one_stream(
     assert read_adapter(folder, model).digest == ref.digest
     asked = http_server.headers_of["/store/adapter/adapter_model.safetensors"].get("range", "")
     assert bool(re.fullmatch(r"bytes=\d+-\d+", asked)) != ignores_ranges
+    await cache.close()
+
+
+async def test_a_file_that_trickles_keeps_no_thread(tmp_path: Path, ref: AdapterRef, http_server: FileServer) -> None:
+    """Also a small one: sixteen of these threads are all that a host has for downloads."""
+    remote = msgspec.structs.replace(ref, uri=http_server.add_adapter(ref, "/store/adapter"))
+    http_server.pauses_s["/store/adapter/adapter_config.json"] = 1.0
+    cache = DiskCache(tmp_path / "cache", 1 << 30, timeout_s=0.3)
+    with pytest.raises(StoreUnavailable):
+        await cache.fetch(remote)
+    name = "fetching the adapter from the store"
+    await until(lambda: all(thread.name != name for thread in threading.enumerate()))
     await cache.close()

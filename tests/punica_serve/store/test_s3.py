@@ -14,7 +14,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.store_section import SourcesConfig, StoreConfig
 from punica_serve.errors import AdapterRejected, Forbidden, StoreUnavailable
 from punica_serve.protocol import AdapterRef
-from punica_serve.store import download, ranged_read
+from punica_serve.store import ranged_read
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.ranged_read import RANGE_BYTES
@@ -82,8 +82,7 @@ async def test_a_host_downloads_what_is_stored(
     monkeypatch: pytest.MonkeyPatch,
     range_bytes: int,
 ) -> None:
-    for module in (ranged_read, download):
-        monkeypatch.setattr(module, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(ranged_read, "RANGE_BYTES", range_bytes)
     stored = msgspec.structs.replace(ref, uri=await store.put(Path(ref.uri), ref.digest))
     shutil.rmtree(ref.uri)
     cache = DiskCache(tmp_path / "cache", 1 << 30, s3.options)
