@@ -128,7 +128,8 @@ def test_a_failed_prefetch_is_only_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness, ref, large = make_harness(), make_adapter(seed=9), replace(make_adapter(), ranks={"o_proj": 1 << 20})
+    harness = make_harness(host_bytes=1 << 16)
+    ref, large = make_adapter(seed=9), replace(make_adapter(), ranks={"o_proj": 128, "down_proj": 128})
     (Path(ref.uri) / "adapter_model.safetensors").unlink()
     harness.loader.prefetch(ref)
     assert harness.until(_rests(harness)) == []
