@@ -115,6 +115,19 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return digests
 
 
+def _launches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step that the leader launches from now on, whether its adapter may still be arriving."""
+    launched: list[bool] = []
+    launch = engine._runner.launch
+
+    def spy(plan: StepPlan) -> LaunchedStep:
+        launched.append(plan.is_early)
+        return launch(plan)
+
+    monkeypatch.setattr(engine._runner, "launch", spy)
+    return launched
+
+
 def _on(threads: str) -> bool:
     return threading.current_thread().name.startswith(threads)
 
@@ -138,14 +151,7 @@ def test_a_prefill_starts_at_once_and_each_rank_waits_for_its_own_layers(
     late_group: int,
 ) -> None:
     engine, requests = make_group(), [cold_request("cold", refs[0], num_prompt_tokens=20), cold_request("b", refs[0])]
-    launched: list[bool] = []
-    launch = engine._runner.launch
-
-    def spy(plan: StepPlan) -> LaunchedStep:
-        launched.append(plan.is_early)
-        return launch(plan)
-
-    monkeypatch.setattr(engine._runner, "launch", spy)
+    launched = _launches(engine, monkeypatch)
     hold_copies(
         monkeypatch,
         "cpu",
@@ -210,15 +216,17 @@ def test_a_copy_that_fails_on_one_rank_under_a_step_fails_its_request_alone(
 ) -> None:
     engine = make_group(divide_lora_from=divide_lora_from)
     waiting, cold = cold_request("waiting", refs[1]), cold_request("cold", refs[0])
+    launched = _launches(engine, monkeypatch)
 
     def fail(group: int) -> None:
         if group == 4 and _on(threads):
-            time.sleep(0.05)
+            _hold_until(lambda: launched)
             raise RuntimeError("the link is down")
 
     hold_copies(monkeypatch, "cpu", fail)
     tokens, failures = run_requests(engine, cold)
     assert not tokens and [failure.request_ids for failure in failures] == [("cold",)]
+    assert launched == [True]
     monkeypatch.undo()
     assert run_requests(engine, waiting) == (resident(waiting), [])
     assert run_requests(engine, cold) == (resident(cold), [])
@@ -307,23 +315,16 @@ def test_a_rank_that_is_gone_under_a_prefill_ends_the_group_and_the_request_goes
     request = cold_request("cold", refs[0])
     settings = GroupSettings(silence_timeout_s=2.0, exchange_timeout_s=4.0)
     engine = Engine(_config(model, "layerwise"), "cpu,cpu", settings=settings)
-    launched = threading.Event()
-    launch = engine._runner.launch
-
-    def spy(plan: StepPlan) -> LaunchedStep:
-        assert plan.is_early
-        launched.set()
-        return launch(plan)
-
-    monkeypatch.setattr(engine._runner, "launch", spy)
+    launched = _launches(engine, monkeypatch)
     with ThreadPoolExecutor(1) as thread:
         engine.slow_copies(_MANY_COPIES)
         running = thread.submit(run_requests, engine, request)
-        assert launched.wait(DEADLINE_S)
+        _hold_until(lambda: launched)
         os.kill(engine.ranks[0].pid, signal_number)
         with pytest.raises(RankLost, match="rank 1"):
             running.result(DEADLINE_S)
     engine.close()
+    assert launched == [True]
     other = Engine(_config(model, "layerwise"))
     try:
         assert run_requests(other, request) == (resident(request), [])
