@@ -1,5 +1,6 @@
 """Whole simulations: audited by themselves to the last token, conserving requests, and the same every time."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,22 @@ def test_requests_that_share_pages_are_audited_too_and_take_less_time(make_confi
     assert shared.num_failed == 0
     assert shared.num_tokens == alone.num_tokens == sum(length.output for length in arrivals.lengths)
     assert shared.busy_share < alone.busy_share
+
+
+@pytest.mark.parametrize("is_sharing", [False, True])
+def test_behind_windows_the_same_load_runs_in_a_quarter_of_the_pages(
+    make_config: MakeConfig, tmp_path: Path, is_sharing: bool
+) -> None:
+    config = make_config({"audit": True, "audit_every": 10}, **LONG_PROMPTS, shared_prefix_tokens=300 * is_sharing)
+    shape = json.loads((config.engine.model / "config.json").read_text())
+    shape |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    engine = config.engine.model_copy(update={"model": tmp_path, "num_kv_pages": 28, "prefix_caching": is_sharing})
+    arrivals = arrivals_for(config, seed=3)
+    summary = simulate(config.model_copy(update={"engine": engine}), arrivals).summary
+    assert summary.num_failed == 0
+    assert summary.num_tokens == sum(length.output for length in arrivals.lengths)
+    assert max(length.prompt + length.output for length in arrivals.lengths) > 28 * 16, "all fit without windows"
 
 
 def test_the_timeline_adds_up(make_config: MakeConfig) -> None:

@@ -60,8 +60,11 @@ def test_all_sizes_of_a_group_have_the_same_dummy_weights(make_model: Callable[.
         assert_same(answers, expected)
 
 
-def test_preempted_requests_go_on_with_the_same_tokens(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    model = make_model("llama", vocab_size=VOCAB_SIZE)
+@pytest.mark.parametrize(("model_type", "settings"), [("llama", {}), ("mistral", {"sliding_window": 9})])
+def test_preempted_requests_go_on_with_the_same_tokens(
+    model_type: str, settings: dict[str, int], make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = make_model(model_type, vocab_size=VOCAB_SIZE, **settings)
     adapters = write_adapters(tmp_path, read_model_config(model))
     expected = serve(model, adapters)
     for answers in run_ranks(2, lambda rank: serve(model, adapters, rank, num_kv_pages=10, max_batch_size=5)):
