@@ -1,72 +1,62 @@
 """`punica-serve bench serving`."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
-import typer
 from rich.progress import Progress
 
 from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, make_console, measure
 from punica_serve.cli.bench.engine_options import EngineConfigOption, RankOption, ShapeOption
+from punica_serve.cli.bench.serving_options import (
+    AdapterNameOption,
+    ApisOption,
+    BatchSizeOption,
+    ClientsOption,
+    PeerFilesOption,
+    PopulationsOption,
+    RateOption,
+    RequestsOption,
+    ShapeDeviceOption,
+    SloOption,
+    TogetherOption,
+    UrlOption,
+    WorkloadsOption,
+    parse_counts,
+    parse_names,
+)
 from punica_serve.cli.options import DEFAULT_CONFIG, KeyOption
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
-from punica_serve.numbers import counted
 from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
     from punica_serve.bench.report import Report
+    from punica_serve.bench.serving.serving_settings import ServingSettings
     from punica_serve.config.cluster import ClusterConfig
 
 #: Drawing takes time from the process that also plays all clients.
 _REFRESH_PER_S = 2.0
 
-_URL_HELP = (
-    "An OpenAI-compatible server to measure instead of a cluster that the command starts; `--shape` or `--config` names"
-    " the model that it serves."
-)
-
-Name = TypeVar("Name", bound=str)
-
 
 def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
-    device: Annotated[str, typer.Option("--device", help="Device of a shape's worker.")] = "cuda:0",
-    url: Annotated[str | None, typer.Option(metavar="URL", help=_URL_HELP)] = None,
+    device: ShapeDeviceOption = "cuda:0",
+    url: UrlOption = None,
     key: KeyOption = None,
-    adapter_name: Annotated[
-        str, typer.Option(metavar="NAME", help="What the server at `--url` calls adapters; {} stands for a number.")
-    ] = "dummy-{}",
-    workloads: Annotated[str, typer.Option(metavar="NAME,...", help="Workloads to run.")] = (
-        "ours,prompt_heavy,answer_heavy,shared_prefixes"
-    ),
-    populations: Annotated[str, typer.Option(metavar="NAME,...", help="Populations to run.")] = "distinct,skewed,base",
-    apis: Annotated[
-        str, typer.Option(metavar="NAME,...", help="http (server-sent events), websocket (not of other servers).")
-    ] = "http",
-    requests: Annotated[
-        str,
-        typer.Option(metavar="COUNT,...", help="Requests of each run; one count for all workloads, or one for each."),
-    ] = "256",
-    clients: Annotated[int, typer.Option(min=1, max=4096, help="Clients of the closed loop.")] = 32,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead of a closed loop.")
-    ] = None,
-    together: Annotated[
-        bool, typer.Option("--together", help="With --rate: requests that share a prefix arrive together.")
-    ] = False,
+    adapter_name: AdapterNameOption = "dummy-{}",
+    workloads: WorkloadsOption = "ours,prompt_heavy,answer_heavy,shared_prefixes",
+    populations: PopulationsOption = "distinct,skewed,base",
+    apis: ApisOption = "http",
+    requests: RequestsOption = "256",
+    clients: ClientsOption = 32,
+    rate: RateOption = None,
+    together: TogetherOption = False,
     rank: RankOption = 16,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Requests in one step of the cluster; by default the config's.")
-    ] = None,
-    slo: Annotated[
-        tuple[float, float],
-        typer.Option(metavar="FIRST LATER", help="The SLO of goodput: ms to the first token, and for each later one."),
-    ] = (500.0, 50.0),
-    peer_files: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Measure nothing; write files and a command for vLLM there.")
-    ] = None,
+    batch_size: BatchSizeOption = None,
+    slo: SloOption = (500.0, 50.0),
+    peer_files: PeerFilesOption = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure a whole serving stack through its API: this project's, or any OpenAI-compatible server."""
@@ -75,12 +65,12 @@ def command(
     from punica_serve.bench.serving.serving_workloads import PopulationName, WorkloadName
 
     cluster = _cluster(config, shape, device)
-    workload_names = _names(workloads, get_args(WorkloadName), "workloads")
-    num_requests = _counts(requests, len(workload_names))
+    workload_names = parse_names(workloads, get_args(WorkloadName), "workloads")
+    num_requests = parse_counts(requests, len(workload_names))
     settings = ServingSettings(
         workloads=workload_names,
-        populations=_names(populations, get_args(PopulationName), "populations"),
-        apis=_names(apis, get_args(ApiName), "apis"),
+        populations=parse_names(populations, get_args(PopulationName), "populations"),
+        apis=parse_names(apis, get_args(ApiName), "apis"),
         num_requests=num_requests,
         num_clients=clients,
         level=ServiceLevel(slo[0] / 1e3, slo[1] / 1e3),
@@ -92,20 +82,20 @@ def command(
         adapter_name=adapter_name,
     )
 
-    if peer_files is not None:
+    if peer_files is None:
+        measure(partial(_benchmark, cluster, settings, key), out, _REFRESH_PER_S)
+    else:
         _write_peer_files(peer_files, cluster, max(num_requests), rank, batch_size)
-        return
 
-    def benchmark(progress: Progress) -> "Report":
-        from punica_serve.base_model.model_config import read_model_config
-        from punica_serve.bench.serving.serving_report import make_report
-        from punica_serve.bench.serving.serving_run import run_all
 
-        model = read_model_config(cluster.engine.model)
-        rows = run_all(cluster, model, settings, key, progress)
-        return make_report(rows, settings, cluster.engine.served_name)
+def _benchmark(cluster: "ClusterConfig", settings: "ServingSettings", key: str | None, progress: Progress) -> "Report":
+    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.bench.serving.serving_report import make_report
+    from punica_serve.bench.serving.serving_run import run_all
 
-    measure(benchmark, out, _REFRESH_PER_S)
+    model = read_model_config(cluster.engine.model)
+    rows = run_all(cluster, model, settings, key, progress)
+    return make_report(rows, settings, cluster.engine.served_name)
 
 
 def _write_peer_files(folder: Path, cluster: "ClusterConfig", count: int, rank: int, batch_size: int | None) -> None:
@@ -136,25 +126,3 @@ def _cluster(config: Path | None, shape: str | None, device: str) -> "ClusterCon
         "runner": {"devices": [device]},
     }
     return parse_config(document, source="--shape", folder=Path())
-
-
-def _names(text: str, known: tuple[Name, ...], option: str) -> tuple[Name, ...]:
-    """Parses names separated by commas; repeats are dropped. Raises ConfigError for an unknown one."""
-    wanted = [name.strip() for name in text.split(",")]
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"`--{option}` names {name!r}; there are {', '.join(known)}", param=option)
-    return tuple(cast(Name, name) for name in dict.fromkeys(wanted))
-
-
-def _counts(text: str, num_workloads: int) -> tuple[int, ...]:
-    """Parses one count for all workloads, or one for each. Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        message = f"`--requests` is {text!r}; give a number of requests, or one for each workload"
-        raise ConfigError(message, param="requests")
-    if len(words) not in (1, num_workloads):
-        workloads = counted(num_workloads, "workload")
-        message = f"`--requests` has {len(words)} numbers for {workloads}; give one, or one for each"
-        raise ConfigError(message, param="requests")
-    return tuple(map(int, words * num_workloads))[:num_workloads]

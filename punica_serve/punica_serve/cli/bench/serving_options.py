@@ -1,0 +1,70 @@
+"""The options of `punica-serve bench serving`, and the lists in them."""
+
+from pathlib import Path
+from typing import Annotated, TypeVar, cast
+
+import typer
+
+from punica_serve.errors import ConfigError
+from punica_serve.numbers import counted
+
+Name = TypeVar("Name", bound=str)
+
+_URL_HELP = (
+    "An OpenAI-compatible server to measure instead of a cluster that the command starts; `--shape` or `--config` names"
+    " the model that it serves."
+)
+
+ShapeDeviceOption = Annotated[str, typer.Option("--device", help="Device of a shape's worker.")]
+UrlOption = Annotated[str | None, typer.Option(metavar="URL", help=_URL_HELP)]
+AdapterNameOption = Annotated[
+    str, typer.Option(metavar="NAME", help="What the server at `--url` calls adapters; {} stands for a number.")
+]
+WorkloadsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Workloads to run.")]
+PopulationsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Populations to run.")]
+ApisOption = Annotated[
+    str, typer.Option(metavar="NAME,...", help="http (server-sent events), websocket (not of other servers).")
+]
+RequestsOption = Annotated[
+    str,
+    typer.Option(metavar="COUNT,...", help="Requests of each run; one count for all workloads, or one for each."),
+]
+ClientsOption = Annotated[int, typer.Option(min=1, max=4096, help="Clients of the closed loop.")]
+RateOption = Annotated[
+    float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead of a closed loop.")
+]
+TogetherOption = Annotated[
+    bool, typer.Option("--together", help="With --rate: requests that share a prefix arrive together.")
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option(min=1, help="Requests in one step of the cluster; by default the config's.")
+]
+SloOption = Annotated[
+    tuple[float, float],
+    typer.Option(metavar="FIRST LATER", help="The SLO of goodput: ms to the first token, and for each later one."),
+]
+PeerFilesOption = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Measure nothing; write files and a command for vLLM there.")
+]
+
+
+def parse_names(text: str, known: tuple[Name, ...], option: str) -> tuple[Name, ...]:
+    """Parses names separated by commas; repeats are dropped. Raises ConfigError for an unknown one."""
+    wanted = [name.strip() for name in text.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"`--{option}` names {name!r}; there are {', '.join(known)}", param=option)
+    return tuple(cast(Name, name) for name in dict.fromkeys(wanted))
+
+
+def parse_counts(text: str, num_workloads: int) -> tuple[int, ...]:
+    """Parses one count for all workloads, or one for each. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        message = f"`--requests` is {text!r}; give a number of requests, or one for each workload"
+        raise ConfigError(message, param="requests")
+    if len(words) not in (1, num_workloads):
+        workloads = counted(num_workloads, "workload")
+        message = f"`--requests` has {len(words)} numbers for {workloads}; give one, or one for each"
+        raise ConfigError(message, param="requests")
+    return tuple(map(int, words * num_workloads))[:num_workloads]
