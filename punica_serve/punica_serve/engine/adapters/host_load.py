@@ -87,8 +87,8 @@ class HostLoad:
         return self.future is not None and self.future.done()
 
     @property
-    def is_on_device(self) -> bool:
-        return self.stream is not None and self.stream.is_filled
+    def complete_stream(self) -> PageStream | None:
+        return self.stream if self.stream is not None and self.stream.is_complete else None
 
     @property
     def may_fetch_again(self) -> bool:

@@ -43,8 +43,8 @@ class LoadResult:
     result: HostCopy | BaseException
     #: Whether it is to go on to the device.
     for_device: bool
-    #: Whether its pages there are filled already.
-    is_on_device: bool
+    #: The copies to its pages there, if they are queued already.
+    stream: PageStream | None
 
 
 class HostLoader:
@@ -182,7 +182,7 @@ class HostLoader:
             self._go_on(load)
         else:
             load.end(LoadState.LOADED if isinstance(result, HostCopy) else LoadState.FAILED)
-            return LoadResult(load.ref, result, load.for_device, load.is_on_device)
+            return LoadResult(load.ref, result, load.for_device, load.complete_stream)
         return None
 
     def _drop(self, load: HostLoad, result: Path | HostCopy | BaseException) -> None:

@@ -256,8 +256,8 @@ class AdapterLoader:
                 log.warning("adapter %s can't be prefetched: %s", ref.digest, result)
         elif entry is not None and is_awaited:
             entry.stage(result)
-            if loaded.is_on_device:
-                entry.begin_copy(self._writer.filled(ref, entry.pages), None)
+            if loaded.stream is not None:
+                entry.begin_copy(*self._writer.follow(ref, loaded.stream, result.packed.num_bytes))
         else:
             self._host_cache.release(result)
             if loaded.for_device:

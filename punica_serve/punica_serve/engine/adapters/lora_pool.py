@@ -151,7 +151,7 @@ class LoraPool:
     def write_part(self, batch: CopyBatch, first: int, last: int) -> None:
         """Copies what pages get from the addresses ``first`` to ``last``, on a GPU as the stream gets to it.
 
-        Any thread may call it, and keeps the memory until ``synchronize``. Raises CancelledError once it is closed.
+        Any thread may call it, and keeps the memory until the copies end. Raises CancelledError once it is closed.
         """
         if self._stream is None:
             batch.copy_part(first, last)
@@ -161,6 +161,22 @@ class LoraPool:
             if self._is_closed:
                 raise CancelledError
             batch.queue_part(first, last, self._stream)
+
+    def end_parts(self, arrival: LayerArrival | None) -> torch.cuda.Event | None:
+        """All parts of an adapter are queued: marks its layers. The end of its copies on a GPU."""
+        if self._stream is None:
+            self._mark(arrival)
+            return None
+        written = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(self._stream), self._queueing:
+            self._mark(arrival)
+            written.record()
+        return written
+
+    def _mark(self, arrival: LayerArrival | None) -> None:
+        if arrival is not None:
+            for _ in layer_groups(self.num_layers):
+                arrival.mark()
 
     def _bind_thread(self, stream: torch.cuda.Stream) -> None:
         """Gives this thread the device's context, once, which the driver's calls need, and torch's would find."""

@@ -1,11 +1,11 @@
 """An adapter's way from its packed file to pages of the device, chunk by chunk.
 
 Each chunk is copied as soon as it was read and verified, while the next ones are read: so a load takes as long as its
-reading, and the copies of the last chunks more. No step uses the pages before all chunks are there: a chunk may still
-turn out to be damaged, and a step can't wait for a disk.
+reading, and the copies of the last chunks more. No step uses the pages before all chunks are verified and their copies
+queued: a chunk may still turn out to be damaged, and a step can't wait for a disk.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.engine.adapters.copy_batch import CopyBatch
+from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 
@@ -24,18 +25,25 @@ class PageStream:
         self,
         pool: LoraPool,
         pages: AdapterPages,
-        fences: Sequence[torch.cuda.Event],
+        fences: tuple[torch.cuda.Event, ...],
+        arrival: Arrival | None,
         on_progress: Callable[[], None],
     ) -> None:
-        """``fences``: the device writes nothing before them. ``on_progress`` is called on some thread by ``stop``."""
+        """``fences``: the device writes nothing before them. ``arrival``: for steps that wait for the last copies.
+
+        ``on_progress`` is called on some thread by ``stop``.
+        """
+        self.pages = pages
+        self.fences = fences
+        self.arrival = arrival
         self._on_progress = on_progress
         self._pool = pool
-        self._pages = pages
-        self._fences = fences
+        #: The end of the copies on a GPU.
+        self._end: torch.cuda.Event | None = None
         self._batch: Future[CopyBatch] = Future()
         self._address = 0
         self._is_flowing = False
-        self._is_filled = False
+        self._is_complete = False
 
     @property
     def is_flowing(self) -> bool:
@@ -43,9 +51,9 @@ class PageStream:
         return self._is_flowing
 
     @property
-    def is_filled(self) -> bool:
-        """Whether all pages are filled."""
-        return self._is_filled
+    def is_complete(self) -> bool:
+        """Whether all chunks were verified, and their copies are queued."""
+        return self._is_complete
 
     def begin(self) -> None:
         """The adapter's packed file is looked for."""
@@ -60,19 +68,26 @@ class PageStream:
     def filling(self, memory: Tensor) -> Iterator[None]:
         """Within, ``prepare`` is called once, and ``put`` for each chunk of ``memory``, uint8; all calls end within.
 
-        At the end it waits for the copies, also after an error: the memory is free for something else then.
+        After an error it waits for the copies: the memory is free for something else then.
         """
         self._batch, self._address = Future(), memory.data_ptr()
         try:
             yield
-        finally:
+            self._end = self._pool.end_parts(self.arrival)
+        except BaseException:
             self._pool.synchronize()
-        self._is_filled = True
+            raise
+        self._is_complete = True
+
+    def wait(self) -> None:
+        """Waits until the copies of a complete stream have ended."""
+        if self._end is not None:
+            self._end.synchronize()
 
     def prepare(self, views: Callable[[], PackedAdapter]) -> PackedAdapter:
         """The adapter's pages in the memory, made by ``views`` while chunks are read. ``put`` waits for them."""
         packed = views()
-        self._batch.set_result(self._pool.begin_parts(self._pages, packed, self._fences))
+        self._batch.set_result(self._pool.begin_parts(self.pages, packed, self.fences))
         return packed
 
     def cancel(self) -> None:

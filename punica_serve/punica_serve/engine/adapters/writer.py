@@ -54,26 +54,18 @@ class LoraWriter:
 
     def stream(self, pages: AdapterPages) -> PageStream:
         """Pages to be filled while their adapter is read."""
-        return PageStream(self._pool, pages, self._open_fences(), self._on_progress)
+        return PageStream(self._pool, pages, self._open_fences(), self._make_arrival(pages), self._on_progress)
 
-    def filled(self, ref: AdapterRef, pages: AdapterPages) -> GroupCopy:
-        """The copy of an adapter whose pages were filled while it was read."""
-        work: Future[None] = Future()
-        work.set_result(None)
-        return self._peers.copy(ref, pages, work, by_layer=False)
+    def follow(self, ref: AdapterRef, stream: PageStream, num_bytes: int) -> tuple[GroupCopy, Arrival | None]:
+        """The copies of a complete stream, of which ``num_bytes`` at most are still to come."""
+        work = self._copiers.submit(stream.wait)
+        return self._begin(ref, stream.pages, num_bytes, stream.fences, work, stream.arrival), stream.arrival
 
     def fill(self, ref: AdapterRef, pages: AdapterPages, packed: PackedAdapter) -> tuple[GroupCopy, Arrival | None]:
         """Starts to fill pages, on all ranks. ``packed`` is read until that is done."""
-        fences = self._open_fences()
-        # The embedding is read before the first layer, and so of an adapter that has all arrived.
-        arrival = None if VOCABULARY_GROUPS.keys() & pages.keys() else self._make_arrival()
+        fences, arrival = self._open_fences(), self._make_arrival(pages)
         work = self._copiers.submit(self._write, pages, packed, fences, arrival)
-        work.add_done_callback(lambda _: self._on_progress())
-        copy = self._peers.copy(ref, pages, work, by_layer=arrival is not None)
-        if arrival is not None:
-            num_groups = len(layer_groups(self._pool.num_layers))
-            self._forecast.add(CopyUnderWay(arrival, num_groups, packed.num_bytes, fences, copy))
-        return copy, arrival
+        return self._begin(ref, pages, packed.num_bytes, fences, work, arrival), arrival
 
     def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
         """See ``CopyForecast.arrives_in_s``."""
@@ -98,10 +90,27 @@ class LoraWriter:
         self._fences = [fence for fence in self._fences if not fence.query()]
         return tuple(self._fences)
 
-    def _make_arrival(self) -> Arrival | None:
-        if not self._by_layer:
+    def _make_arrival(self, pages: AdapterPages) -> Arrival | None:
+        """None if steps wait for all of the adapter: the embedding, for one, is read before the first layer."""
+        if not self._by_layer or VOCABULARY_GROUPS.keys() & pages.keys():
             return None
         return make_arrival(self._pool.num_layers, self._pool.device, self._on_progress, self._arrival_words)
+
+    def _begin(
+        self,
+        ref: AdapterRef,
+        pages: AdapterPages,
+        num_bytes: int,
+        fences: tuple[torch.cuda.Event, ...],
+        work: Future[None],
+        arrival: Arrival | None,
+    ) -> GroupCopy:
+        """Follows a copy that ``work`` does or waits for."""
+        work.add_done_callback(lambda _: self._on_progress())
+        copy = self._peers.copy(ref, pages, work, by_layer=arrival is not None)
+        if arrival is not None:
+            self._forecast.add(CopyUnderWay(arrival, len(layer_groups(self._pool.num_layers)), num_bytes, fences, copy))
+        return copy
 
     def _write(
         self,

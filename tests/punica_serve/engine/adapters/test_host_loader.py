@@ -92,7 +92,7 @@ def test_errors_of_the_store_are_reported(harness: _Harness, make_adapter: MakeA
     ref, _ = _remote(make_adapter())
     harness.loader.get(ref)
     harness.fetches[0][1].set_exception(error)
-    assert harness.arrive() == [LoadResult(ref, error, for_device=False, is_on_device=False)]
+    assert harness.arrive() == [LoadResult(ref, error, for_device=False, stream=None)]
     harness.loader.get(ref)
     assert len(harness.fetches) == 2, "whoever asks again is asked again"
 

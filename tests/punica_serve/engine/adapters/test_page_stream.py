@@ -19,10 +19,12 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters import packed_file, packed_store
 from punica_serve.engine.adapters.entry import AdapterState
+from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
@@ -136,6 +138,13 @@ def check_pages(harness: LoaderHarness, ref: AdapterRef, packed: PackedAdapter) 
     for group, numbers in harness.loader.pages(ref.digest).items():
         assert torch.equal(harness.pool.groups[group].a[numbers].cpu(), packed.groups[group].a)
         assert torch.equal(harness.pool.groups[group].b[numbers].cpu(), packed.groups[group].b)
+
+
+def settle(engine: Engine) -> None:
+    """Waits for what is written in the background."""
+    store = engine._loader._host._reader._packed_store
+    assert store is not None
+    store._writer.submit(lambda: None).result(DEADLINE_S)
 
 
 def file_of(cache: PackedCache, ref: AdapterRef) -> Path:
@@ -291,8 +300,7 @@ def test_requests_say_from_packed_files_what_they_say_from_folders(
         engine = Engine(EngineConfig(model=folder, **_SETTINGS, cold_start=mode), "cpu", packed_cache=packed_cache)
         said.append(run_requests(engine, *requests))
         if packed_cache is not None:
-            assert engine._loader._host._reader._packed_store is not None
-            engine._loader._host._reader._packed_store._writer.submit(lambda: None).result(DEADLINE_S)
+            settle(engine)
         engine.close()
         if is_damaged:
             for file in (cache.folder / "packed").glob("*/*"):
@@ -317,3 +325,33 @@ def test_a_load_that_can_not_go_on_ends_all_that_it_has_begun(
     assert failure.digest == refs[0].digest and harness.host_cache.used_bytes == 0
     harness.load(refs[0])
     check_pages(harness, refs[0], packed[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(600)])])
+def test_a_step_that_goes_by_layers_waits_on_the_device_for_the_last_copies(
+    make_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """And for no thread: whoever waits for the copies on the host is held until the step was launched."""
+    folder = make_llama(num_hidden_layers=NUM_LAYERS)
+    refs, cache = cold_adapters(folder, tmp_path, 1), PackedCache(tmp_path / "cache", 1 << 30)
+    request, joined = cold_request("cold", refs[0]), Event()
+    join, wait = AdapterLoader.join, PageStream.wait
+
+    def note(loader: AdapterLoader, digest: str) -> None:
+        join(loader, digest)
+        joined.set()
+
+    def held(stream: PageStream) -> None:
+        assert joined.wait(DEADLINE_S)
+        wait(stream)
+
+    config = EngineConfig(model=folder, **_SETTINGS, max_batch_size=4, prefill_budget_tokens=16)
+    said = []
+    for _ in range(2):
+        engine = Engine(config, device, packed_cache=cache)
+        said.append(run_requests(engine, request))
+        settle(engine)
+        engine.close()
+        monkeypatch.setattr(PageStream, "wait", held)
+        monkeypatch.setattr(AdapterLoader, "join", note)
+    assert joined.is_set() and said[0] == said[1] and not said[0][1]
