@@ -6,6 +6,7 @@ recovered requests look the same: the engine prefills prompt and generated token
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -276,6 +277,15 @@ class Engine:
         else:
             output = StepOutput(has_run=launched is not None)
         return replace(output, failures=failures + output.failures, preempted=preempted)
+
+    def wait_for_requests(self) -> None:
+        """Waits as long as the device is surely busy, if the next step has room for a request that may come meanwhile.
+
+        To be called before requests are added for the next step. A request then misses no step that begins after it
+        came, and the device notices nothing.
+        """
+        if self._in_flight is not None and self._requests.has_room:
+            time.sleep(self._clock.time_to_launch_s(self._in_flight.launched_s))
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a step may have something to do, or for the timeout."""

@@ -38,6 +38,11 @@ class RequestTable:
         return bool(self._planner.running)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a request that arrived now would be prefilled in the next step."""
+        return self._planner.has_room
+
+    @property
     def has_runnable(self) -> bool:
         """Whether a step planned now would run anything: not while all await adapters, or one outgrew the KvCache."""
         if self._planner.running:

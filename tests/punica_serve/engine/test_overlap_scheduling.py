@@ -211,6 +211,48 @@ def test_penalties_forget_a_token_that_is_sampled_again(
     assert told.streams == plainly(*requests).streams
 
 
+def test_a_launch_waits_for_a_request_that_it_has_room_for_and_for_none_else(
+    make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.25)
+
+    def num_waits(engine: Engine) -> int:
+        waits.clear()
+        engine.wait_for_requests()
+        assert waits in ([], [0.25])
+        return len(waits)
+
+    engine, told = make_overlapped(max_batch_size=2, max_prefills=1), _Told()
+    assert not num_waits(engine), "the device is idle"
+    engine.add(_request("a", max_tokens=9))
+    told.step(engine)
+    assert num_waits(engine)
+    engine.add(_request("b", max_tokens=3))
+    assert not num_waits(engine), "b takes the step's prefill"
+    told.step(engine)
+    assert not num_waits(engine), "the batch is full"
+    while "b" not in told.finished:
+        told.step(engine)
+    assert num_waits(engine)
+
+
+def test_a_request_that_comes_while_a_launch_waits_is_in_that_step(
+    make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, told = make_overlapped(), _Told()
+    engine.add(_request("a", max_tokens=20))
+    for _ in range(3):
+        told.step(engine)
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.25)
+    monkeypatch.setattr(time, "sleep", lambda _: engine.add(_request("b", max_tokens=20)))
+    engine.wait_for_requests()
+    for _ in range(2):  # one launches b's prefill, the next tells of it
+        told.step(engine)
+    assert len(told.streams["b"]) == 1
+
+
 def test_numbers_that_are_not_finite_fail_one_request_once(
     make_overlapped: MakeEngine, make_adapter: MakeAdapter, plainly: Callable[..., _Told]
 ) -> None:

@@ -117,6 +117,15 @@ class StepPlanner:
     def running(self) -> tuple[Sequence, ...]:
         return tuple(self._running)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a request that arrived now would be prefilled in the next step, if it needs no more pages than there
+        are: none waits before it, and neither all places nor all prefills of that step are taken.
+        """
+        num_prefills = sum(not (sequence.is_decoding or sequence.is_complete) for sequence in self._running)
+        is_next = not self._waiting and num_prefills < self._max_prefills
+        return is_next and self._num_unfinished < self._max_batch_size
+
     def next_waiting(self, count: int) -> list[Sequence]:
         """The sequences that will be admitted first."""
         return self._waiting[:count]
