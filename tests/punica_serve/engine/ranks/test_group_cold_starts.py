@@ -30,6 +30,7 @@ from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings
@@ -300,6 +301,34 @@ def test_a_process_of_another_rank_that_stands_still_has_all_ranks_wait_for_the_
     hold_copies(monkeypatch, "cpu", lambda group: _hold_until(lambda: helped) if group == 1 else None)
     assert run_requests(engine, request) == (resident(request), [])
     assert threading.current_thread().name in helped
+
+
+@pytest.mark.slow
+def test_auto_says_the_same_while_processes_of_ranks_are_killed(
+    make_group: MakeGroup,
+    refs: list[AdapterRef],
+    resident: Callable[..., dict[str, list[int]]],
+    helped: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks for help whenever it can."""
+    monkeypatch.setattr(AssistForecast, "pays", lambda *_: True)
+    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 0.5)
+    engine, requests = make_group("auto"), [cold_request(f"{number}", ref) for number, ref in enumerate(refs)]
+    last: Any = engine.ranks[-1]
+    pool = last.engine._assist._assist.pool
+    helped.clear()
+
+    def kill(group: int) -> None:
+        """Once a step may have begun."""
+        time.sleep(0.02)
+        if group == 2 and _on(OTHERS) and (pid := pool.pid(0)) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    hold_copies(monkeypatch, "cpu", kill)
+    for request in requests:
+        assert run_requests(engine, request) == (resident(request), [])
+    assert helped
 
 
 @pytest.mark.slow
