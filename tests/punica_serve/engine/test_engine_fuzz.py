@@ -153,6 +153,42 @@ class _Driver:
             self._outside.update(failure.request_ids)
 
 
+class _Moody:
+    """What is slow, and fails now and then: the disk, the store and the link. Threads share it."""
+
+    def __init__(self, seed: int, folders: dict[str, str]) -> None:
+        """``folders``: where the store's adapters really are."""
+        self._chance = random.Random(seed)
+        self._lock = threading.Lock()
+        self._folders = folders
+
+    def _mood(self, longest_s: float) -> float:
+        """Takes its time, and returns a number from 0 to 1."""
+        with self._lock:
+            mood = self._chance.random()
+        time.sleep(mood * longest_s)
+        return mood
+
+    def disk(self, ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
+        if self._mood(0.01) < 0.2:
+            raise OSError("the disk is moody")
+        return begin_load(ref, *rest)
+
+    def store(self, ref: AdapterRef) -> Path:
+        mood = self._mood(0.01)
+        if mood < 0.2:
+            raise StoreUnavailable("the store is moody")
+        return Path("dropped meanwhile" if mood < 0.4 else self._folders[ref.digest])
+
+    def link(self, copy: Callable[..., None]) -> Callable[..., None]:
+        def copy_or_fail(batch: CopyBatch, *rest: Any) -> None:
+            if self._mood(0.005) < 0.05:
+                raise RuntimeError("the link is moody")
+            copy(batch, *rest)
+
+        return copy_or_fail
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("device", ["cpu", "overlapped", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_histories(
@@ -166,41 +202,14 @@ def test_random_histories(
 ) -> None:
     if device == "overlapped":
         request.getfixturevalue("overlapped")
-    chance, lock = random.Random(seed), threading.Lock()
-
-    def moody_disk(ref: AdapterRef, *rest: Any) -> UnverifiedAdapter:
-        with lock:
-            mood = chance.random()
-        time.sleep(mood * 0.01)
-        if mood < 0.2:
-            raise OSError("the disk is moody")
-        return begin_load(ref, *rest)
-
-    def moody_store(ref: AdapterRef) -> Path:
-        with lock:
-            mood = chance.random()
-        time.sleep(mood * 0.01)
-        if mood < 0.2:
-            raise StoreUnavailable("the store is moody")
-        return Path("dropped meanwhile" if mood < 0.4 else folders[ref.digest])
-
-    method = "queue" if device == "cuda" else "copy"
-    copy = getattr(CopyBatch, method)
-
-    def moody_link(batch: CopyBatch, *rest: Any) -> None:
-        with lock:
-            mood = chance.random()
-        time.sleep(mood * 0.005)
-        if mood < 0.05:
-            raise RuntimeError("the link is moody")
-        copy(batch, *rest)
-
-    monkeypatch.setattr(CopyBatch, method, moody_link)
-    monkeypatch.setattr(adapter_reader, "begin_load", moody_disk)
     requests, folders = _half_remote(requests)
+    moody = _Moody(seed, folders)
+    method = "queue" if device == "cuda" else "copy"
+    monkeypatch.setattr(CopyBatch, method, moody.link(getattr(CopyBatch, method)))
+    monkeypatch.setattr(adapter_reader, "begin_load", moody.disk)
     store = ThreadPoolExecutor(4)
     engine = make_engine(
-        fetch=lambda ref: store.submit(moody_store, ref),
+        fetch=lambda ref: store.submit(moody.store, ref),
         device="cuda" if device == "cuda" else "cpu",
         num_kv_pages=9 + 3 * (seed % 4),
         num_lora_pages=3 + seed % 3,

@@ -35,6 +35,25 @@ _REQUESTS_HELP = (
     " The row `files` writes the first 300 to disk, 38 GB."
 )
 
+RowsOption = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
+]
+RequestsOption = Annotated[int | None, typer.Option(min=1, max=1000, help=_REQUESTS_HELP)]
+RoundsOption = Annotated[int | None, typer.Option(min=1, help="Rounds; results are medians. Default 1, on a CPU 5.")]
+LengthOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option(
+        metavar="PROMPT OUTPUT",
+        help="Length of every prompt and answer in tokens, instead of the workload's; on a CPU 32 64.",
+    ),
+]
+ResidentOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--resident/--cold", help="Whether adapters are on the device before the clock starts; default on a CPU."
+    ),
+]
+
 
 def command(
     config: EngineConfigOption = None,
@@ -42,26 +61,11 @@ def command(
     device: EngineDeviceOption = None,
     shard: ShardOption = None,
     tensor_parallel: TensorParallelOption = 1,
-    rows: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
-    ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, max=1000, help=_REQUESTS_HELP)] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; results are medians. Default 1, on a CPU 5.")
-    ] = None,
-    length: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            metavar="PROMPT OUTPUT",
-            help="Length of every prompt and answer in tokens, instead of the workload's; on a CPU 32 64.",
-        ),
-    ] = None,
-    resident: Annotated[
-        bool | None,
-        typer.Option(
-            "--resident/--cold", help="Whether adapters are on the device before the clock starts; default on a CPU."
-        ),
-    ] = None,
+    rows: RowsOption = None,
+    requests: RequestsOption = None,
+    rounds: RoundsOption = None,
+    length: LengthOption = None,
+    resident: ResidentOption = None,
     rank: RankOption = 16,
     batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step.")] = 32,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
