@@ -53,6 +53,9 @@ class Engine:
         nothing: dict[str, tuple[()]] = {"tokens": (), "finished": (), "failures": (), "preempted": ()}
         return SimpleNamespace(has_run=False, batch_size=0, num_adapters=0, **nothing)
 
+    def wait_for_requests(self) -> None:
+        pass
+
     def wait(self, timeout_s: float) -> None:
         time.sleep(0.01)
 
