@@ -1,6 +1,8 @@
-"""The hints of a worker: beginnings that became known or were found, and no more than a report holds."""
+"""What of a prefix is found, behind windows too; and the hints that a worker tells of it."""
 
 from dataclasses import dataclass, field
+
+import pytest
 
 from punica_serve.paging.prefix_cache import MAX_HINTS_TOLD, PrefixCache
 from punica_serve.paging.prefix_hash import PrefixHash, hints_of, prefix_hash
@@ -60,3 +62,37 @@ def test_a_report_has_the_newest_of_many() -> None:
     hints = cache.take_hints()
     assert len(hints) == MAX_HINTS_TOLD
     assert hints[-1:] == hints_of(_request(newest), SETTINGS, 4, newest)
+
+
+@pytest.mark.parametrize(("keep", "num_known"), [(True, 10), (False, 0)])
+def test_pages_given_back_behind_a_window_are_found_until_their_request_turns_out_bad(
+    keep: bool, num_known: int
+) -> None:
+    pool, tokens = SharedPagePool(32), tuple(range(1, 41))
+    cache, holder = PrefixCache(pool, 4, window=8), _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
+    holder.pages, holder.num_cached = pool.allocate(10), 40
+    cache.give_back(holder)
+    assert (holder.num_released, pool.num_known, pool.num_free) == (8, 10, 32 - 2)
+    cache.release(holder, keep=keep)
+    assert (pool.num_known, pool.num_free) == (num_known, 32)
+    pool.check_invariants([])
+
+
+def test_under_a_window_a_prefix_is_found_by_the_pages_that_its_next_row_sees() -> None:
+    """The row behind 36 tokens sees those from 29 on: pages 7 and 8 are enough, and either alone is not."""
+    pool, tokens = SharedPagePool(32), tuple(range(1, 41))
+    cache = PrefixCache(pool, 4, window=8)
+    assert _run(cache, pool, tokens) == 0
+    keys = prefix_hash(_request(tokens), SETTINGS, 4).keys(tokens, 9)
+    pool.forget_keys(keys[:7])
+    holder = _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
+    cache.admit(holder)
+    assert (holder.num_cached, holder.num_released, len(holder.pages)) == (36, 7, 9)
+    assert len(set(holder.pages[7:])) == 2
+    pool.check_invariants(holder.pages[7:])
+    cache.release(holder)
+    pool.check_invariants([])
+    pool.forget_keys(keys[8:9])
+    holder = _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
+    cache.admit(holder)
+    assert (holder.num_cached, holder.pages) == (0, [])

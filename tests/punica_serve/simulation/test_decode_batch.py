@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.lora_load import adapter_size
 from punica_serve.simulation.decode_batch import DecodeBatch
@@ -24,9 +26,10 @@ def _decoding_row(key: int, num_prompt: int, max_tokens: int) -> Row:
     return row
 
 
-def test_rows_count_as_if_each_were_alone() -> None:
-    rng = random.Random(5)
-    batch = DecodeBatch(PageRule(PAGE_SIZE), vocab_size=VOCAB_SIZE)
+@pytest.mark.parametrize("window", [None, 7])
+def test_rows_count_as_if_each_were_alone(window: int | None) -> None:
+    rng, rule = random.Random(5), PageRule(PAGE_SIZE, window)
+    batch = DecodeBatch(rule, vocab_size=VOCAB_SIZE)
     #: Tokens of each row, counted by hand.
     lengths: dict[int, int] = {}
     prompts: dict[int, int] = {}
@@ -47,11 +50,17 @@ def test_rows_count_as_if_each_were_alone() -> None:
             gone = rng.choice(list(lengths))
             left = batch.leave(gone)
             assert (left.num_tokens, left.num_pages) == (lengths.pop(gone), pages.pop(gone))
+        for row in batch.releasing():
+            assert (row.num_tokens, row.num_pages) == (lengths[row.key], pages[row.key])
+            assert rule.first_kept(row.num_cached) == row.num_released + 1 or row.joined == row.num_released == 0
+            row.num_released = rule.first_kept(row.num_cached)
+            batch.join(row)
         due = [key for key, length in lengths.items() if _pages(length) > pages[key]]
         assert batch.num_pages_due == len(due)
         assert [row.key for row in batch.rows_due()] == sorted(due)
         assert batch.num_context_tokens == sum(lengths.values())
-        assert batch.num_pages == sum(pages.values())
+        released = [rule.first_kept(length - 1) for length in lengths.values()]
+        assert batch.num_pages == sum(pages.values()) - sum(released)
         batch.grow()
         pages |= {key: pages[key] + 1 for key in due}
         keys, positions, token_ids, ended = batch.advance()
