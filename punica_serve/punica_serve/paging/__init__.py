@@ -1,1 +1,1 @@
-"""Pages of a KvCache that requests share, and how their contents are found again. Free of torch."""
+"""Pages of a KvCache: how many a request holds, which it shares, and how contents are found again. Free of torch."""
