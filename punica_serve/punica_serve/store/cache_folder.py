@@ -98,21 +98,22 @@ class CacheFolder:
         owned.close()
         return True
 
-    def make_room(self, num_bytes: int, budget_bytes: int) -> None:
+    def make_room(self, num_bytes: int, budget_bytes: int) -> int:
         """Removes the least recently used adapters until ``num_bytes`` more fit the budget or the rest are in use.
 
-        Packed forms go before their adapters.
+        Packed forms go before their adapters. Returns the bytes that are left then, less than 0 if they don't fit.
         """
         entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
         excess = sum(entry.num_bytes for entry in entries) + num_bytes - budget_bytes
         for entry in entries:
             if excess <= 0:
-                return
+                break
             if entry.is_packed:
                 self.packed.remove(entry.digest)
             elif not self.remove(entry.digest):
                 continue
             excess -= entry.num_bytes
+        return -excess
 
     def _entries(self) -> list[_Entry]:
         entries = []

@@ -31,6 +31,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
+from punica_serve.store.cache_room import CacheRoom
 from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class PackedStore:
             message = f"`data_folder`: adapters can't be kept in {cache.folder}: {error.strerror}; set another folder"
             raise ConfigError(message, param="data_folder") from error
         self._budget_bytes = cache.budget_bytes
+        self._room = CacheRoom(self._folder, cache.budget_bytes)
         self._model = model
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
@@ -155,7 +157,7 @@ class PackedStore:
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
         if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
-        self._folder.make_room(num_bytes, self._budget_bytes)
+        self._room.take(num_bytes)
         memory = packed_memory(packed, num_bytes).numpy()
         self._folder.packed.write(
             ref.digest,
