@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.cuda.attention_times import AttentionTable, AttentionTime
 from punica_serve.errors import ConfigError
+from punica_serve.performance.attention_table import AttentionTable, AttentionTime
 
 
 class LaunchShape(NamedTuple):

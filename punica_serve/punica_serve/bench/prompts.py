@@ -20,8 +20,8 @@ from punica_serve.bench.driver import step
 from punica_serve.bench.prompt_times import LaunchShape, PromptTimes
 from punica_serve.bench.report import Column, Report, TableData, Value, machine, numbers
 from punica_serve.bench.subject import Subject
-from punica_serve.engine.cuda.attention_times import write_table
 from punica_serve.engine.engine import Engine
+from punica_serve.performance.attention_table import write_table
 from punica_serve.process.outputs import writing
 from punica_serve.protocol import Request, SamplingParams
 

@@ -113,11 +113,14 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     from punica_serve.base_model.weight_files import weight_files
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
+    from punica_serve.performance.attention_table import load_table
     from punica_serve.performance.cluster_model import cluster_model
     from punica_serve.performance.profile import load_profile
     from punica_serve.text.tokenizer import Tokenizer
 
     load_profile(config.simulation.profile)
+    if config.engine.attention_times is not None:
+        load_table(config.engine.attention_times)
     cluster_model(config)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")

@@ -102,6 +102,12 @@ def test_an_unknown_performance_profile_is_refused(
     assert exit_code == 2 and says in stderr
 
 
+def test_a_table_of_attention_times_must_be_there(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    engine = {"model": str(model_folder), "attention_times": "times.yaml"}
+    exit_code, _, stderr = cli("config", "check", str(write_config(engine=engine)))
+    assert exit_code == 2 and "table of attention times " in stderr and "times.yaml can't be read" in stderr
+
+
 def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
     (model_folder / "model.safetensors").unlink()
     engine = {"model": str(model_folder), "load_format": "dummy"}

@@ -1,7 +1,7 @@
 """Which prefill rows FlashInfer serves, and which our own kernel: `engine.attention`.
 
-``auto`` takes FlashInfer from the number of rows on from which it measured faster (``attention_times``), if its kernels
-are compiled. Otherwise ours serve, the log says why, and the kernels are compiled for the next start.
+``auto`` takes FlashInfer from the number of rows on from which it measured faster (``attention_choice``), if its
+kernels are compiled. Otherwise ours serve, the log says why, and the kernels are compiled for the next start.
 """
 
 import logging
@@ -12,10 +12,11 @@ import torch
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.cuda.attention_times import AttentionTable, Choice, Layers, choose, load_table, shipped_table
+from punica_serve.engine.cuda.attention_choice import Choice, Layers, choose
 from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module, compile_module, is_compiled, why_not
 from punica_serve.errors import ConfigError
+from punica_serve.performance.attention_table import AttentionTable, load_table, shipped_table
 
 logger = logging.getLogger(__name__)
 

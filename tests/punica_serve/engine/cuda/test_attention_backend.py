@@ -12,8 +12,8 @@ import torch
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cuda import attention_backend
 from punica_serve.engine.cuda.attention_backend import fa3_modules, flashinfer_rows
-from punica_serve.engine.cuda.attention_times import AttentionTable, AttentionTime, write_table
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module
+from punica_serve.performance.attention_table import AttentionTable, AttentionTime, write_table
 from tiny_config import tiny_config
 
 Rows = Callable[..., int | None]

@@ -1,21 +1,9 @@
 """The choice between FlashInfer and our own attention, by measured times."""
 
-from pathlib import Path
-
 import pytest
 
-from punica_serve.engine.cuda.attention_times import (
-    AttentionTable,
-    AttentionTime,
-    Choice,
-    Layers,
-    choose,
-    load_table,
-    shipped_table,
-    shipped_tables,
-    write_table,
-)
-from punica_serve.errors import ConfigError
+from punica_serve.engine.cuda.attention_choice import Choice, Layers, choose
+from punica_serve.performance.attention_table import AttentionTable, AttentionTime, shipped_table
 
 LAYERS = Layers(32, 32, 128)
 
@@ -67,28 +55,6 @@ def test_several_prompts_a_step_are_compared_with_the_most_that_were_measured() 
     assert "several prompts" in _choose(times[:1], num_prefills=4).reason
     assert [_choose(times, num_prefills=num).first_rows for num in (1, 2, 3, 4, 8)] == [512, None, None, 512, 512]
     assert "no times of one prompt" in _choose(times[1:]).reason
-
-
-def test_a_written_table_reads_the_same(tmp_path: Path) -> None:
-    table = AttentionTable(version=1, device="d", source="s", times=(_time(512, 1.5), _time(2048, 0.9)))
-    write_table(table, tmp_path / "new" / "t.yaml")
-    assert load_table(tmp_path / "new" / "t.yaml") == table
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("version: 1", "`device`"), ("version: 2\ntimes: []", "`version`"), ("- 1", "must be a mapping")]
-)
-def test_a_wrong_table_is_refused_by_field(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "t.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        load_table(tmp_path / "t.yaml")
-
-
-def test_the_shipped_tables_are_whole() -> None:
-    tables = shipped_tables()
-    assert len({table.device for table in tables}) == len(tables)
-    assert all(time.context * time.prompts >= time.new_tokens for table in tables for time in table.times)
-    assert shipped_table("a GPU that nobody measured") is None
 
 
 @pytest.mark.parametrize("kv_heads", [32, 16, 8, 4])
