@@ -64,13 +64,15 @@ class Case(NamedTuple):
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Batches of decodes, one with contexts as uneven as the workload's; whole prompts; chunks of long ones."""
+    """Batches of decodes, one with contexts as uneven as the workload's, and long ones alone; whole prompts; chunks of
+    long ones, and their few last tokens.
+    """
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
         Case("32 of the workload, halfway", halfway),
         *(Case(f"{count} of {context}", (context,) * count) for count, context in ((1, 2048), (8, 1024), (64, 256))),
         Case("32 of 1024, grouped", (1024,) * 32, group=4),
-        Case("1 of 8192, grouped", (8192,), group=4),
+        *(Case(f"1 of {context}, grouped", (context,), group=4) for context in (8192, 32768)),
         *(
             Case(f"{new} new of {context}", (context,), new)
             for new in (128, 512, 2048)
@@ -78,8 +80,8 @@ def all_cases() -> tuple[Case, ...]:
         ),
         *(
             Case(f"{new} new of {context}, grouped", (context,), new, group=4)
-            for new in (128, 256, 512, 1024, 2048)
-            for context in sorted({new, 8192})
+            for new in (16, 64, 128, 256, 512, 1024, 2048)
+            for context in sorted({max(new, 128), 8192})
         ),
     )
 

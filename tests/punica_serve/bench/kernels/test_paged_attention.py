@@ -13,12 +13,12 @@ from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import save_figure
 
 
-def test_cases_are_decodes_few_and_many_and_prefills_of_five_sizes() -> None:
+def test_cases_are_decodes_few_and_many_and_prefills_of_many_sizes() -> None:
     cases = all_cases()
     assert len({case.name for case in cases}) == len(cases)
     decodes = [case for case in cases if case.num_new == 1]
     assert {len(case.contexts) for case in decodes} == {1, 8, 32, 64} and {case.group for case in decodes} == {1, 4}
-    assert {case.num_new for case in cases} == {1, 128, 256, 512, 1024, 2048}
+    assert {case.num_new for case in cases} == {1, 16, 64, 128, 256, 512, 1024, 2048}
 
 
 def test_operations_are_those_of_causal_rows() -> None:
