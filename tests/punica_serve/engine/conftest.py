@@ -23,6 +23,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import SampledToken
 from punica_serve.engine.step_runner import CpuRunner, FinishedStep
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.store.packed_folder import PackedCache
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,10 +37,16 @@ def make_engine(tiny_llama: Path) -> Iterator[MakeEngine]:
     """Engines on the tiny model in float32, without prefix caching; audited and closed at the end."""
     engines: list[Engine] = []
 
-    def make(model: Path = tiny_llama, device: str = "cpu", fetch: Fetch = no_fetch, **settings: Any) -> Engine:
+    def make(
+        model: Path = tiny_llama,
+        device: str = "cpu",
+        fetch: Fetch = no_fetch,
+        packed_cache: PackedCache | None = None,
+        **settings: Any,
+    ) -> Engine:
         defaults: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "num_lora_pages": 64}
         defaults["prefix_caching"] = False
-        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device, fetch))
+        engines.append(Engine(EngineConfig(model=model, **{**defaults, **settings}), device, fetch, packed_cache))
         return engines[-1]
 
     yield make

@@ -1,9 +1,10 @@
 """Random histories on tiny pools: each stream is as if it were alone, whatever is added, preempted or fails to load.
 
 Requests are added, cancelled at any moment, and added again with their generated tokens, as a scheduler does that moves
-them. Adapters load slowly, or fail now and then, from the disk, from a store, or between two layers of their copy to
-the device; they are prefetched, pinned and evicted at any moment. The accounting is audited after every step. All of it
-runs on a plain CPU, on a CPU with overlap scheduling, and on a GPU, which always overlaps.
+them. Adapters load slowly, or fail now and then, from the disk, from a store, or between two parts of their copy to the
+device; their packed forms are damaged now and then; they are prefetched, pinned and evicted at any moment. The
+accounting is audited after every step. All of it runs on a plain CPU, on a CPU with overlap scheduling, and on a GPU,
+which always overlaps.
 """
 
 import random
@@ -19,12 +20,15 @@ import pytest
 
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.adapters import packed_store
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
+from punica_serve.engine.adapters.packed_file import Chunk, PackedFileInvalid, read_chunk
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import StoreUnavailable
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.store.packed_folder import PackedCache
 from waits import DEADLINE_S
 
 NUM_REQUESTS, MAX_TOKENS = 16, 10
@@ -131,6 +135,9 @@ class _Driver:
             self._engine.wait(0.05)
             self._engine.step()
         self._engine.check_invariants()
+        packed = loader._host._reader._packed_store
+        if packed is not None:  # what is being written is held
+            packed._writer.submit(lambda: None).result(DEADLINE_S)
         assert self._engine.host_cache.used_bytes == 0
 
     def _add(self, request_id: str) -> None:
@@ -180,9 +187,16 @@ class _Moody:
             raise StoreUnavailable("the store is moody")
         return Path("dropped meanwhile" if mood < 0.4 else self._folders[ref.digest])
 
-    def link(self, copy: Callable[..., None]) -> Callable[..., None]:
+    def chunk(self, descriptor: int, chunk: Chunk) -> None:
+        if self._mood(0.002) < 0.01:
+            raise PackedFileInvalid("the disk is moody")
+        read_chunk(descriptor, chunk)
+
+    def link(self, copy: Callable[..., None], *, times: int = 1) -> Callable[..., None]:
+        """``times``: so many times as often used as the others, and so much better at it."""
+
         def copy_or_fail(batch: CopyBatch, *rest: Any) -> None:
-            if self._mood(0.005) < 0.05:
+            if self._mood(0.005 / times) < 0.05 / times:
                 raise RuntimeError("the link is moody")
             copy(batch, *rest)
 
@@ -197,6 +211,7 @@ def test_random_histories(
     undisturbed: Answers,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
+    tmp_path: Path,
     device: str,
     seed: int,
 ) -> None:
@@ -204,12 +219,15 @@ def test_random_histories(
         request.getfixturevalue("overlapped")
     requests, folders = _half_remote(requests)
     moody = _Moody(seed, folders)
-    method = "queue" if device == "cuda" else "copy"
-    monkeypatch.setattr(CopyBatch, method, moody.link(getattr(CopyBatch, method)))
+    whole, part = ("queue", "queue_part") if device == "cuda" else ("copy", "copy_part")
+    monkeypatch.setattr(CopyBatch, whole, moody.link(getattr(CopyBatch, whole)))
+    monkeypatch.setattr(CopyBatch, part, moody.link(getattr(CopyBatch, part), times=8))
+    monkeypatch.setattr(packed_store, "read_chunk", moody.chunk)
     monkeypatch.setattr(adapter_reader, "begin_load", moody.disk)
     store = ThreadPoolExecutor(4)
     engine = make_engine(
         fetch=lambda ref: store.submit(moody.store, ref),
+        packed_cache=PackedCache(tmp_path, 1 << 30) if seed % 4 else None,
         device="cuda" if device == "cuda" else "cpu",
         num_kv_pages=9 + 3 * (seed % 4),
         num_lora_pages=3 + seed % 3,
