@@ -20,7 +20,7 @@ _MAX_UNFINISHED = 3
 _NUM_PROMPT_TOKENS = 32
 
 #: Tokens decoded together before the oldest are dropped. A larger window costs more per token, but drops less often.
-_MAX_WINDOW = 16
+_MAX_WINDOW = 8
 
 
 class IncrementalDetokenizer:
