@@ -10,7 +10,7 @@ from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.cache_room import CacheRoom
 
 _SIZE = 1000
-_BUDGET = 1000 * _SIZE
+_BUDGET = 400 * _SIZE
 
 
 @pytest.fixture
@@ -46,33 +46,33 @@ def _used(folder: CacheFolder) -> int:
 def test_an_empty_cache_is_looked_at_a_few_times_until_it_is_full(tmp_path: Path, looks: list[int]) -> None:
     folder = CacheFolder(tmp_path)
     room = CacheRoom(folder, _BUDGET)
-    for number in range(900):
+    for number in range(360):
         _add(folder, room, number)
-    assert len(looks) < 30 and _used(folder) == 900 * _SIZE
+    assert len(looks) < 25 and _used(folder) == 360 * _SIZE
 
 
 def test_a_full_cache_is_looked_at_seldom_and_keeps_what_was_used_last(tmp_path: Path, looks: list[int]) -> None:
     folder = CacheFolder(tmp_path)
     room = CacheRoom(folder, _BUDGET)
-    for number in range(1100):
+    for number in range(440):
         _add(folder, room, number)
         assert number % 50 or _used(folder) <= _BUDGET
     before = len(looks)
-    for number in range(1100, 1170):
+    for number in range(440, 470):
         _add(folder, room, number)
     assert len(looks) - before <= 12
-    assert 900 * _SIZE < _used(folder) <= _BUDGET
+    assert 350 * _SIZE < _used(folder) <= _BUDGET
     oldest = min(entry.used_ns for entry in folder.packed.entries())
-    assert oldest > 1170 - 1000
+    assert oldest >= 470 - 400
 
 
 def test_processes_that_share_a_cache_stay_within_its_budget(tmp_path: Path) -> None:
     folder = CacheFolder(tmp_path)
     rooms = [CacheRoom(folder, _BUDGET) for _ in range(8)]
-    for number in range(960):
+    for number in range(384):
         _add(folder, rooms[number % 8], number)
     most = 0
-    for number in range(960, 1200):
+    for number in range(384, 460):
         _add(folder, rooms[number % 8], number)
         most = max(most, _used(folder)) if number % 10 == 0 else most
     assert most <= _BUDGET
