@@ -117,7 +117,8 @@ class PrefixCache:
         self.num_hits += num_found
         holder.num_cached = end * self._page_size
         holder.num_named = end
-        self._note_hints(holder, 0, end)
+        # Beginnings that end before its window may be gone.
+        self._note_hints(holder, holder.num_released, end)
 
     def name(self, holder: PageHolder) -> None:
         """Makes its full pages known."""

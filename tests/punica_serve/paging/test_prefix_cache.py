@@ -85,10 +85,12 @@ def test_under_a_window_a_prefix_is_found_by_the_pages_that_its_next_row_sees() 
     assert _run(cache, pool, tokens) == 0
     keys = prefix_hash(_request(tokens), SETTINGS, 4).keys(tokens, 9)
     pool.forget_keys(keys[:7])
+    assert len(cache.take_hints()) == 4
     holder = _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
     cache.admit(holder)
     assert (holder.num_cached, holder.num_released, len(holder.pages)) == (36, 7, 9)
     assert len(set(holder.pages[7:])) == 2
+    assert cache.take_hints() == hints_of(_request(tokens), SETTINGS, 4, tokens)[3:], "that of eight pages alone"
     pool.check_invariants(holder.pages[7:])
     cache.release(holder)
     pool.check_invariants([])
