@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,15 @@ def machine(device: str) -> dict[str, Any]:
 def leave(report: Report, folder: Path, console: Console) -> list[Path]:
     """Prints the tables, then writes JSON and pictures into ``folder``, which is created. Returns the written files.
 
-    Raises OSError if a file can't be written.
+    Without matplotlib it says so and leaves the pictures out. Raises OSError if a file can't be written.
     """
     print_tables(report, console)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [write_json(report, folder), *save_figures(report, folder)]
+    paths = [write_json(report, folder)]
+    if find_spec("matplotlib") is not None:
+        paths += save_figures(report, folder)
+    elif report.figures:
+        console.print("no picture: install the `bench` extra for one", highlight=False)
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
     return paths

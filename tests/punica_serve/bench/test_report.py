@@ -1,6 +1,7 @@
 """What every benchmark leaves behind."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_a_file_that_cannot_be_written_is_found_after_the_tables(
     with pytest.raises(IsADirectoryError):
         leave(_report(), tmp_path, Console(width=100))
     assert "time, µs" in capsys.readouterr().out
+
+
+def test_results_are_told_where_nothing_can_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert leave(_report(), tmp_path, Console(width=200)) == [tmp_path / "kernels.json"]
+    printed = capsys.readouterr().out
+    assert "install the `bench` extra" in printed and "wrote" in printed and "kernels.json" in printed
 
 
 def test_a_row_that_does_not_fit_its_columns_is_an_error() -> None:
