@@ -1,6 +1,7 @@
 """Just-in-time fine-tuning: train a LoRA model on a few lines of text, upload it, and stream its first token.
 
     make run                                        # in another terminal: the demo cluster
+    .venv/bin/python -m pip install --constraint constraints.txt --editable '.[parity]'    # PEFT and transformers
     .venv/bin/python examples/just_in_time.py
 
 The lines teach the demo model to count in German. Nothing is restarted: the cluster does not know the adapter before
@@ -10,6 +11,7 @@ the upload, and answers with it a moment later.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 import warnings
@@ -19,12 +21,17 @@ from typing import Any
 
 import httpx
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 import punica_serve
+
+try:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+except ModuleNotFoundError as missing:
+    install = "-m pip install --constraint constraints.txt --editable '.[parity]'"
+    raise SystemExit(f"{missing.name} is not installed, which trains the adapter; {sys.executable} {install}") from None
 
 LINES = """
 1 eins, 2 zwei, 3 drei, 4 vier, 5 fuenf, 6 sechs, 7 sieben, 8 acht, 9 neun, 10 zehn, 11 elf, 12 zwoelf

@@ -28,6 +28,15 @@ def test_the_example_looks_for_the_cluster_before_it_trains() -> None:
     assert done.stderr.startswith("no cluster answers at http://127.0.0.1:9") and "--url" in done.stderr
 
 
+def test_the_example_says_what_to_install() -> None:
+    example = ROOT / "examples" / "just_in_time.py"
+    without = f"import runpy, sys; sys.modules['peft'] = None; runpy.run_path({str(example)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("peft is not installed") and ".[parity]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_benchmark_uploads_beside_other_streams(cluster: UpCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "bench", "just-in-time", "--url", cluster.url]
     command += ["--config", str(ROOT / "configs" / "demo.yaml"), "--out", str(tmp_path)]
