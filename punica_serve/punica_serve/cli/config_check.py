@@ -111,6 +111,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     from punica_serve.base_model.group_sizes import check_group_size
     from punica_serve.base_model.model_config import read_model_config
     from punica_serve.base_model.weight_files import weight_files
+    from punica_serve.engine.ranks.exchange_choice import read_times
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
     from punica_serve.performance.attention_table import load_table
@@ -121,6 +122,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     load_profile(config.simulation.profile)
     if config.engine.attention_times is not None:
         load_table(config.engine.attention_times)
+    if config.engine.exchange_times is not None:
+        read_times(config.engine.exchange_times)
     cluster_model(config)
     if config.scheduler.port == config.frontend.port != 0 and config.scheduler.host == config.frontend.host:
         raise ConfigError(f"`scheduler.port` and `frontend.port` are both {config.frontend.port}; they must differ")

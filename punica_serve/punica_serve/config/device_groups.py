@@ -30,7 +30,7 @@ def neighbours(device: str, size: int) -> str:
 def why_no_device(device: str) -> str | None:
     """Why a name can't be a worker's device; None if it can. Whether there is such a device, its host finds out."""
     ranks = ranks_of(device)
-    if not all(re.fullmatch(r"cpu|simulated|cuda:\d+", name) for name in ranks):
+    if not all(re.fullmatch(r"cpu|simulated|cuda:(0|[1-9][0-9]*)", name) for name in ranks):
         return "must be cpu, cuda:N (such as cuda:0) or simulated, or a group such as 'cuda:0,cuda:1'"
     return why_no_group(ranks)
 

@@ -1,5 +1,7 @@
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,10 +104,24 @@ def test_an_unknown_performance_profile_is_refused(
     assert exit_code == 2 and says in stderr
 
 
-def test_a_table_of_attention_times_must_be_there(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
-    engine = {"model": str(model_folder), "attention_times": "times.yaml"}
-    exit_code, _, stderr = cli("config", "check", str(write_config(engine=engine)))
-    assert exit_code == 2 and "table of attention times " in stderr and "times.yaml can't be read" in stderr
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [("attention_times", "table of attention times"), ("exchange_times", "file of exchange times")],
+)
+def test_a_file_of_times_that_cannot_be_used_is_refused(
+    cli: Cli, write_config: WriteConfig, model_folder: Path, tmp_path: Path, setting: str, kind: str
+) -> None:
+    config = write_config(engine={"model": str(model_folder), setting: "times.yaml"})
+    exit_code, _, stderr = cli("config", "check", str(config))
+    assert exit_code == 2 and f"{kind} {tmp_path / 'times.yaml'} can't be read" in stderr
+    (tmp_path / "times.yaml").write_text("speeds: 1\n")
+    exit_code, _, stderr = cli("config", "check", str(config))
+    assert exit_code == 2 and "times.yaml: `speeds`: is not a known" in stderr
+
+
+def test_a_host_without_torch_checks_a_config() -> None:
+    code = "import sys; import punica_serve.engine.ranks.exchange_choice; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_dummy_weights_need_no_files(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:

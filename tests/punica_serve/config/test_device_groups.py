@@ -26,6 +26,7 @@ def test_a_group_begins_at_its_first_device() -> None:
     [
         ("cuda", "must be cpu"),
         ("cuda:0,", "must be cpu"),
+        ("cuda:00", "must be cpu"),
         ("cuda:0,cuda:1,cuda:0", "names cuda:0 twice"),
         ("cpu,cuda:0", "mixes kinds"),
         ("simulated,simulated", "simulated devices need no groups"),
