@@ -8,6 +8,7 @@ import torch
 
 from engine_fixtures import MakeEngine
 from punica_serve.base_model.model_spec import ModelSpec
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.paging.prefix_cache import PageHolder
 from punica_serve.protocol import Request, SamplingParams
@@ -53,12 +54,15 @@ def _run(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]],
     return streams, num_preempted
 
 
-@pytest.fixture
-def kept(make_engine: MakeEngine, mistral: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+@pytest.fixture(scope="module")
+def kept(mistral: Path) -> dict[str, list[int]]:
     """The tokens where no page is given back before its request ends."""
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelSpec, "page_window", None)
-        return _run(make_engine(mistral, prefill_budget_tokens=BUDGET), _requests())[0]
+        engine = Engine(EngineConfig(model=mistral, dtype="float32", num_kv_pages=256, num_lora_pages=16))
+        streams, _ = _run(engine, _requests())
+        engine.close()
+    return streams
 
 
 def _poison(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -79,8 +83,14 @@ def _poison(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return poisoned
 
 
-@pytest.mark.parametrize("num_pages", [MOST_PAGES, 16, 256])
-@pytest.mark.parametrize("mode", ["plain", "overlapped", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("mode", "num_pages"),
+    [
+        ("plain", MOST_PAGES),
+        *[("overlapped", num_pages) for num_pages in (MOST_PAGES, 16, 256)],
+        *[pytest.param("gpu", num_pages, marks=pytest.mark.gpu) for num_pages in (MOST_PAGES, 16, 256)],
+    ],
+)
 def test_no_row_reads_a_page_that_was_given_back(
     make_engine: MakeEngine,
     mistral: Path,
@@ -103,7 +113,7 @@ def test_no_row_reads_a_page_that_was_given_back(
     assert bool(num_preempted) == (num_pages < 256), "the last six grow at the same time"
 
 
-@pytest.mark.parametrize("num_pages", [MOST_PAGES, 16, 40, 256])
+@pytest.mark.parametrize("num_pages", [MOST_PAGES, 40, 256])
 def test_pages_are_found_again_by_their_contents(
     make_engine: MakeEngine, mistral: Path, kept: dict[str, list[int]], num_pages: int
 ) -> None:
