@@ -17,6 +17,7 @@ from punica_serve.bench.kernels import (
     fused,
     layout,
     linear,
+    lora_groups,
     paged_attention,
     pair,
     ranks,
@@ -102,4 +103,5 @@ _MEASURE: dict[Section, Measure] = {
     Section.PAGED_ATTENTION: _section(paged_attention.measure, paged_attention.draw),
     Section.SAMPLING: _section(_sampling, sampling.draw),
     Section.LAYOUTS: _section(lambda bench: layout.measure(bench, _batches(bench, 1, 32, 64)), layout.draw),
+    Section.LORA_GROUPS: _section(lora_groups.measure, lora_groups.draw),
 }

@@ -16,6 +16,7 @@ class Section(StrEnum):
     PAGED_ATTENTION = "paged-attention"
     SAMPLING = "sampling"
     LAYOUTS = "layouts"
+    LORA_GROUPS = "lora-groups"
 
 
 class HalfDtype(StrEnum):

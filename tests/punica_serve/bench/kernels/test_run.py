@@ -73,6 +73,15 @@ def test_a_width_that_heads_do_not_share_evenly_is_refused() -> None:
         KernelSettings(hidden_size=200)
 
 
+def test_lora_is_measured_by_group_for_decodes_and_prefills(settings: KernelSettings) -> None:
+    small = replace(settings, hidden_size=128, intermediate_size=192)
+    report = run.run(small, (Section.LORA_GROUPS,), "cpu", Progress(disable=True))
+    assert not report.failures
+    records = report.tables[0].records
+    assert {record["group"] for record in records} == {"qkv", "o", "gate_up", "down"}
+    assert {(record["case"], record["rows"]) for record in records} >= {("distinct", 256), ("one prompt", 2048)}
+
+
 def test_figure_9_measures_every_rank(bench: KernelBench) -> None:
     records = ranks.measure(bench).records
     assert len(records) == 4 * 2 * 2 and {record["rank"] for record in records} == {8, 16}
