@@ -5,6 +5,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # mkdocs-material advertises at each build.
 export NO_MKDOCS_2_WARNING := 1
+# Tests are collected, and hundreds of processes start, from compiled modules, also where the environment says to keep none.
+export PYTHONDONTWRITEBYTECODE :=
 SOURCES := kernels punica_serve scheduler runner frontend tests examples
 
 .PHONY: install clients run check test test-slow soak compose-smoke demo-model demo-check docs screenshots clean
