@@ -283,8 +283,6 @@ class AdapterLoader:
     def _fail(self, entry: AdapterEntry, error: BaseException) -> AdapterFailure:
         """Drops an adapter. Logs the error once for all requests that wait; their own message names no folder."""
         self._end(entry, AdapterState.FAILED)
-        if entry.is_unwanted:
-            self._host.evict(entry.ref.digest)
         log.warning("adapter %s can't be loaded: %s", entry.ref.digest, error)
         return AdapterFailure.of(entry.ref, error)
 
@@ -292,18 +290,19 @@ class AdapterLoader:
         self._end(entry, AdapterState.EVICTED)
 
     def _end(self, entry: AdapterEntry, state: AdapterState) -> None:
-        """Frees what the adapter holds on host and device, and drops its record."""
+        """Frees what the adapter holds, and drops its record. An unwanted one leaves host memory and disk, too."""
         self._release_copy(entry.end(state))
         self._writer.free(entry.pages, entry.fence)
         if entry.pages:
             self._peers.free(entry.ref.digest)
         del self._entries[entry.ref.digest]
+        if entry.is_unwanted:
+            self._host.evict(entry.ref.digest)
 
     def _evict_if_unwanted(self, entry: AdapterEntry) -> None:
         """Evicts an unwanted adapter that is neither used nor being copied."""
         if entry.is_unwanted and entry.is_evictable:
             self._free(entry)
-            self._host.evict(entry.ref.digest)
 
     def _place(self, entry: AdapterEntry) -> None:
         """Gives a staged adapter pages, evicting unused ones, or leaves it staged. An unused one is evicted instead."""

@@ -259,6 +259,24 @@ def test_one_that_is_cancelled_and_deleted_between_its_chunks_keeps_its_pages_un
     assert ref.digest not in harness.loader._entries and ref.digest not in harness.host_cache
 
 
+def test_one_that_is_cancelled_and_deleted_while_its_folder_is_read_leaves_nothing_behind(
+    make: Make, refs: list[AdapterRef], cache: PackedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has pages all the while, and is staged only then, with nobody left to copy it for."""
+    gate = Event()
+    reads, ref, harness = gate_reads(monkeypatch, gate), refs[0], make(num_pages=2)
+    harness.loader.acquire(ref)
+    harness.until(lambda: bool(reads) and not harness.loader.is_copying)
+    assert state(harness, ref) is AdapterState.STREAMING
+    harness.loader.release(ref.digest)
+    harness.loader.evict(ref.digest)
+    gate.set()
+    harness.until(lambda: ref.digest not in harness.loader._entries)
+    assert harness.pool.groups["o"].pages.num_free == 2 and ref.digest not in harness.host_cache
+    harness.loader.close()
+    assert not list(cache.folder.rglob(f"*{ref.digest}*"))
+
+
 def test_without_free_pages_it_is_read_to_the_host_and_copied_later(
     make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], copies: list[str]
 ) -> None:
