@@ -99,8 +99,8 @@ class PackedFolder:
             incoming.unlink(missing_ok=True)
 
     def drop(self, digest: str, layout: str) -> None:
-        """Removes one file, which is no good."""
-        self._path(digest, layout).unlink(missing_ok=True)
+        """Removes one file, which is no good, or whatever is in its place. Raises OSError."""
+        _remove(self._path(digest, layout))
 
     def remove(self, digest: str) -> None:
         """Removes an adapter's files of all layouts."""
@@ -137,6 +137,14 @@ def _require_own(path: Path, found: os.stat_result) -> None:
         raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 
+def _remove(entry: Path) -> None:
+    """Removes a file, a link or a folder. Raises OSError for a file or a link that can't be removed."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
+
+
 def _make_own(folder: Path) -> None:
     """Empties and closes a folder that others may have written to. Raises ConfigError for one of another user."""
     found = folder.stat()
@@ -150,7 +158,4 @@ def _make_own(folder: Path) -> None:
         log.warning("others may have written to %s, so its packed adapters are removed and made again", folder)
         folder.chmod(FOLDER_MODE)
         for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+            _remove(entry)

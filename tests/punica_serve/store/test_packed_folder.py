@@ -113,8 +113,14 @@ def _link(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("spoil", [_open_to_others, _pipe, _link])
-def test_a_file_that_others_may_have_written_is_not_opened(
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir(mode=0o700)
+    (path / "file").touch()
+
+
+@pytest.mark.parametrize("spoil", [_open_to_others, _pipe, _link, _folder])
+def test_what_others_may_have_written_is_not_opened_and_is_made_again(
     cache: CacheFolder, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     packs(cache, DIGESTS[0], 100, 10)
@@ -126,6 +132,12 @@ def test_a_file_that_others_may_have_written_is_not_opened(
     with pytest.raises(OSError, match="layout"):
         cache.packed.open(DIGESTS[0], "layout")
     assert os.listdir("/proc/self/fd") == open_files
+    cache.packed.drop(DIGESTS[0], "layout")
+    assert not cache.packed.has(DIGESTS[0], "layout")
+    packs(cache, DIGESTS[0], 100, 10)
+    descriptor = cache.packed.open(DIGESTS[0], "layout")
+    assert descriptor is not None
+    os.close(descriptor)
 
 
 def test_a_file_of_another_user_is_not_opened(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
