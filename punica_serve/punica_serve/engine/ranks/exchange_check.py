@@ -35,7 +35,8 @@ def exchanges_of(
     chosen: Collectives = collectives
     try:
         chosen = ChosenCollectives(collectives, choice, device)
-        fault = _find_fault(chosen, dtype, device) or _find_fault(chosen, torch.float32, device)
+        faults = [find_fault(chosen, each, device) for each in dict.fromkeys((dtype, torch.float32))]
+        fault = next(filter(None, faults), None)
     except (RuntimeError, AttributeError) as error:  # no such memory, or no such kernels in this torch
         fault = str(error).splitlines()[0]
     num_faults = int(collectives.all_reduce(torch.tensor([float(fault is not None)], device=device)).item())
@@ -46,8 +47,12 @@ def exchanges_of(
     return chosen
 
 
-def _find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Adds up known values by each way, at the largest size that it was chosen for; twice, and so in used memory."""
+def find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Adds up known values by each way, at the largest size that it was chosen for; twice, and so in used memory.
+
+    Goes on after a fault, which the other ranks may not see: they wait for the sums that are left. Returns the first.
+    """
+    faults: list[str] = []
     for num_bytes, way in chosen.choice.borders:
         for first in (0, 1) if way != "nccl" else ():
             numbers = torch.arange(num_bytes // dtype.itemsize, device=device)
@@ -58,8 +63,8 @@ def _find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.dev
             total = chosen.all_reduce(part)
             _await_end(way)
             if not torch.equal(total, torch.stack(of_rank).sum(0)):
-                return f"{way} has added {num_bytes:,} bytes of {dtype} up wrongly"
-    return None
+                faults.append(f"{way} has added {num_bytes:,} bytes of {dtype} up wrongly")
+    return faults[0] if faults else None
 
 
 def _await_end(way: str) -> None:
