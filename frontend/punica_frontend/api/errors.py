@@ -37,6 +37,7 @@ from punica_serve.errors import (
     Unauthorized,
 )
 from punica_serve.errors.shortened import shortened
+from punica_serve.numbers import counted
 from punica_serve.process.logs import REQUEST_ID
 from punica_serve.protocol import WireError
 
@@ -84,6 +85,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 #: pydantic's error types for a body that is missing or is no object.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
+
+#: pydantic's error types for a wrong length, each with its words and the name of the limit.
+_LIMITS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 #: Default seconds for ``Retry-After``, where trying again may help.
 RETRY_AFTER_S = {429: 1, 503: 2}
@@ -136,10 +140,21 @@ def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_error
     """Returns an error about a wrong field: pydantic's ``first`` of ``num_errors``, at ``path`` of the document."""
     param = shortened(".".join(map(str, path))) or None
     name = f"`{param}`: " if param else ""
-    wrong = "there is no such field; /docs lists all fields" if first["type"] == UNKNOWN else first["msg"]
+    wrong = _wrong(first)
     got = "" if first["type"] in ("missing", UNKNOWN) else f", got {_shown(first['input'])}"
     more = f" (and {num_errors - 1} more)" if num_errors > 1 else ""
     return InvalidRequest(f"{name}{wrong}{got}{_misspelt(first, path)}{more}", param=param)
+
+
+def _wrong(first: Mapping[str, Any]) -> str:
+    """Says what is wrong. A text's length that is checked after a validator is of "items" in pydantic's words."""
+    kind, input_ = first["type"], first.get("input")
+    if kind == UNKNOWN:
+        return "there is no such field; /docs lists all fields"
+    if kind in _LIMITS and isinstance(input_, str):
+        words, key = _LIMITS[kind]
+        return f"String should have {words} {counted(first['ctx'][key], 'character')}, not {len(input_):,}"
+    return str(first["msg"])
 
 
 def _misspelt(first: Mapping[str, Any], path: Sequence[int | str]) -> str:

@@ -71,3 +71,4 @@ async def test_a_salt_goes_with_the_request(
     assert {request.cache_salt for request in cluster.requests} == {"user-7"}
     response = await client.post(path, json={**body, "cache_salt": "s" * 300})
     assert response.status_code in (400, 422) and response.json()["error"]["param"] == "cache_salt"
+    assert "at most 256 characters, not 300" in response.json()["error"]["message"]
