@@ -83,6 +83,9 @@ class Engine:
         self._group_runner: GroupRunner | None = None
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
+        if config.cold_start is None:
+            is_gpu_group = len(devices) > 1 and self.device.type == "cuda"
+            config = config.model_copy(update={"cold_start": "wait" if is_gpu_group else "layerwise"})
         if len(devices) > 1:
             settings = settings or GroupSettings()
             self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
