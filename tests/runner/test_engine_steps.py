@@ -1,4 +1,4 @@
-"""What a worker says of its engine."""
+"""A worker's description of its engine."""
 
 from collections.abc import Callable
 from pathlib import Path

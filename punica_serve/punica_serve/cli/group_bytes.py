@@ -10,7 +10,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
-    """What each rank of a group holds. The ranks must divide the model."""
+    """The bytes that each rank of a group holds. The ranks must divide the model."""
     from punica_serve.adapters.expected_rank import with_expected_rank
     from punica_serve.base_model.memory_budget import (
         kv_bytes_per_token,

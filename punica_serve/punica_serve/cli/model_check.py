@@ -150,7 +150,7 @@ class _Fit:
         yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {num_usual:,}"
 
     def _windows(self, rule: "PageRule") -> Iterator[str]:
-        """What the model's windows spare, if it has any."""
+        """The pages that the model's windows spare, if it has any."""
         windows = [layer.window for layer in self.model.spec.layers if layer.window is not None]
         if rule.window is not None:
             held = f"a request holds {rule.most_pages * rule.page_size:,} tokens at most"

@@ -174,7 +174,7 @@ class EngineConfig(ConfigModel):
         return self.divide_lora_from is not None and self.expected_lora_rank >= self.divide_lora_from
 
     def share_of(self, model: ModelConfig, rank: Rank) -> ModelConfig:
-        """What a rank has of the model. Raises ConfigError, by name, for what such a group can't divide."""
+        """A rank's share of the model. Raises ConfigError, by name, for what such a group can't divide."""
         return model.shard(rank, divides_lora=self.divides_lora)
 
     def dtype_of(self, model: ModelConfig) -> ModelDtype:

@@ -1,4 +1,4 @@
-"""What a worker says of the pages that its engine gives back."""
+"""The window behind which a worker's engine gives pages back, as the worker tells the scheduler."""
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig

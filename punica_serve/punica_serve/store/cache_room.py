@@ -1,4 +1,4 @@
-"""What a process may add to the host's cache folder before it looks at all of it again.
+"""The bytes that a process may add to the host's cache folder before it looks at all of it again.
 
 A look takes a few calls of the system for each adapter, so 30 ms for a thousand, and each call gives up Python's lock,
 which a worker's step loop needs.

@@ -1,4 +1,4 @@
-"""What of a prefix is found, behind windows too; and the hints that a worker tells of it."""
+"""The part of a prefix that is found, behind windows too; and the hints that a worker tells of it."""
 
 from dataclasses import dataclass, field
 

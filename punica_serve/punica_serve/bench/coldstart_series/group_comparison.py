@@ -28,7 +28,7 @@ def comparison_table(subject: Subject, settings: SeriesSettings, measured: Serie
 
 
 def comparison_goals(settings: SeriesSettings, measured: SeriesMeasured) -> list[Goal]:
-    """What each mode that is not `wait` leaves of OnDemand's overhead."""
+    """The share of OnDemand's overhead that each mode leaves, but for `wait`."""
     bound = goals().coldstart_series["group_overhead"]
     return [
         Goal(bound, share if isinstance(share, float) else None, f"{series}, {row}")

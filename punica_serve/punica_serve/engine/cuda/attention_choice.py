@@ -11,7 +11,7 @@ _MIN_GAIN = 1.02
 
 
 class Layers(NamedTuple):
-    """What the choice depends on in a model."""
+    """The numbers of a model on which the choice depends."""
 
     heads: int
     kv_heads: int

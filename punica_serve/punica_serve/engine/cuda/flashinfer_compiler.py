@@ -65,7 +65,7 @@ class Compilation:
 
 
 class CompileJob(NamedTuple):
-    """What compiles one module, and the file that says which process of the host does so."""
+    """The command that compiles one module, and the file that says which process of the host does so."""
 
     command: Sequence[str]
     #: Beside the compiled kernels, so that all who share these share it.

@@ -117,7 +117,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _launches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each step that the leader launches from now on, whether its adapter may still be arriving."""
+    """Whether the adapter may still be arriving, for each step that the leader launches from now on."""
     launched: list[bool] = []
     launch = engine._runner.launch
 

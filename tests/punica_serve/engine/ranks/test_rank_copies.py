@@ -1,4 +1,4 @@
-"""What the copies of a rank that follows wait for, and who waits for them. Events of a GPU are played."""
+"""Copies of a rank that follows: what they wait for, and who waits for them. Events of a GPU are played."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
