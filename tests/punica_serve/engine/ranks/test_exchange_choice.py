@@ -37,15 +37,15 @@ def test_sizes_between_take_the_larger_ones_way_and_nccl_those_beyond() -> None:
 
 
 def test_what_nobody_measured_is_nccls(tiny_llama: Path, tmp_path: Path) -> None:
-    config = EngineConfig(model=tiny_llama)
+    config = EngineConfig(model=tiny_llama, exchange="auto")
     assert choice_of(config, _H100, 2).max_bytes
     for device, num_ranks in ((_H100, 3), (_H100, 16), ("NVIDIA A100", 2)):
         assert choice_of(config, device, num_ranks) == ExchangeChoice()
-    assert choice_of(EngineConfig(model=tiny_llama, exchange="nccl"), _H100, 2) == ExchangeChoice()
+    assert choice_of(EngineConfig(model=tiny_llama), _H100, 2) == ExchangeChoice(), "the default"
 
     own = tmp_path / "times.yaml"
     own.write_text("groups: [{device: NVIDIA A100, ranks: 2, times: [{bytes: 512, nccl: 5.0, one_shot: 4.0}]}]")
-    config = EngineConfig(model=tiny_llama, exchange_times=own)
+    config = EngineConfig(model=tiny_llama, exchange="auto", exchange_times=own)
     assert choice_of(config, "NVIDIA A100", 2) == ExchangeChoice(((512, "one_shot"),))
     assert choice_of(config, _H100, 2) == ExchangeChoice()
 

@@ -31,7 +31,7 @@ def test_two_gpus_say_what_one_says(
 ) -> None:
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     expected = serve(tiny_llama, adapters, device="cuda:0")
-    settings = {"exchange_times": f"{_times(tmp_path, way)}", "divide_lora_from": divide_lora_from}
+    settings = {"exchange": "auto", "exchange_times": f"{_times(tmp_path, way)}", "divide_lora_from": divide_lora_from}
     answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, **settings)
     assert_same(answers, expected)
 
