@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.packed_store import PackedStore
@@ -130,7 +131,7 @@ class RankEngine:
 
 
 def _done(number: int, future: "Future[None]") -> Done:
-    error = future.exception()
+    error = copy_error(future)
     if error is None:
         return Done(number)
     kind = error if isinstance(error, PunicaError) else RequestFailed(f"{type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from threading import Lock
 
 from punica_serve.engine.adapters.adapter_peers import GroupCopy
+from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import (
@@ -62,7 +63,7 @@ def _joined(*parts: "Future[None] | Future[list[RankBooks]]") -> "Future[None]":
             num_running -= 1
             if num_running:
                 return
-        errors = [error for part in parts if (error := part.exception()) is not None]
+        errors = [error for part in parts if (error := copy_error(part)) is not None]
         if errors:
             joined.set_exception(errors[0])
         else:

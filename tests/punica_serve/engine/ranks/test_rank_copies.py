@@ -1,7 +1,7 @@
 """Copies of a rank that follows: what they wait for, and who waits for them. Events of a GPU are played."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
@@ -13,7 +13,10 @@ from punica_serve.engine.adapters.layer_arrival import ArrivalFailed, CpuArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packing import packed_num_bytes, packed_views
 from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.engine.rank_engine import _done
+from punica_serve.engine.ranks.group_adapters import _joined
 from punica_serve.engine.ranks.rank_copies import RankCopies
+from punica_serve.engine.ranks.rank_messages import Done
 from waits import DEADLINE_S
 
 _RANKS = {"q_proj": 8}
@@ -98,3 +101,20 @@ def test_a_copy_that_fails_lets_go_of_the_leader_and_of_the_step(copies: RankCop
     with pytest.raises(ArrivalFailed):
         arrival.wait(0)
     assert copies.arrival("a") is arrival, "a step that was sent before the error is known must fail too"
+
+
+def test_copies_that_have_not_begun_when_their_threads_close_fail_without_a_traceback(
+    copies: RankCopies, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads: list[Future[HostCopy]] = [Future() for _ in range(2)]
+    busy = [copies.start(f"{number}", {}, read) for number, read in enumerate(reads)]
+    waiting = copies.start("waiting", _PAGES, Future())
+    told: list[Done] = []
+    waiting.add_done_callback(lambda copy: told.append(_done(7, copy)))
+    joined = _joined(waiting, *busy)
+    copies._threads.shutdown(wait=False, cancel_futures=True)
+    for read in reads:
+        read.set_exception(RuntimeError("the disk is gone"))
+    assert isinstance(joined.exception(DEADLINE_S), CancelledError)
+    assert [done.number for done in told] == [7] and told[0].error is not None
+    assert not caplog.records
