@@ -116,6 +116,10 @@ class GpuRecord:
         """Requests that keep their places in the batch for longer than a start takes to reach the worker."""
         return len(self.working_set) - len(self.ending)
 
+    def has_free_places(self, count: int) -> bool:
+        """Whether so many more requests can be in the batch now, while those about to end still are."""
+        return len(self.working_set) + count <= self.info.max_batch_size
+
     @property
     def newest(self) -> RequestRecord:
         """The latest by arrival, not by placement. The working set must not be empty."""
