@@ -49,11 +49,17 @@ class PackedFolder:
     def __init__(self, cache_folder: Path) -> None:
         """Raises ConfigError for a folder of another user."""
         self._root = cache_folder / _FOLDER
-        make_private_folder(self._root)
-        _make_own(self._root)
-        make_private_folder(self._root / _INCOMING)
-        _make_own(self._root / _INCOMING)
+        self.make()
         self._remove_rest()
+
+    def make(self) -> None:
+        """Makes what is not there, as after an operator has emptied the cache.
+
+        Raises OSError, and ConfigError for a folder of another user.
+        """
+        for folder in (self._root, self._root / _INCOMING):
+            make_private_folder(folder)
+            _make_own(folder)
 
     def open(self, digest: str, layout: str) -> int | None:
         """A file descriptor for reading, which the caller closes; None if there is no such file.

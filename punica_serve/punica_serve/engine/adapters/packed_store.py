@@ -153,10 +153,11 @@ class PackedStore:
         return packed
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
-        """Writes the adapter's file unless it is there. Raises OSError."""
+        """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for a folder of another user."""
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
         if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
+        self._folder.packed.make()
         self._room.take(num_bytes)
         memory = packed_memory(packed, num_bytes).numpy()
         self._folder.packed.write(

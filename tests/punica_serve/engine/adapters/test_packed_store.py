@@ -276,6 +276,18 @@ def test_a_folder_that_is_gone_while_an_adapter_is_written_costs_nobody_an_error
     assert len([record for record in caplog.records if "can't be kept" in record.message]) == 1
 
 
+@pytest.mark.parametrize("name", ["packed", "."])
+def test_a_cache_that_an_operator_empties_is_filled_again(
+    folder: Path, model: ModelConfig, ref: AdapterRef, name: str
+) -> None:
+    worker = Worker(folder, model)
+    file = worker.packs(ref)
+    worker.cache.evict(ref.digest)
+    shutil.rmtree(folder / name)
+    assert worker.packs(ref) == file and file.stat().st_size
+    assert file.parents[1].stat().st_mode & 0o777 == 0o700
+
+
 def test_a_disk_that_is_full_halfway_keeps_nothing(
     folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
