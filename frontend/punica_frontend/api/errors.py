@@ -37,7 +37,6 @@ from punica_serve.errors import (
     Unauthorized,
 )
 from punica_serve.errors.shortened import shortened
-from punica_serve.numbers import counted
 from punica_serve.process.logs import REQUEST_ID
 from punica_serve.protocol import WireError
 
@@ -85,9 +84,6 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 #: pydantic's error types for a body that is missing or is no object.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
-
-#: pydantic's error types for a wrong length, each with its words and the name of the limit.
-_LIMITS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 #: Default seconds for ``Retry-After``, where trying again may help.
 RETRY_AFTER_S = {429: 1, 503: 2}
@@ -148,12 +144,11 @@ def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_error
 
 def _wrong(first: Mapping[str, Any]) -> str:
     """Says what is wrong. A text's length that is checked after a validator is of "items" in pydantic's words."""
-    kind, input_ = first["type"], first.get("input")
-    if kind == UNKNOWN:
+    if first["type"] == UNKNOWN:
         return "there is no such field; /docs lists all fields"
-    if kind in _LIMITS and isinstance(input_, str):
-        words, key = _LIMITS[kind]
-        return f"String should have {words} {counted(first['ctx'][key], 'character')}, not {len(input_):,}"
+    if first["type"] in ("too_short", "too_long") and isinstance(first["input"], str):
+        message = str(first["msg"]).replace("Value", "String").replace(" item", " character")
+        return message.replace(" after validation", "")
     return str(first["msg"])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from punica_frontend.api.errors import STATUS, SlowReader, from_wire, status_of
+from punica_frontend.api.errors import STATUS, SlowReader, from_wire, invalid_field, status_of
 from punica_serve.errors import AdapterNotFound, ConfigError, PunicaError, RegistryUnavailable, RequestFailed
 from punica_serve.protocol import WireError
 from punica_serve.registry.registry import Registry
@@ -176,3 +176,10 @@ def test_every_kind_of_error_comes_back_from_the_wire_as_it_was(kind: type[Punic
 
 def test_an_error_of_a_kind_that_only_a_newer_peer_knows() -> None:
     assert type(from_wire(WireError("worker_exploded", "boom"))) is RequestFailed
+
+
+def test_a_texts_length_is_told_in_characters_also_without_pydantics_context() -> None:
+    told = {"type": "too_long", "msg": "Value should have at most 256 items after validation, not 300", "input": "s"}
+    assert invalid_field(told, ("cache_salt",), 1).message.startswith(
+        "`cache_salt`: String should have at most 256 characters, not 300, got "
+    )

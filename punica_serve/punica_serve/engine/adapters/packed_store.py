@@ -153,7 +153,7 @@ class PackedStore:
         return packed
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
-        """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for a folder of another user."""
+        """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
         if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
