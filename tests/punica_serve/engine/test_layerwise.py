@@ -11,24 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from cold_requests import finish_requests, run_requests
+import cold_requests
+from cold_requests import NUM_GROUPS, NUM_LAYERS, cold_adapters, cold_request, finish_requests, run_requests
 from engine_fixtures import MakeEngine
-from punica_serve.adapters.folder import read_adapter
-from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
-from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.copy_forecast import CopyForecast
-from punica_serve.engine.adapters.layer_arrival import Arrival, layer_groups
+from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_clock import StepClock
-from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.protocol import AdapterRef, Request
 from waits import DEADLINE_S
 
-_NUM_LAYERS = 9
-_NUM_GROUPS = 8
 _GPU_PAUSE_CYCLES = 30_000_000  # more than 10 ms
 
 Before = Callable[[int], None]
@@ -36,17 +31,12 @@ Before = Callable[[int], None]
 
 @pytest.fixture(scope="module")
 def model(make_llama: Callable[..., Path]) -> Path:
-    return make_llama(num_hidden_layers=_NUM_LAYERS)
+    return make_llama(num_hidden_layers=NUM_LAYERS)
 
 
 @pytest.fixture(scope="module")
 def refs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
-    config = read_model_config(model)
-    folders = [
-        write_random_adapter(tmp_path_factory.mktemp("adapter"), config, rank=12, seed=seed, scale=0.5)
-        for seed in range(3)
-    ]
-    return [read_adapter(folder, config) for folder in folders]
+    return cold_adapters(model, tmp_path_factory.mktemp("adapters"), 3)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(600)])])
@@ -71,7 +61,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def spy(loader: AdapterLoader, digest: str) -> Arrival | None:
         found = arrival(loader, digest)
-        if found is not None and found.num_arrived < _NUM_GROUPS:
+        if found is not None and found.num_arrived < NUM_GROUPS:
             digests.append(digest)
         return found
 
@@ -81,19 +71,10 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def hold_copies(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[Before], None]:
-    """Calls a function before the copies of each group of layers are queued."""
-    method = "copy" if device == "cpu" else "queue"
-    copy = getattr(CopyBatch, method)
-    groups = layer_groups(_NUM_LAYERS)
-
-    def hold(before: Before) -> None:
-        def held(batch: CopyBatch, layers: slice, *stream: Any) -> None:
-            before(next(number for number, group in enumerate(groups) if group.start == layers.start))
-            copy(batch, layers, *stream)
-
-        monkeypatch.setattr(CopyBatch, method, held)
-
-    return hold
+    """Calls a function before the copies of each group of layers are queued, instead of the one before it."""
+    befores: list[Before] = [lambda _: None]
+    cold_requests.hold_copies(monkeypatch, device, lambda group: befores[-1](group))
+    return befores.append
 
 
 def _pause(device: str) -> None:
@@ -113,11 +94,6 @@ def _pause_for(joined: list[str], device: str) -> None:
     _pause(device)
 
 
-def _request(name: str, ref: AdapterRef | None, num_prompt_tokens: int = 10, max_tokens: int = 6) -> Request:
-    prompt = tuple(1 + number * 7 % 90 for number in range(num_prompt_tokens))
-    return Request(name, 0, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=3), ref)
-
-
 @pytest.fixture
 def resident(make_engine: MakeEngine, model: Path) -> Callable[..., dict[str, list[int]]]:
     """What requests get from an engine that waits for all of an adapter, on a CPU."""
@@ -130,7 +106,7 @@ def resident(make_engine: MakeEngine, model: Path) -> Callable[..., dict[str, li
     return run
 
 
-@pytest.mark.parametrize("late_group", range(1, _NUM_GROUPS))
+@pytest.mark.parametrize("late_group", range(1, NUM_GROUPS))
 def test_a_prefill_alone_starts_at_once_and_waits_for_each_layer(
     make: Callable[..., Engine],
     refs: list[AdapterRef],
@@ -140,7 +116,7 @@ def test_a_prefill_alone_starts_at_once_and_waits_for_each_layer(
     device: str,
     late_group: int,
 ) -> None:
-    engine, request = make(), _request("cold", refs[0])
+    engine, request = make(), cold_request("cold", refs[0])
     hold_copies(lambda group: _pause_for(joined, device) if group == late_group else None)
     tokens, failures = run_requests(engine, request)
     assert (tokens, failures) == (resident(request), [])
@@ -155,7 +131,7 @@ def test_chunks_of_a_long_prompt_wait_for_layers_and_requests_of_one_adapter_sha
     joined: list[str],
     device: str,
 ) -> None:
-    requests = [_request("long", refs[0], num_prompt_tokens=40), _request("other", refs[0])]
+    requests = [cold_request("long", refs[0], num_prompt_tokens=40), cold_request("other", refs[0])]
     engine = make()
     hold_copies(lambda group: _pause_for(joined, device) if group == 5 else None)
     assert run_requests(engine, *requests) == (resident(*requests), [])
@@ -173,7 +149,7 @@ def test_decodes_do_not_wait_for_a_strangers_layers(
 ) -> None:
     """The link is so slow that the copy would hold a step for seconds."""
     monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rate", 1e3))
-    running, cold = _request("running", refs[0], max_tokens=200), _request("cold", refs[1])
+    running, cold = cold_request("running", refs[0], max_tokens=200), cold_request("cold", refs[1])
     engine = make()
     engine.prefetch_to_host(refs[1])
     while refs[1].digest not in engine.host_cache:
@@ -206,9 +182,9 @@ def test_a_prefill_that_joins_decodes_changes_no_tokens(
 ) -> None:
     monkeypatch.setattr(cold_starts, "_MAX_HOLD_S", 1e9)
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.0)
-    running, cold = _request("running", refs[0], max_tokens=60), _request("cold", refs[1])
+    running, cold = cold_request("running", refs[0], max_tokens=60), cold_request("cold", refs[1])
     expected, engine = resident(running, cold), make()
-    run_requests(engine, _request("measured", refs[2]))  # now the rate of copies is known
+    run_requests(engine, cold_request("measured", refs[2]))  # now the rate of copies is known
     joined.clear()
     engine.add(running)
     hold_copies(lambda group: _pause_for(joined, device) if group == 2 else None)
@@ -232,7 +208,7 @@ def test_a_copy_that_fails_takes_only_its_own_requests_along(
         if group == 4:
             raise RuntimeError("the link is down")
 
-    engine, running, cold = make(), _request("running", refs[0], max_tokens=30), _request("cold", refs[1])
+    engine, running, cold = make(), cold_request("running", refs[0], max_tokens=30), cold_request("cold", refs[1])
     expected = resident(running)
     engine.add(running)
     tokens: dict[str, list[int]] = {"running": []}
@@ -249,7 +225,7 @@ def test_a_copy_that_fails_takes_only_its_own_requests_along(
     assert run_requests(engine, cold) == (resident(cold), [])
 
 
-def test_a_copy_that_fails_under_a_step_alone_fails_its_request(
+def test_a_copy_that_fails_under_a_step_alone_fails_itscold_request(
     make: Callable[..., Engine], refs: list[AdapterRef], hold_copies: Callable[[Before], None]
 ) -> None:
     def fail(group: int) -> None:
@@ -259,7 +235,7 @@ def test_a_copy_that_fails_under_a_step_alone_fails_its_request(
 
     engine = make()
     hold_copies(fail)
-    tokens, failures = run_requests(engine, _request("cold", refs[0]))
+    tokens, failures = run_requests(engine, cold_request("cold", refs[0]))
     assert not tokens and [failure.request_ids for failure in failures] == [("cold",)]
 
 
@@ -277,7 +253,7 @@ def test_a_copy_that_is_much_too_slow_is_waited_for_as_a_whole(
     if device != "cpu":
         pytest.skip("only a CPU waits as it runs a step")
     monkeypatch.setattr(layer_arrival, "_TIMEOUT_S", 0.01)
-    engine, request = make_engine(model, cold_start="layerwise"), _request("cold", refs[0])
+    engine, request = make_engine(model, cold_start="layerwise"), cold_request("cold", refs[0])
 
     def stall(group: int) -> None:
         if group == 4:
