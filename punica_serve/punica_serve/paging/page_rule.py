@@ -75,7 +75,10 @@ class PageRule:
 
     def table_length(self, num_tokens: int, num_cached: int) -> int:
         """Where the pages of a request end that has computed ``num_cached`` tokens. They begin at `first_kept`."""
-        return min(pages_for(num_tokens, self.page_size), self.first_kept(num_cached) + self.most_pages)
+        num_pages = pages_for(num_tokens, self.page_size)
+        if self.window is None:  # asked of every request in every step
+            return num_pages
+        return min(num_pages, self.first_kept(num_cached) + self.most_pages)
 
     def longest(self, num_pages: int) -> int:
         """Tokens of the longest request that so many pages hold."""

@@ -234,8 +234,9 @@ class StepPlanner:
         a window. One that waits for its adapter has all it needs.
         """
         growing = [sequence for sequence in self._running if not sequence.is_complete and not sequence.is_unsure]
-        for sequence in growing:
-            self._cache.prefixes.give_back(sequence)
+        if self.page_rule.window is not None:
+            for sequence in growing:
+                self._cache.prefixes.give_back(sequence)
         due = [(sequence, missing) for sequence in growing if (missing := self._num_missing(sequence)) > 0]
         return give_pages(
             due,
