@@ -31,7 +31,7 @@ from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
 from punica_serve.engine.group_runner import GroupRunner
-from punica_serve.engine.group_start import devices_of, start_group
+from punica_serve.engine.group_start import devices_of, start_group, with_cold_start
 from punica_serve.engine.in_flight import InFlight, commit, launch
 from punica_serve.engine.memory.auto_sizes import host_bytes
 from punica_serve.engine.memory.pinned_memory import open_host_memory
@@ -83,9 +83,7 @@ class Engine:
         self._group_runner: GroupRunner | None = None
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
-        if config.cold_start is None:
-            is_gpu_group = len(devices) > 1 and self.device.type == "cuda"
-            config = config.model_copy(update={"cold_start": "wait" if is_gpu_group else "layerwise"})
+        config = with_cold_start(config, len(devices), self.device)
         if len(devices) > 1:
             settings = settings or GroupSettings()
             self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)

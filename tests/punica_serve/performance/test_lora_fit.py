@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from punica_kernels.gpu.linear import MAX_ROWS
 from punica_serve.bench.lora_mixes import RANKS, Mix, mixes, sample_of
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_fit import LoraSample, fit_lora, read_samples, samples_file, write_samples
+from punica_serve.performance.lora_times import MAX_FUSED_ROWS
 from punica_serve.performance.profile import load_profile
 
 _SIZES = (1, 4, 8, 16, 32)
@@ -58,6 +60,10 @@ def test_the_models_fit_steps_that_were_measured_on_a_gpu() -> None:
     assert fit.held_out_p95_error <= 0.05
     assert min(fit.padded.r_squared, fit.unpadded.r_squared) >= 0.96
     assert load_profile("h100-7b").lora == fit.lora
+
+
+def test_large_batches_begin_where_projections_leave_our_kernel() -> None:
+    assert MAX_FUSED_ROWS == MAX_ROWS
 
 
 def test_noise_lowers_the_fit_a_little() -> None:
