@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage
-from punica_frontend.openai.chunk_template import ChunkTemplate, is_plain
+from punica_frontend.openai.chunk_template import ChunkTemplates, is_plain
 from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import ChatLogprobs, chat_logprobs
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
@@ -73,12 +73,12 @@ class ChatChunks:
         self._texts = texts
         self._begun: set[int] = set()
         self._usage = usage
-        self._templates: dict[int, ChunkTemplate] = {}
+        self._templates = ChunkTemplates(self._plain, usage)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[ChatChunk | msgspec.Raw]:
         """Returns the frame's chunk, or none if it has nothing to show yet."""
         if is_plain(frame) and index in self._begun:
-            return (self._plain(index, frame),)
+            return (self._templates.json(index, frame),)
         logprobs = None if isinstance(frame.logprobs, msgspec.UnsetType) else chat_logprobs(frame.logprobs, self._texts)
         if not (frame.text or frame.finish_reason or logprobs):
             return []
@@ -87,14 +87,8 @@ class ChatChunks:
         choice = ChunkChoice(index, delta, logprobs, frame.finish_reason)
         return [self._chunk([choice], self._usage.after(index, frame))]
 
-    def _plain(self, index: int, frame: Frame) -> msgspec.Raw:
-        usage = self._usage.after(index, frame)
-        template = self._templates.get(index)
-        if template is None:
-            template = self._templates[index] = ChunkTemplate(
-                lambda text, usage: self._chunk([ChunkChoice(index, Delta(text))], usage), usage
-            )
-        return template.json(frame.text, usage)
+    def _plain(self, index: int, text: str, usage: ChunkUsage) -> ChatChunk:
+        return self._chunk([ChunkChoice(index, Delta(text))], usage)
 
     def last(self, usage: TokenUsage) -> ChatChunk:
         """Returns the chunk with the usage of the whole stream."""

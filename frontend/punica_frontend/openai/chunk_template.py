@@ -1,11 +1,12 @@
 """The JSON of chunks that differ in their text and usage alone, which are nearly all. Pure."""
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from punica_frontend.generation.answers import Frame
-from punica_frontend.openai.stream_usage import ChunkUsage
+from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
 #: Stands for the text in the model of a chunk.
 _TEXT = "\x00"
@@ -39,3 +40,21 @@ class ChunkTemplate:
         """Returns the chunk, encoded."""
         told = _encode(usage) if self._has_usage else b""
         return msgspec.Raw(b"".join((self._head, _encode(text), self._middle, told, self._tail)))
+
+
+class ChunkTemplates:
+    """The plain chunks of one stream: a template for each of its choices."""
+
+    def __init__(self, chunk: Callable[[int, str, ChunkUsage], msgspec.Struct], usage: StreamUsage) -> None:
+        """``chunk`` makes the struct of a choice, for a text and a usage."""
+        self._chunk = chunk
+        self._usage = usage
+        self._templates: dict[int, ChunkTemplate] = {}
+
+    def json(self, index: int, frame: Frame) -> msgspec.Raw:
+        """Returns the chunk of a plain frame, encoded."""
+        usage = self._usage.after(index, frame)
+        template = self._templates.get(index)
+        if template is None:
+            template = self._templates[index] = ChunkTemplate(partial(self._chunk, index), usage)
+        return template.json(frame.text, usage)

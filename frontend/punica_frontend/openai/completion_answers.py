@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, Logprob, TokenUsage
-from punica_frontend.openai.chunk_template import ChunkTemplate, is_plain
+from punica_frontend.openai.chunk_template import ChunkTemplates, is_plain
 from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import CompletionLogprobs, completion_logprobs
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
@@ -46,12 +46,12 @@ class CompletionChunks:
         self._echoes = list(echoes)
         self._offsets = [0] * len(echoes)
         self._usage = usage
-        self._templates: dict[int, ChunkTemplate] = {}
+        self._templates = ChunkTemplates(self._plain, usage)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[Completion | msgspec.Raw]:
         """Returns the frame's chunks, or none if it has nothing to show yet. An echo comes first, in its own chunks."""
         if is_plain(frame) and not self._echoes[index]:
-            return (self._plain(index, frame),)
+            return (self._templates.json(index, frame),)
         echo, self._echoes[index] = self._echoes[index], ""
         pieces = (echo[start : start + MAX_ECHO_CHARS] for start in range(0, len(echo), MAX_ECHO_CHARS))
         before = self._usage.before(index, frame)
@@ -63,14 +63,8 @@ class CompletionChunks:
             chunks.append(completion(self._head, [choice], self._usage.after(index, frame)))
         return chunks
 
-    def _plain(self, index: int, frame: Frame) -> msgspec.Raw:
-        usage = self._usage.after(index, frame)
-        template = self._templates.get(index)
-        if template is None:
-            template = self._templates[index] = ChunkTemplate(
-                lambda text, usage: completion(self._head, [CompletionChoice(index, text)], usage), usage
-            )
-        return template.json(frame.text, usage)
+    def _plain(self, index: int, text: str, usage: ChunkUsage) -> Completion:
+        return completion(self._head, [CompletionChoice(index, text)], usage)
 
     def last(self, usage: TokenUsage) -> Completion:
         """Returns the chunk with the usage of the whole stream."""
