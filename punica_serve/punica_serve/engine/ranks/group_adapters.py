@@ -41,7 +41,7 @@ class GroupAdapters:
 
     def _mark_queued(self, copy: GroupCopy, queued: "Future[list[RankBooks]]") -> None:
         """After an error no step waits for the copy, which itself ends with that error."""
-        if queued.exception() is None:
+        if copy_error(queued) is None:
             copy.mark_queued()
             self._on_progress()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
+from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, make_arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
@@ -143,5 +144,5 @@ class RankCopies:
             raise StoreUnavailable("its files have left this host's disk") from None
 
     def _release(self, read: "Future[HostCopy]") -> None:
-        if read.exception() is None:
+        if copy_error(read) is None:
             self._host_cache.release(read.result())
