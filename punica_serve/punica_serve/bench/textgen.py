@@ -26,6 +26,8 @@ from punica_serve.protocol import AdapterRef, Request
 from punica_serve.workload import Population, RequestLength, Workload, shipped_workload
 
 _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 8
+#: A long context would take minutes to warm up, and shows nothing new.
+_MAX_WARM_UP_PROMPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _make_adapters(
 def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload) -> None:
     """Runs short answers with and without adapters, so that all one-time work happens before the clock starts."""
     short = Workload(
-        tuple(length._replace(output=_WARM_UP_TOKENS) for length in workload.lengths),
+        tuple(RequestLength(min(prompt, _MAX_WARM_UP_PROMPT), _WARM_UP_TOKENS) for prompt, _ in workload.lengths),
         {Population.DISTINCT: tuple(number % len(adapters) for number in range(_WARM_UP_REQUESTS))},
     )
     for population in (None, Population.DISTINCT):
