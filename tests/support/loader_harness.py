@@ -65,13 +65,13 @@ class LoaderHarness:
 
     def _poll(self) -> list[AdapterFailure]:
         failures = self.loader.poll()
-        self.loader.check_invariants()
+        self.loader.adapters.check_invariants()
         return failures
 
     def load(self, *refs: AdapterRef) -> None:
         for ref in refs:
             self.loader.acquire(ref)
-        self.until(lambda: all(self.loader.is_ready(ref.digest) for ref in refs))
+        self.until(lambda: all(self.loader.adapters.is_ready(ref.digest) for ref in refs))
 
 
 def gate_reads(monkeypatch: pytest.MonkeyPatch, gate: Event) -> list[str]:

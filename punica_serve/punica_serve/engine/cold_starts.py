@@ -22,7 +22,8 @@ class ColdStarts:
         self, planner: StepPlanner, loader: AdapterLoader, host_cache: HostCache, assist: CpuAssist | None
     ) -> None:
         self._planner = planner
-        self._loader = loader
+        self._adapters = loader.adapters
+        self._arrivals = loader.arrivals
         self._host_cache = host_cache
         self._assist = assist
 
@@ -36,13 +37,13 @@ class ColdStarts:
             return self._can_join(sequence) or self._wants_help(sequence, step)
         if not self._can_join(sequence) or sequence.digest is None:
             return False
-        hold_s = self._loader.join_hold_s(sequence.digest, step)
+        hold_s = self._arrivals.join_hold_s(sequence.digest, step)
         return hold_s is not None and hold_s <= _MAX_HOLD_S
 
     def begin(self, plan: StepPlan, step: StepForecast) -> StepPlan | None:
         """The plan, just before its launch, with the job of CPU processes if they help. None: it can't start now."""
         sequence = plan.prefills[0].sequence if plan.prefills else None
-        if sequence is None or sequence.digest is None or self._loader.is_ready(sequence.digest):
+        if sequence is None or sequence.digest is None or self._adapters.is_ready(sequence.digest):
             return plan
         source = self._source(sequence)
         if self._assist is not None and source is not None and not plan.decodes and self._wants_help(sequence, step):
@@ -55,7 +56,7 @@ class ColdStarts:
         """Whether a step could wait for the layers of the sequence's adapter."""
         if sequence.is_decoding or sequence.is_unsure or sequence.digest is None:
             return False
-        return self._loader.can_join(sequence.digest)
+        return self._arrivals.can_join(sequence.digest)
 
     def _wants_help(self, sequence: Sequence, step: StepForecast) -> bool:
         """Whether the mode asks for help that could be had."""
@@ -63,7 +64,7 @@ class ColdStarts:
             return False
         copy, arrival = source
         num_rows = self._planner.next_chunk_tokens(sequence)
-        return self._assist.is_worth_it(num_rows, copy, self._loader.arrives_in_s(arrival, step), step)
+        return self._assist.is_worth_it(num_rows, copy, self._arrivals.arrives_in_s(arrival, step), step)
 
     def _source(self, sequence: Sequence) -> tuple[HostCopy, Arrival] | None:
         """The adapter of which CPU processes could compute layers, and its copy to the device; None if they can't."""
@@ -71,7 +72,7 @@ class ColdStarts:
             return None
         if sequence.invoked_at > sequence.num_cached:
             return None  # some of its next rows are the base model's
-        if sequence.lora_kind is not LoraKind.USUAL or (source := self._loader.under_way(sequence.digest)) is None:
+        if sequence.lora_kind is not LoraKind.USUAL or (source := self._arrivals.under_way(sequence.digest)) is None:
             return None
         num_rows = self._planner.next_chunk_tokens(sequence)
         return source if self._assist.may_help(num_rows, source[0]) else None

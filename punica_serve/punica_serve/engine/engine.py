@@ -188,12 +188,12 @@ class Engine:
     @property
     def resident_adapters(self) -> tuple[str, ...]:
         """Digests of the adapters on the device."""
-        return self._loader.resident
+        return self._loader.adapters.resident
 
     @property
     def is_copying(self) -> bool:
         """Whether an adapter that a request waits for is being copied from host memory to the device."""
-        return self._loader.has_unfinished_copies
+        return self._loader.adapters.has_unfinished_copies
 
     @property
     def longest_request(self) -> int:
@@ -339,7 +339,7 @@ class Engine:
         """Audits all page and adapter accounting, of all ranks. Raises AssertionError on the first error."""
         self._requests.check_invariants()
         if self._group is not None:
-            self._group.audit(self._loader.pages_by_digest)
+            self._group.audit(self._loader.adapters.pages_by_digest)
 
     def _make_runner(self, config: EngineConfig, parts: EngineParts) -> StepRunner:
         runner = make_runner(
@@ -348,8 +348,8 @@ class Engine:
             parts.cache,
             parts.lora_pool,
             parts.sampler,
-            self._loader.pages,
-            self._loader.arrival,
+            self._loader.adapters.pages,
+            self._loader.arrivals.arrival,
             parts.collectives,
             self._opened,
             self._assist,
@@ -373,11 +373,11 @@ class Engine:
             if plan.assist is not None:
                 plan.assist.end()
             for digest in digests:
-                self._loader.stop_joining(digest)
+                self._loader.arrivals.stop_joining(digest)
             self._work.set()
             return None
         for digest in digests if plan.assist is None else ():
-            self._loader.join(digest)
+            self._loader.arrivals.join(digest)
         return launched
 
     def _await_copies(self) -> tuple[Failure, ...]:
@@ -386,7 +386,7 @@ class Engine:
         A copy from pinned memory takes less than a step, so its request misses no step.
         """
         failures: tuple[Failure, ...] = ()
-        while self._in_flight is not None and self._loader.is_copying:
+        while self._in_flight is not None and self._loader.adapters.is_copying:
             idle_s = self._clock.time_to_launch_s(self._in_flight.launched_s)
             if not idle_s:
                 break

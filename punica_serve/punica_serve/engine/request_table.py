@@ -20,6 +20,7 @@ class RequestTable:
     def __init__(self, planner: StepPlanner, loader: AdapterLoader, cold_starts: ColdStarts) -> None:
         self._planner = planner
         self._loader = loader
+        self._adapters = loader.adapters
         self._cold_starts = cold_starts
         self._sequences: dict[str, Sequence] = {}
 
@@ -49,7 +50,7 @@ class RequestTable:
             return self._planner.has_runnable(self._is_ready, lambda sequence, _: self._cold_starts.can_start(sequence))
         return any(
             self._planner.could_hold(sequence)
-            and (sequence.adapter is None or self._loader.has_room_for(sequence.adapter))
+            and (sequence.adapter is None or self._adapters.has_room_for(sequence.adapter))
             for sequence in self._planner.next_waiting(1)
         )
 
@@ -61,7 +62,7 @@ class RequestTable:
         """Admits waiting requests in order. One whose adapter has no room beside those in use blocks the others."""
         while sequence := self._planner.next_admissible():
             if sequence.adapter is not None:
-                if not self._loader.has_room_for(sequence.adapter):
+                if not self._adapters.has_room_for(sequence.adapter):
                     return
                 self._loader.acquire(sequence.adapter)
             self._planner.admit(sequence)
@@ -101,7 +102,7 @@ class RequestTable:
         if not is_good:
             sequence.restart(chunk.start)
             if sequence.digest is not None:
-                self._loader.stop_joining(sequence.digest)
+                self._loader.arrivals.stop_joining(sequence.digest)
 
     def drop(self, request_id: str, *, keep_pages: bool = True) -> None:
         """Drops a request and frees its pages at once. ``keep_pages``: other requests may find what is in them."""
@@ -112,14 +113,16 @@ class RequestTable:
 
     def check_invariants(self) -> None:
         self._planner.check_invariants()
-        self._loader.check_invariants()
+        self._adapters.check_invariants()
         known = {id(sequence) for sequence in (*self._planner.waiting, *self._planner.running)}
         require(known == {id(sequence) for sequence in self._sequences.values()}, "a sequence is lost or unknown")
         in_use = Counter(sequence.digest for sequence in self._planner.running if sequence.digest is not None)
-        require(self._loader.refcounts == in_use, "the reference counts of adapters differ from the requests that run")
+        require(
+            self._adapters.refcounts == in_use, "the reference counts of adapters differ from the requests that run"
+        )
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        return not sequence.is_unsure and (sequence.digest is None or self._loader.is_ready(sequence.digest))
+        return not sequence.is_unsure and (sequence.digest is None or self._adapters.is_ready(sequence.digest))
 
     def _release_adapter(self, sequence: Sequence) -> None:
         if sequence.digest is not None:

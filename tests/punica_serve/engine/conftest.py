@@ -92,7 +92,7 @@ def make_harness(tiny_model: ModelConfig) -> Iterator[MakeHarness]:
 
     yield make
     for harness in made:
-        harness.loader.check_invariants()
+        harness.loader.adapters.check_invariants()
         harness.loader.close()
 
 

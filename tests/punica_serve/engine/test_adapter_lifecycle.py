@@ -16,7 +16,7 @@ from punica_serve.protocol import AdapterRef
 
 
 def _is_warm(harness: LoaderHarness, *refs: AdapterRef) -> Callable[[], bool]:
-    return lambda: all(harness.loader.is_ready(ref.digest) for ref in refs)
+    return lambda: all(harness.loader.adapters.is_ready(ref.digest) for ref in refs)
 
 
 def _rests(harness: LoaderHarness) -> Callable[[], bool]:
@@ -24,7 +24,7 @@ def _rests(harness: LoaderHarness) -> Callable[[], bool]:
     return lambda: (
         harness.loader._host.is_idle
         and not harness.loader._prefetched
-        and not any(entry.state is AdapterState.COPYING for entry in harness.loader._entries.values())
+        and not harness.loader.adapters.in_state(AdapterState.COPYING)
     )
 
 
@@ -36,9 +36,9 @@ def test_a_prefetched_adapter_is_loaded_to_host_and_device(
         harness.loader.prefetch(ref)
     harness.until(_is_warm(harness, *refs))
     assert sorted(harness.host_cache.digests) == sorted(ref.digest for ref in refs)
-    assert not harness.loader.refcounts
+    assert not harness.loader.adapters.refcounts
     harness.loader.acquire(refs[0])
-    assert harness.loader.is_ready(refs[0].digest), "at once"
+    assert harness.loader.adapters.is_ready(refs[0].digest), "at once"
 
 
 def test_one_that_is_on_the_host_already_goes_on_to_the_device(
@@ -47,7 +47,7 @@ def test_one_that_is_on_the_host_already_goes_on_to_the_device(
     harness, ref = make_harness(), make_adapter()
     harness.loader.prefetch_to_host(ref)
     harness.until(_rests(harness))
-    assert harness.loader.resident == ()
+    assert harness.loader.adapters.resident == ()
     harness.loader.prefetch(ref)
     harness.until(_is_warm(harness, ref))
 
@@ -61,7 +61,7 @@ def test_one_that_is_on_the_device_comes_to_the_host_again(
     harness.loader.prefetch(ref, pin=True)
     harness.until(lambda: ref.digest in harness.host_cache)
     harness.until(_rests(harness))
-    assert harness.loader.is_ready(ref.digest)
+    assert harness.loader.adapters.is_ready(ref.digest)
 
 
 def test_a_prefetch_evicts_unused_adapters_only(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
@@ -77,7 +77,7 @@ def test_a_prefetch_evicts_unused_adapters_only(make_harness: MakeHarness, make_
     harness.until(_is_warm(harness, used, pinned, second))
     harness.loader.prefetch(first)
     harness.until(_rests(harness))
-    assert not harness.loader.is_ready(first.digest), "no room: all others are used or pinned"
+    assert not harness.loader.adapters.is_ready(first.digest), "no room: all others are used or pinned"
     assert first.digest in harness.host_cache
 
 
@@ -94,10 +94,10 @@ def test_a_pinned_adapter_leaves_the_device_last_and_the_host_never(
     harness.load(unused)
     harness.loader.release(unused.digest)
     harness.load(third)
-    assert set(harness.loader.resident) == {pinned.digest, third.digest}, "though it is the longest unused"
+    assert set(harness.loader.adapters.resident) == {pinned.digest, third.digest}, "though it is the longest unused"
     harness.loader.release(third.digest)
     harness.load(large)
-    assert harness.loader.resident == (large.digest,)
+    assert harness.loader.adapters.resident == (large.digest,)
     assert pinned.digest in harness.host_cache
     harness.loader.prefetch(pinned, pin=False)
     assert not harness.host_cache.is_pinned(pinned.digest)
@@ -111,13 +111,13 @@ def test_one_prefetched_adapter_is_copied_at_a_time(
     write = LoraPool.write
 
     def spy(pool: LoraPool, *rest: Any) -> float:
-        most.append(sum(entry.state is AdapterState.COPYING for entry in list(harness.loader._entries.values())))
+        most.append(len(harness.loader.adapters.in_state(AdapterState.COPYING)))
         return write(pool, *rest)
 
     monkeypatch.setattr(LoraPool, "write", spy)
     for ref in refs:
         harness.loader.prefetch(ref)
-    assert not harness.loader.is_copying, "no step waits for them"
+    assert not harness.loader.adapters.is_copying, "no step waits for them"
     harness.until(_is_warm(harness, *refs))
     assert max(most) <= 1 and len(most) == 5
 
@@ -146,7 +146,7 @@ def test_an_evicted_adapter_leaves_device_and_host(make_harness: MakeHarness, ma
     harness.loader.prefetch(ref, pin=True)
     harness.until(_is_warm(harness, ref))
     harness.loader.evict(ref.digest)
-    assert harness.loader.resident == () and harness.pool.groups["o"].pages.num_free == 4
+    assert harness.loader.adapters.resident == () and harness.pool.groups["o"].pages.num_free == 4
     assert harness.host_cache.used_bytes == 0 and not harness.host_cache.is_pinned(ref.digest)
     harness.loader.evict(ref.digest)
     harness.loader.evict("never seen")
@@ -157,13 +157,13 @@ def test_but_only_after_its_last_user(make_harness: MakeHarness, make_adapter: M
     harness.load(ref, ref)
     harness.loader.evict(ref.digest)
     harness.loader.release(ref.digest)
-    assert harness.loader.is_ready(ref.digest)
+    assert harness.loader.adapters.is_ready(ref.digest)
     harness.loader.acquire(ref)
     harness.loader.release(ref.digest)
-    assert harness.loader.is_ready(ref.digest), "one uses it still"
+    assert harness.loader.adapters.is_ready(ref.digest), "one uses it still"
     harness.newest_end = object()
     harness.loader.release(ref.digest)
-    assert harness.loader.resident == () and harness.host_cache.used_bytes == 0
+    assert harness.loader.adapters.resident == () and harness.host_cache.used_bytes == 0
     assert harness.loader._writer._fences == [harness.newest_end], "a step that still runs may read its pages"
     harness.loader._writer._fences.clear()
 
@@ -176,9 +176,9 @@ def test_one_that_is_on_its_way_goes_when_it_has_come(make_harness: MakeHarness,
     harness.loader.acquire(third)
     for ref in (first, second, third):
         harness.loader.evict(ref.digest)
-    harness.until(lambda: harness.loader.is_ready(third.digest) and harness.loader._host.is_idle)
+    harness.until(lambda: harness.loader.adapters.is_ready(third.digest) and harness.loader._host.is_idle)
     harness.loader.release(third.digest)
-    assert not harness.loader._entries and harness.host_cache.used_bytes == 0
+    assert not harness.loader.adapters and harness.host_cache.used_bytes == 0
 
 
 def test_one_that_is_being_copied_goes_after_the_copy(
@@ -186,11 +186,11 @@ def test_one_that_is_being_copied_goes_after_the_copy(
 ) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.acquire(ref)
-    harness.until(lambda: harness.loader._entries[ref.digest].state is AdapterState.COPYING)
+    harness.until(lambda: harness.loader.adapters[ref.digest].state is AdapterState.COPYING)
     harness.loader.release(ref.digest)
     harness.loader.evict(ref.digest)
-    assert ref.digest in harness.loader._entries, "a thread may be writing its pages"
-    harness.until(lambda: not harness.loader._entries)
+    assert ref.digest in harness.loader.adapters, "a thread may be writing its pages"
+    harness.until(lambda: not harness.loader.adapters)
     assert harness.host_cache.used_bytes == 0 and harness.pool.groups["o"].pages.num_free == 4
 
 
@@ -201,7 +201,7 @@ def test_a_request_after_an_eviction_brings_it_again(make_harness: MakeHarness, 
     harness.loader.release(ref.digest)
     harness.load(ref)
     harness.loader.release(ref.digest)
-    assert harness.loader.is_ready(ref.digest), "an eviction is no ban"
+    assert harness.loader.adapters.is_ready(ref.digest), "an eviction is no ban"
 
 
 def test_prefetching_an_adapter_in_use_cancels_its_eviction(
@@ -212,4 +212,4 @@ def test_prefetching_an_adapter_in_use_cancels_its_eviction(
     harness.loader.evict(ref.digest)
     harness.loader.prefetch(ref)
     harness.loader.release(ref.digest)
-    assert harness.loader.is_ready(ref.digest)
+    assert harness.loader.adapters.is_ready(ref.digest)

@@ -291,7 +291,7 @@ def _tell_of_suspicions(monkeypatch: pytest.MonkeyPatch) -> Event:
 
 
 def _the_arrival(engine: Engine, ref: AdapterRef) -> CpuArrival:
-    arrival = engine._loader.arrival(ref.digest)
+    arrival = engine._loader.arrivals.arrival(ref.digest)
     assert isinstance(arrival, CpuArrival)
     return arrival
 

@@ -130,7 +130,7 @@ class _Driver:
             self._engine.evict(ref.digest)
         loader = self._engine._loader
         # What is being copied to the device is no resident yet, and is dropped where it arrives.
-        while loader._entries or not loader._host.is_idle:
+        while loader.adapters or not loader._host.is_idle:
             assert time.monotonic() < deadline, "an adapter stays"
             self._engine.wait(0.05)
             self._engine.step()

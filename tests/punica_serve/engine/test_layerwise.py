@@ -18,7 +18,7 @@ from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.adapters.copy_forecast import CopyForecast
 from punica_serve.engine.adapters.layer_arrival import Arrival
-from punica_serve.engine.adapters.loader import AdapterLoader
+from punica_serve.engine.adapters.step_arrivals import StepArrivals
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.protocol import AdapterRef, Request
@@ -57,15 +57,15 @@ def make(make_engine: MakeEngine, model: Path, device: str) -> Callable[..., Eng
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The adapter of each step that is launched before all of its layers are there."""
     digests: list[str] = []
-    arrival = AdapterLoader.arrival
+    arrival = StepArrivals.arrival
 
-    def spy(loader: AdapterLoader, digest: str) -> Arrival | None:
-        found = arrival(loader, digest)
+    def spy(arrivals: StepArrivals, digest: str) -> Arrival | None:
+        found = arrival(arrivals, digest)
         if found is not None and found.num_arrived < NUM_GROUPS:
             digests.append(digest)
         return found
 
-    monkeypatch.setattr(AdapterLoader, "arrival", spy)
+    monkeypatch.setattr(StepArrivals, "arrival", spy)
     return digests
 
 

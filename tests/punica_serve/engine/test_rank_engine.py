@@ -57,7 +57,7 @@ def _lead(
         engine.step()
         engine.wait(0.1)
     for number, ref in enumerate(refs):
-        frames.put(command_frame(CopyAdapter(number, ref, engine._loader.pages(ref.digest))))
+        frames.put(command_frame(CopyAdapter(number, ref, engine._loader.adapters.pages(ref.digest))))
         assert replies.get(timeout=_DEADLINE_S) == Done(number)
     answers: Answers = {}
     for request in mixed_requests(refs, model.vocab_size):
@@ -71,7 +71,7 @@ def _lead(
             answers[token.request_id].append((token.token_id, token.logprobs))
     assert num_preempted
     frames.put(command_frame(AuditRank(7)))
-    books = RankBooks(leader.encoder.known, engine._loader.pages_by_digest)
+    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest)
     assert replies.get(timeout=_DEADLINE_S) == Done(7, books=books)
     return answers
 

@@ -5,7 +5,6 @@ adapter in use stays. The others are evicted when their pages are needed: least 
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -13,16 +12,17 @@ import torch
 from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
-from punica_serve.engine.adapters.copy_forecast import StepForecast
+from punica_serve.engine.adapters.adapter_table import AdapterTable
 from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, AdapterState
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
-from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
-from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
+from punica_serve.engine.adapters.layer_arrival import ArrivalWords
+from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.adapters.step_arrivals import StepArrivals
 from punica_serve.engine.adapters.writer import LoraWriter
 from punica_serve.protocol import AdapterRef, LoraGroup
 
@@ -66,119 +66,43 @@ class AdapterLoader:
         self._may_stream = packed_store is not None and peers is NO_PEERS
         self._host = HostLoader(host_cache, reader, fetch, on_progress, self._open_stream)
         self._writer = LoraWriter(pool, on_progress, peers, by_layer=by_layer, arrival_words=arrival_words)
-        self._entries: dict[str, AdapterEntry] = {}  # least recently used first
+        #: On the device, or on their way there.
+        self.adapters = AdapterTable(pool)
+        #: Those of them that a step may wait for.
+        self.arrivals = StepArrivals(self.adapters, self._writer)
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
         self._prefetched: dict[str, AdapterRef] = {}
         self._prefetching: AdapterEntry | None = None
 
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """Digests of the adapters on the device, sorted: it changes with loads and evictions, not with uses."""
-        return tuple(sorted(digest for digest, entry in self._entries.items() if entry.state is AdapterState.RESIDENT))
-
-    def pages(self, digest: str) -> AdapterPages:
-        """Pages of an adapter that is ready."""
-        return self._entries[digest].pages
-
-    @property
-    def pages_by_digest(self) -> dict[str, AdapterPages]:
-        """The pages of all adapters that have some."""
-        return {digest: entry.pages for digest, entry in self._entries.items() if entry.pages}
-
-    @property
-    def is_copying(self) -> bool:
-        """Whether an adapter that a request waits for is being copied to the device, from host memory or a file."""
-        return any(entry.is_on_its_way and entry.refcount for entry in self._entries.values())
-
-    @property
-    def has_unfinished_copies(self) -> bool:
-        """Whether such a copy goes on at this moment: other than ``is_copying``, it needs no ``poll`` to change."""
-        return any(entry.refcount and entry.is_filling for entry in self._entries.values())
-
-    def is_ready(self, digest: str) -> bool:
-        entry = self._entries.get(digest)
-        return entry is not None and entry.is_ready
-
-    def arrival(self, digest: str) -> Arrival | None:
-        """The copy that a step with this adapter must wait for, layer by layer; None if the adapter is resident."""
-        return self._entries[digest].arrival
-
-    def can_join(self, digest: str) -> bool:
-        """Whether a step can wait for the adapter's layers: it is being copied, and all of the copy is queued."""
-        entry = self._entries.get(digest)
-        return entry is not None and entry.is_awaitable
-
-    def under_way(self, digest: str) -> tuple[HostCopy, Arrival] | None:
-        """The adapter in host memory and its copy to the device, while it is being copied and no step waits for it, and
-        once every peer could wait for its layers.
-        """
-        entry = self._entries.get(digest)
-        if entry is None or entry.state is not AdapterState.COPYING or entry.copy is None or entry.arrival is None:
-            return None
-        if entry.filling is None or entry.filling.queued_s is None:
-            return None
-        return entry.copy, entry.arrival
-
-    def arrives_in_s(self, arrival: Arrival, step: StepForecast) -> list[float] | None:
-        """See ``CopyForecast.arrives_in_s``."""
-        return self._writer.arrives_in_s(arrival, step)
-
-    def join_hold_s(self, digest: str, step: StepForecast) -> float | None:
-        """How long a step that can join would wait for the adapter's layers, at most; None if that is unknown."""
-        arrival = self._entries[digest].arrival
-        return self._writer.hold_s(arrival, step) if arrival is not None else None
-
-    def join(self, digest: str) -> None:
-        """A step was launched that waits for the adapter's layers. Steps after it may use the adapter."""
-        entry = self._entries[digest]
-        if entry.state is AdapterState.COPYING:
-            entry.join()
-
-    def stop_joining(self, digest: str) -> None:
-        """A step that waited for the adapter's layers was given up. The next one waits for all of the adapter."""
-        if (entry := self._entries.get(digest)) is not None:
-            entry.stop_joining()
-
-    def has_room_for(self, ref: AdapterRef) -> bool:
-        """Whether the pool can hold this adapter beside all that are in use."""
-        needed = pages_needed(ref.ranks)
-        used = [e for e in self._entries.values() if e.refcount and e.ref.digest != ref.digest]
-        taken = Counter[LoraGroup]()
-        for entry in used:
-            taken.update(pages_needed(entry.ref.ranks))
-        return all(count + taken[group] <= self._pool.num_pages[group] for group, count in needed.items())
-
     def acquire(self, ref: AdapterRef) -> None:
         """Adds a reference, which keeps the adapter until ``release``, and loads it if need be."""
-        entry = self._entries.pop(ref.digest, None)
-        is_new = entry is None
-        if entry is None:
-            entry = AdapterEntry(ref)
+        known = self.adapters.get(ref.digest)
+        entry = known or AdapterEntry(ref)
         entry.acquire()
-        self._entries[ref.digest] = entry
-        if is_new and (copy := self._host.get(ref)) is not None:
+        self.adapters.put_last(entry)
+        if known is None and (copy := self._host.get(ref)) is not None:
             entry.stage(copy)
         if entry.state is AdapterState.STAGED:
             self._place(entry)
 
     def release(self, digest: str) -> None:
         """Drops a reference. Ignored for an adapter that failed meanwhile."""
-        entry = self._entries.pop(digest, None)
+        entry = self.adapters.get(digest)
         if entry is not None:
             entry.release()
-            self._entries[digest] = entry  # used until now: evicted last
+            self.adapters.put_last(entry)
             if entry.refcount == 0:
                 entry.set_fence(self._fence())
                 self._evict_if_unwanted(entry)
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
         """Prefetches an adapter that will be acquired soon to host memory: a hint, cheap to repeat."""
-        if ref.digest not in self._entries:
+        if ref.digest not in self.adapters:
             self._host.prefetch_to_host(ref)
 
     def queue_to_host(self, ref: AdapterRef) -> None:
         """Queues a prefetch to host memory behind all others: a hint, ignored while the queue is full."""
-        if ref.digest not in self._entries and ref.digest not in self._host_cache:
+        if ref.digest not in self.adapters and ref.digest not in self._host_cache:
             self._host.enqueue(ref, for_device=False)
 
     def prefetch(self, ref: AdapterRef, *, pin: bool | None = None) -> None:
@@ -195,7 +119,7 @@ class AdapterLoader:
             return
         if pin and not self._host_cache.pin(digest, packed_num_bytes(ref.ranks, self._model, self._dtype)):
             log.warning("adapter %s is not pinned: half of `engine.host_cache_bytes` is; raise it", digest)
-        if (entry := self._entries.get(digest)) is not None:
+        if (entry := self.adapters.get(digest)) is not None:
             entry.want()
         if digest in self._host_cache:
             self._prefetched[digest] = ref
@@ -206,7 +130,7 @@ class AdapterLoader:
         """Unpins an adapter and frees its memory on device and host, once no request uses it."""
         self._host_cache.unpin(digest)
         self._prefetched.pop(digest, None)
-        entry = self._entries.get(digest)
+        entry = self.adapters.get(digest)
         if entry is None:
             self._host.evict(digest)
         else:
@@ -218,10 +142,10 @@ class AdapterLoader:
         failures = []
         for loaded in self._host.poll():
             failures += self._take(loaded)
-        for entry in [entry for entry in self._entries.values() if entry.has_copied]:
+        for entry in self.adapters.copied():
             failures += self._finish_copy(entry)
         # Only now: adapters that have just arrived and are not used any more may be evicted for those that wait.
-        for entry in [entry for entry in self._entries.values() if entry.state is AdapterState.STAGED]:
+        for entry in self.adapters.in_state(AdapterState.STAGED):
             self._place(entry)
         for failure in failures:
             # Its requests release it after this call: a new record of the same adapter must not begin before.
@@ -234,20 +158,10 @@ class AdapterLoader:
         self._host.close()
         self._writer.close()
 
-    @property
-    def refcounts(self) -> dict[str, int]:
-        """The references of each adapter in use, by digest."""
-        return {digest: entry.refcount for digest, entry in self._entries.items() if entry.refcount}
-
-    def check_invariants(self) -> None:
-        self._pool.check_invariants([entry.pages for entry in self._entries.values()])
-        for entry in self._entries.values():
-            entry.check_invariants()
-
     def _take(self, loaded: LoadResult) -> list[AdapterFailure]:
         """Hands an adapter that has arrived in host memory, or its error, to the requests that wait for it."""
         ref, result = loaded.ref, loaded.result
-        entry = self._entries.get(ref.digest)
+        entry = self.adapters.get(ref.digest)
         is_awaited = entry is not None and entry.is_loading
         if isinstance(result, BaseException):
             if entry is not None and is_awaited:
@@ -295,7 +209,7 @@ class AdapterLoader:
         self._writer.free(entry.pages, entry.fence)
         if entry.pages:
             self._peers.free(entry.ref.digest)
-        del self._entries[entry.ref.digest]
+        self.adapters.remove(entry.ref.digest)
         if entry.is_unwanted:
             self._host.evict(entry.ref.digest)
 
@@ -314,7 +228,7 @@ class AdapterLoader:
 
     def _open_stream(self, ref: AdapterRef) -> PageStream | None:
         """Pages for an adapter that is about to be read, if a request waits for it and they can be had."""
-        entry = self._entries.get(ref.digest)
+        entry = self.adapters.get(ref.digest)
         if not self._may_stream or entry is None or not entry.refcount or not entry.is_loading:
             return None
         if entry.stream is None and self._take_pages(entry):
@@ -339,26 +253,25 @@ class AdapterLoader:
             digest = next(iter(self._prefetched))
             ref = self._prefetched.pop(digest)
             needed = pages_needed(ref.ranks)
-            is_possible = digest in self._host_cache and digest not in self._entries
+            is_possible = digest in self._host_cache and digest not in self.adapters
             if not is_possible or not self._make_room(needed, keep_pinned=True):
                 continue
             if (copy := self._host_cache.get(digest)) is not None:
-                entry = self._entries[digest] = self._prefetching = AdapterEntry(ref)
+                entry = self._prefetching = AdapterEntry(ref)
+                self.adapters.put_last(entry)
                 entry.stage(copy)
                 entry.take_pages(self._writer.allocate(needed))
                 self._copy(entry)
 
     def _make_room(self, needed: dict[LoraGroup, int], *, keep_pinned: bool) -> bool:
         """Evicts unused adapters, pinned ones last, but none if even all of them were not enough."""
-        unused = [e for e in self._entries.values() if e.state is AdapterState.RESIDENT and e.refcount == 0]
+        unused = self.adapters.unused
         if keep_pinned:
-            unused = [e for e in unused if not self._host_cache.is_pinned(e.ref.digest)]
+            unused = [entry for entry in unused if not self._host_cache.is_pinned(entry.ref.digest)]
         else:
-            unused.sort(key=lambda e: self._host_cache.is_pinned(e.ref.digest))
-        for group, count in needed.items():
-            reclaimable = sum(len(entry.pages.get(group, [])) for entry in unused)
-            if count > self._pool.groups[group].pages.num_free + reclaimable:
-                return False
+            unused.sort(key=lambda entry: self._host_cache.is_pinned(entry.ref.digest))
+        if not self.adapters.is_enough(unused, needed):
+            return False
         for entry in unused:
             if self._pool.fits(needed):
                 break

@@ -93,7 +93,7 @@ def test_an_unwanted_one_must_have_left_unless_it_is_used() -> None:
 def test_one_whose_files_are_missing_fails(make_harness: MakeHarness) -> None:
     harness = make_harness()
     harness.loader.acquire(REF)
-    entry = harness.loader._entries["digest"]
+    entry = harness.loader.adapters["digest"]
     assert state(entry) is AdapterState.LOADING
-    (failure,) = harness.until(lambda: not harness.loader._entries)
+    (failure,) = harness.until(lambda: not harness.loader.adapters)
     assert failure.digest == "digest" and state(entry) is AdapterState.FAILED

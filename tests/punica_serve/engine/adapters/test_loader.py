@@ -27,9 +27,9 @@ def test_an_adapter_arrives_and_its_pages_hold_its_weights(
     make_harness: MakeHarness, make_adapter: MakeAdapter
 ) -> None:
     harness, ref = make_harness(), make_adapter(rank=16)
-    assert not harness.loader.is_ready(ref.digest)
+    assert not harness.loader.adapters.is_ready(ref.digest)
     harness.load(ref)
-    pages = harness.loader.pages(ref.digest)
+    pages = harness.loader.adapters.pages(ref.digest)
     copy = harness.host_cache.get(ref.digest)
     assert copy is not None
     for group, numbers in pages.items():
@@ -45,7 +45,7 @@ def test_unused_adapters_leave_least_recently_used_first(make_harness: MakeHarne
         harness.loader.release(ref.digest)
     harness.load(first)  # used again: second is now the older
     harness.load(third)
-    assert set(harness.loader.resident) == {first.digest, third.digest}
+    assert set(harness.loader.adapters.resident) == {first.digest, third.digest}
 
 
 def test_a_pinned_adapter_stays_and_the_next_waits_for_it(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
@@ -55,10 +55,10 @@ def test_a_pinned_adapter_stays_and_the_next_waits_for_it(make_harness: MakeHarn
     harness.loader.acquire(waiting)
     harness.until(lambda: waiting.digest in harness.host_cache)
     harness.loader.poll()
-    assert harness.loader.resident == (pinned.digest,)
+    assert harness.loader.adapters.resident == (pinned.digest,)
     harness.loader.release(pinned.digest)
-    harness.until(lambda: harness.loader.is_ready(waiting.digest))
-    assert harness.loader.resident == (waiting.digest,)
+    harness.until(lambda: harness.loader.adapters.is_ready(waiting.digest))
+    assert harness.loader.adapters.resident == (waiting.digest,)
 
 
 def test_nobody_is_evicted_when_all_of_them_were_not_enough(
@@ -71,14 +71,14 @@ def test_nobody_is_evicted_when_all_of_them_were_not_enough(
     harness.loader.acquire(large)
     harness.until(lambda: large.digest in harness.host_cache)
     harness.loader.poll()
-    assert unused.digest in harness.loader.resident
+    assert unused.digest in harness.loader.adapters.resident
 
 
 def test_an_adapter_nobody_wants_any_more_takes_no_pages(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
     harness, ref = make_harness(), make_adapter()
     harness.loader.acquire(ref)
     harness.loader.release(ref.digest)
-    harness.until(lambda: ref.digest not in harness.loader._entries)
+    harness.until(lambda: ref.digest not in harness.loader.adapters)
     assert ref.digest in harness.host_cache, "it was read for nothing, but it was read"
     assert harness.pool.groups["o"].pages.num_free == 4
 
@@ -91,7 +91,7 @@ def test_last_used_is_last_to_leave(make_harness: MakeHarness, make_adapter: Mak
     harness.loader.release(late.digest)
     harness.loader.release(early.digest)
     harness.load(third)
-    assert set(harness.loader.resident) == {early.digest, third.digest}
+    assert set(harness.loader.adapters.resident) == {early.digest, third.digest}
 
 
 def test_use_alone_changes_nothing_of_what_is_resident(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
@@ -99,12 +99,12 @@ def test_use_alone_changes_nothing_of_what_is_resident(make_harness: MakeHarness
     harness = make_harness()
     refs = [make_adapter(seed=seed) for seed in range(3)]
     harness.load(*refs)
-    before = harness.loader.resident
+    before = harness.loader.adapters.resident
     for ref in refs:
         harness.loader.release(ref.digest)
-        assert harness.loader.resident == before
+        assert harness.loader.adapters.resident == before
     harness.loader.acquire(refs[1])
-    assert harness.loader.resident == before and len(before) == 3
+    assert harness.loader.adapters.resident == before and len(before) == 3
 
 
 def test_room_is_what_adapters_in_use_leave(make_harness: MakeHarness, make_adapter: MakeAdapter) -> None:
@@ -112,10 +112,10 @@ def test_room_is_what_adapters_in_use_leave(make_harness: MakeHarness, make_adap
     used, unused, large = make_adapter(rank=16, seed=1), make_adapter(seed=2), make_adapter(rank=16, seed=3)
     harness.load(used, unused)
     harness.loader.release(unused.digest)
-    assert not harness.loader.has_room_for(large)
-    assert harness.loader.has_room_for(unused) and harness.loader.has_room_for(used)
+    assert not harness.loader.adapters.has_room_for(large)
+    assert harness.loader.adapters.has_room_for(unused) and harness.loader.adapters.has_room_for(used)
     harness.loader.release(used.digest)
-    assert harness.loader.has_room_for(large)
+    assert harness.loader.adapters.has_room_for(large)
 
 
 def test_the_host_cache_saves_the_second_read(
@@ -142,7 +142,7 @@ def test_a_missing_folder_fails_its_adapter_and_frees_what_it_held(
     harness, ref = make_harness(), make_adapter(seed=9)
     shutil.rmtree(ref.uri)
     harness.loader.acquire(ref)
-    failures = harness.until(lambda: ref.digest not in harness.loader._entries)
+    failures = harness.until(lambda: ref.digest not in harness.loader.adapters)
     (failure,) = failures
     assert failure.digest == ref.digest and "no such folder" in failure.error.message
     harness.loader.release(ref.digest)  # its requests may still let go: nothing happens
@@ -175,7 +175,7 @@ def test_clients_see_what_is_wrong_and_the_log_says_where(
     damage(Path(ref.uri))
     for _ in range(3):
         harness.loader.acquire(ref)
-    (failure,) = harness.until(lambda: ref.digest not in harness.loader._entries)
+    (failure,) = harness.until(lambda: ref.digest not in harness.loader.adapters)
     assert told in failure.error.message and ref.uri not in failure.error.message
     (record,) = caplog.records
     assert record.levelname == "WARNING" and ref.uri in record.getMessage(), "once, for all three requests"
@@ -185,10 +185,10 @@ def test_one_that_is_on_the_host_has_its_pages_at_once(make_harness: MakeHarness
     harness, ref = make_harness(), make_adapter()
     harness.loader.prefetch_to_host(ref)
     harness.until(lambda: ref.digest in harness.host_cache and harness.loader._host.is_idle)
-    assert harness.loader.resident == (), "a prefetch takes no pages"
+    assert harness.loader.adapters.resident == (), "a prefetch takes no pages"
     harness.loader.acquire(ref)
-    assert harness.loader.pages(ref.digest), "without a poll"
-    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    assert harness.loader.adapters.pages(ref.digest), "without a poll"
+    harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
 
 
 def test_a_prefetch_that_is_acquired_is_not_read_again(
@@ -200,7 +200,7 @@ def test_a_prefetch_that_is_acquired_is_not_read_again(
     harness.loader.prefetch_to_host(ref)
     harness.loader.acquire(ref)
     gate.set()
-    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     assert reads == [ref.digest]
 
 
@@ -216,11 +216,11 @@ def test_hints_queue_and_are_read_to_host_memory_alone(
     harness.loader.acquire(refs[-1])
     assert refs[-1].digest in harness.loader._host._running, "a request passes all hints"
     gate.set()
-    harness.until(lambda: harness.loader._host.is_idle and harness.loader.is_ready(refs[-1].digest))
+    harness.until(lambda: harness.loader._host.is_idle and harness.loader.adapters.is_ready(refs[-1].digest))
     for ref in refs:
         harness.loader.queue_to_host(ref)
     assert harness.loader._host.is_idle and sorted(reads) == sorted(ref.digest for ref in refs)
-    assert harness.loader.resident == (refs[-1].digest,)
+    assert harness.loader.adapters.resident == (refs[-1].digest,)
 
 
 def test_a_hint_evicts_neither_pinned_adapters_nor_those_in_use(
@@ -230,14 +230,14 @@ def test_a_hint_evicts_neither_pinned_adapters_nor_those_in_use(
     harness = make_harness(host_bytes=4 * packed_num_bytes(pinned.ranks, tiny_model, torch.float32))
     harness.loader.prefetch(pinned, pin=True)
     harness.load(used)
-    harness.until(lambda: harness.loader.is_ready(pinned.digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(pinned.digest))
     held = harness.host_cache.get(used.digest)
     assert held is not None
     for ref in hinted:
         harness.loader.queue_to_host(ref)
     harness.until(lambda: harness.loader._host.is_idle)
     assert {pinned.digest, used.digest} < set(harness.host_cache.digests)
-    assert set(harness.loader.resident) == {pinned.digest, used.digest}
+    assert set(harness.loader.adapters.resident) == {pinned.digest, used.digest}
     harness.host_cache.release(held)
 
 
@@ -260,7 +260,7 @@ def test_an_adapter_that_no_request_may_use_is_not_prefetched(
     harness, ref = make_harness(), make_adapter(**settings)
     harness.loader.prefetch(ref, pin=pin)
     assert harness.until(lambda: harness.loader._host.is_idle) == []
-    assert not harness.host_cache.is_pinned(ref.digest) and harness.loader.resident == ()
+    assert not harness.host_cache.is_pinned(ref.digest) and harness.loader.adapters.resident == ()
     (message,) = caplog.messages
     assert f"adapter {ref.digest} is not prefetched: " in message and f"`engine.{setting}`" in message
 
@@ -273,7 +273,7 @@ def test_a_hint_that_fails_is_logged_only_when_the_adapter_is_used(
     harness.loader.queue_to_host(ref)
     assert harness.until(lambda: harness.loader._host.is_idle) == [] and not caplog.records
     harness.loader.acquire(ref)
-    (failure,) = harness.until(lambda: not harness.loader._entries)
+    (failure,) = harness.until(lambda: not harness.loader.adapters)
     assert failure.digest == ref.digest and len(caplog.records) == 1
 
 
@@ -287,7 +287,7 @@ def test_a_failed_prefetch_is_reported_when_the_adapter_is_acquired(
     harness.loader.prefetch_to_host(ref)
     assert harness.loader._host.is_idle, "it is not tried again and again"
     harness.loader.acquire(ref)
-    (failure,) = harness.until(lambda: not harness.loader._entries)
+    (failure,) = harness.until(lambda: not harness.loader.adapters)
     assert failure.digest == ref.digest
 
 
@@ -309,10 +309,10 @@ def test_one_that_was_deleted_leaves_nothing_behind_when_it_fails(
         monkeypatch.setattr(LoraPool, "write", fail)
     harness.loader.acquire(ref)
     if fails == "copy":
-        harness.until(lambda: bool(harness.loader.pages(ref.digest)))
+        harness.until(lambda: bool(harness.loader.adapters.pages(ref.digest)))
     harness.loader.evict(ref.digest)
     gate.set()
-    (failure,) = harness.until(lambda: not harness.loader._entries)
+    (failure,) = harness.until(lambda: not harness.loader.adapters)
     assert failure.digest == ref.digest
     assert ref.digest not in harness.host_cache and harness.host_cache.used_bytes == 0
     assert removed == [ref.digest], "its packed form too"
@@ -329,14 +329,14 @@ def test_one_that_was_prefetched_begins_no_second_record_when_its_copy_fails(
 
     monkeypatch.setattr(LoraPool, "write", fail)
     harness.loader.acquire(ref)
-    harness.until(lambda: bool(harness.loader.pages(ref.digest)))
-    filling = harness.loader._entries[ref.digest].filling
+    harness.until(lambda: bool(harness.loader.adapters.pages(ref.digest)))
+    filling = harness.loader.adapters[ref.digest].filling
     assert filling is not None and isinstance(filling.done.exception(DEADLINE_S), RuntimeError)
     harness.loader.prefetch(ref)  # between the copy's end and the poll that sees it
-    (failure,) = harness.until(lambda: not harness.loader._entries)
+    (failure,) = harness.until(lambda: not harness.loader.adapters)
     harness.loader.release(failure.digest)
-    harness.loader.check_invariants()
-    assert not harness.loader.refcounts
+    harness.loader.adapters.check_invariants()
+    assert not harness.loader.adapters.refcounts
 
 
 class _FakeEvent:
@@ -381,7 +381,7 @@ def test_a_gpus_pages_are_written_from_pinned_memory_after_the_fence(
     harness = LoaderHarness(tiny_model, num_pages=1, device=gpu)
     first, second = make_adapter(seed=1), make_adapter(seed=2)
     harness.load(first)
-    pools = {group: harness.pool.groups[group] for group in harness.loader.pages(first.digest)}
+    pools = {group: harness.pool.groups[group] for group in harness.loader.adapters.pages(first.digest)}
     before = {group: pool.a.clone() for group, pool in pools.items()}
     torch.cuda._sleep(1_000_000_000)
     read = {group: pool.a.clone() for group, pool in pools.items()}

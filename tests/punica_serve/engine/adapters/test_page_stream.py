@@ -19,12 +19,12 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters import packed_file, packed_store
 from punica_serve.engine.adapters.entry import AdapterState
-from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
+from punica_serve.engine.adapters.step_arrivals import StepArrivals
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
@@ -131,11 +131,11 @@ class Gate:
 
 
 def state(harness: LoaderHarness, ref: AdapterRef) -> AdapterState:
-    return harness.loader._entries[ref.digest].state
+    return harness.loader.adapters[ref.digest].state
 
 
 def check_pages(harness: LoaderHarness, ref: AdapterRef, packed: PackedAdapter) -> None:
-    for group, numbers in harness.loader.pages(ref.digest).items():
+    for group, numbers in harness.loader.adapters.pages(ref.digest).items():
         assert torch.equal(harness.pool.groups[group].a[numbers].cpu(), packed.groups[group].a)
         assert torch.equal(harness.pool.groups[group].b[numbers].cpu(), packed.groups[group].b)
 
@@ -161,7 +161,7 @@ def test_what_is_read_from_a_packed_file_is_on_the_device_by_then(
     for ref, adapter in zip(refs, packed, strict=True):
         check_pages(harness, ref, adapter)
         assert ref.digest in harness.host_cache
-    assert not copies and set(harness.loader.resident) == {ref.digest for ref in refs}
+    assert not copies and set(harness.loader.adapters.resident) == {ref.digest for ref in refs}
 
 
 def test_a_chunk_is_copied_while_others_are_read_and_nothing_is_ready_before_the_last(
@@ -170,15 +170,15 @@ def test_a_chunk_is_copied_while_others_are_read_and_nothing_is_ready_before_the
     harness, ref, gate = make(), refs[0], Gate(monkeypatch)
     harness.loader.acquire(ref)
     assert gate.begun.wait(DEADLINE_S)
-    name, numbers = next(iter(harness.loader.pages(ref.digest).items()))
+    name, numbers = next(iter(harness.loader.adapters.pages(ref.digest).items()))
     assert gate.others_done.wait(DEADLINE_S)
     assert torch.equal(harness.pool.groups[name].a[numbers], packed[0].groups[name].a), "all that lies in other chunks"
     harness.loader.poll()
-    assert state(harness, ref) is AdapterState.STREAMING and harness.loader.is_copying
-    assert not harness.loader.is_ready(ref.digest) and not harness.loader.can_join(ref.digest)
-    assert harness.loader.under_way(ref.digest) is None
+    assert state(harness, ref) is AdapterState.STREAMING and harness.loader.adapters.is_copying
+    assert not harness.loader.adapters.is_ready(ref.digest) and not harness.loader.arrivals.can_join(ref.digest)
+    assert harness.loader.arrivals.under_way(ref.digest) is None
     gate.open()
-    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     check_pages(harness, ref, packed[0])
 
 
@@ -194,7 +194,8 @@ def test_a_damaged_chunk_is_never_used_and_the_adapter_is_made_again(
     harness.load(ref)
     check_pages(harness, ref, packed[0])
     assert copies == ["copy"], "from the folder"
-    assert sum(len(numbers) for numbers in harness.loader.pages(ref.digest).values()) == 8, "to the pages that it had"
+    pages = harness.loader.adapters.pages(ref.digest)
+    assert sum(len(numbers) for numbers in pages.values()) == 8, "to the pages that it had"
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 4096, 20_000])
@@ -220,7 +221,7 @@ def test_one_without_a_good_packed_file_and_without_a_folder_fails_and_frees_its
     os.truncate(file_of(cache, ref), 20_000)
     shutil.rmtree(ref.uri)
     harness.loader.acquire(ref)
-    (failure,) = harness.until(lambda: ref.digest not in harness.loader._entries)
+    (failure,) = harness.until(lambda: ref.digest not in harness.loader.adapters)
     assert failure.digest == ref.digest and "no such folder" in failure.error.message
     harness.load(refs[1])
     check_pages(harness, refs[1], packed[1])
@@ -235,11 +236,11 @@ def test_an_adapter_that_is_deleted_between_its_chunks_is_served_and_then_leaves
     assert gate.begun.wait(DEADLINE_S)
     harness.loader.evict(ref.digest)
     gate.open()
-    harness.until(lambda: harness.loader.is_ready(ref.digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     check_pages(harness, ref, packed[0])
     harness.loader.release(ref.digest)
-    harness.loader.check_invariants()
-    assert not harness.loader._entries and ref.digest not in harness.host_cache
+    harness.loader.adapters.check_invariants()
+    assert not harness.loader.adapters and ref.digest not in harness.host_cache
 
 
 def test_one_that_is_cancelled_and_deleted_between_its_chunks_keeps_its_pages_until_nobody_writes_them(
@@ -252,11 +253,11 @@ def test_one_that_is_cancelled_and_deleted_between_its_chunks_keeps_its_pages_un
     harness.loader.evict(ref.digest)
     harness.loader.acquire(refs[1])
     harness.loader.poll()
-    assert harness.pool.groups["o"].pages.num_free == 0 and not harness.loader.pages(refs[1].digest)
+    assert harness.pool.groups["o"].pages.num_free == 0 and not harness.loader.adapters.pages(refs[1].digest)
     gate.open()
-    harness.until(lambda: harness.loader.is_ready(refs[1].digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(refs[1].digest))
     check_pages(harness, refs[1], packed[1])
-    assert ref.digest not in harness.loader._entries and ref.digest not in harness.host_cache
+    assert ref.digest not in harness.loader.adapters and ref.digest not in harness.host_cache
 
 
 def test_one_that_is_cancelled_and_deleted_while_its_folder_is_read_leaves_nothing_behind(
@@ -266,12 +267,12 @@ def test_one_that_is_cancelled_and_deleted_while_its_folder_is_read_leaves_nothi
     gate = Event()
     reads, ref, harness = gate_reads(monkeypatch, gate), refs[0], make(num_pages=2)
     harness.loader.acquire(ref)
-    harness.until(lambda: bool(reads) and not harness.loader.is_copying)
+    harness.until(lambda: bool(reads) and not harness.loader.adapters.is_copying)
     assert state(harness, ref) is AdapterState.STREAMING
     harness.loader.release(ref.digest)
     harness.loader.evict(ref.digest)
     gate.set()
-    harness.until(lambda: ref.digest not in harness.loader._entries)
+    harness.until(lambda: ref.digest not in harness.loader.adapters)
     assert harness.pool.groups["o"].pages.num_free == 2 and ref.digest not in harness.host_cache
     harness.loader.close()
     assert not list(cache.folder.rglob(f"*{ref.digest}*"))
@@ -285,9 +286,9 @@ def test_without_free_pages_it_is_read_to_the_host_and_copied_later(
     harness.loader.acquire(refs[1])
     harness.until(lambda: refs[1].digest in harness.host_cache)
     harness.loader.poll()
-    assert not harness.loader.is_copying and not copies
+    assert not harness.loader.adapters.is_copying and not copies
     harness.loader.release(refs[0].digest)
-    harness.until(lambda: harness.loader.is_ready(refs[1].digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(refs[1].digest))
     check_pages(harness, refs[1], packed[1])
     assert copies == ["copy"]
 
@@ -299,10 +300,10 @@ def test_steps_are_not_delayed_for_one_that_is_hashed_and_packed(
     reads = gate_reads(monkeypatch, gate)
     harness = make()
     harness.loader.acquire(refs[0])
-    harness.until(lambda: bool(reads) and not harness.loader.is_copying)
+    harness.until(lambda: bool(reads) and not harness.loader.adapters.is_copying)
     assert state(harness, refs[0]) is AdapterState.STREAMING
     gate.set()
-    harness.until(lambda: harness.loader.is_ready(refs[0].digest))
+    harness.until(lambda: harness.loader.adapters.is_ready(refs[0].digest))
 
 
 @pytest.mark.parametrize("mode", ["wait", "layerwise"])
@@ -339,7 +340,7 @@ def test_a_load_that_can_not_go_on_ends_all_that_it_has_begun(
     with monkeypatch.context() as patch:
         patch.setattr(packed_store, "packed_views", fail)
         harness.loader.acquire(refs[0])
-        (failure,) = harness.until(lambda: not harness.loader._entries)
+        (failure,) = harness.until(lambda: not harness.loader.adapters)
     assert failure.digest == refs[0].digest and harness.host_cache.used_bytes == 0
     harness.load(refs[0])
     check_pages(harness, refs[0], packed[0])
@@ -353,10 +354,10 @@ def test_a_step_that_goes_by_layers_waits_on_the_device_for_the_last_copies(
     folder = make_llama(num_hidden_layers=NUM_LAYERS)
     refs, cache = cold_adapters(folder, tmp_path, 1), PackedCache(tmp_path / "cache", 1 << 30)
     request, joined = cold_request("cold", refs[0]), Event()
-    join, wait = AdapterLoader.join, PageStream.wait
+    join, wait = StepArrivals.join, PageStream.wait
 
-    def note(loader: AdapterLoader, digest: str) -> None:
-        join(loader, digest)
+    def note(arrivals: StepArrivals, digest: str) -> None:
+        join(arrivals, digest)
         joined.set()
 
     def held(stream: PageStream) -> None:
@@ -371,5 +372,5 @@ def test_a_step_that_goes_by_layers_waits_on_the_device_for_the_last_copies(
         settle(engine)
         engine.close()
         monkeypatch.setattr(PageStream, "wait", held)
-        monkeypatch.setattr(AdapterLoader, "join", note)
+        monkeypatch.setattr(StepArrivals, "join", note)
     assert joined.is_set() and said[0] == said[1] and not said[0][1]

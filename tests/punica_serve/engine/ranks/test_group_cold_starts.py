@@ -174,7 +174,7 @@ def test_no_step_starts_before_every_rank_has_begun_to_copy(
     hold_copies(monkeypatch, "cpu", lambda _: may_copy.wait(DEADLINE_S) if _on(OTHERS) else None)
     engine.add(request)
     deadline_s = time.monotonic() + DEADLINE_S
-    while (arrival := engine._loader.arrival(refs[0].digest)) is None or arrival.num_arrived < NUM_GROUPS:
+    while (arrival := engine._loader.arrivals.arrival(refs[0].digest)) is None or arrival.num_arrived < NUM_GROUPS:
         assert not engine.step().has_run and time.monotonic() < deadline_s
         engine.wait(0.01)
     assert not engine.step().has_run, "the leader has all layers, the others have none"
