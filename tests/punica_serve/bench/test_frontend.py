@@ -4,19 +4,35 @@ from dataclasses import replace
 import pytest
 from rich.progress import Progress
 
+from punica_serve.bench.frontend.played_scheduler import PlayedGpu
 from punica_serve.bench.frontend.run import run
 from punica_serve.bench.frontend.settings import FrontendSettings, StreamApi
-from punica_serve.errors import ConfigError
+from punica_serve.protocol import Ending
 
 SETTINGS = FrontendSettings(
-    "websocket", num_sockets=4, requests_per_socket=2, num_gpus=2, tokens_per_s=4_000.0, seconds=0.5
+    "websocket",
+    num_sockets=4,
+    requests_per_socket=2,
+    num_gpus=2,
+    tokens_per_s=4_000.0,
+    seconds=0.5,
+    prompt_tokens=3,
+    answer_tokens=5,
 )
 
 
-def test_a_load_that_would_be_over_before_its_end_is_refused() -> None:
+def test_a_step_has_a_token_for_each_request() -> None:
     assert (SETTINGS.num_requests, SETTINGS.step_s) == (8, 0.002)
-    with pytest.raises(ConfigError, match="shorter time, or with more requests"):
-        replace(SETTINGS, seconds=60.0)
+
+
+def test_a_played_gpu_ends_a_request_with_its_last_token() -> None:
+    gpu = PlayedGpu()
+    gpu.add(7, num_tokens=2)
+    gpu.add(8, num_tokens=1)
+    first, second = gpu.step(), gpu.step()
+    assert (first.handles, first.positions, first.endings) == ((7, 8), (0, 0), (Ending(8, 1, "length"),))
+    assert (second.handles, second.positions, second.endings) == ((7,), (1,), (Ending(7, 2, "length"),))
+    assert not gpu
 
 
 @pytest.mark.slow

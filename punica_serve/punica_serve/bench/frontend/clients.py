@@ -1,12 +1,13 @@
-"""A process of clients: `python -m punica_serve.bench.frontend.clients API PORT SOCKETS REQUESTS MAX_TOKENS`.
+"""A process of clients: `python -m punica_serve.bench.frontend.clients API PORT SOCKETS REQUESTS PROMPT ANSWER`.
 
-Implements both APIs by hand: it sends requests and then discards all it receives, to take little of the machine that
-the frontend is measured on. It ends when the frontend does.
+Implements both APIs by hand: it sends requests, discards what it receives but for the ends of answers, and then asks
+again, to take little of the machine that the frontend is measured on. It ends when the frontend does.
 """
 
 import asyncio
 import json
 import sys
+from typing import Any
 
 _HANDSHAKE = (
     b"GET /v1/generate/stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -15,15 +16,26 @@ _HANDSHAKE = (
 _READ_BYTES = 1 << 20
 _RETRY_S = 0.1
 
+#: A token id of the demo with a text.
+_TOKEN_ID = 20
+#: The end of an answer: in its last frame, and after its last chunk.
+_LAST_FRAME, _LAST_CHUNK = b'"finish_reason":"length"', b"\r\n0\r\n\r\n"
+
 
 def _masked(text: bytes) -> bytes:
     """A client's websocket message of 126 to 65,535 bytes (RFC 6455, section 5.2), masked with zeros."""
     return b"\x81\xfe" + len(text).to_bytes(2) + bytes(4) + text
 
 
-def _ask(number: int, max_tokens: int) -> bytes:
-    frame = {"op": "generate", "request_id": str(number), "prompt": "42", "max_tokens": max_tokens, "ignore_eos": True}
+def _ask(number: int, sampling: dict[str, Any], num_prompt: int) -> bytes:
+    frame = {"op": "generate", "request_id": str(number), "input_ids": [_TOKEN_ID] * num_prompt, **sampling}
     return _masked(json.dumps(frame).ljust(126).encode())
+
+
+def _post(sampling: dict[str, Any], num_prompt: int) -> bytes:
+    body = json.dumps({"prompt": [_TOKEN_ID] * num_prompt, "stream": True, **sampling}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def _connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -34,37 +46,44 @@ async def _connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
             await asyncio.sleep(_RETRY_S)
 
 
-def _post(max_tokens: int) -> bytes:
-    body = json.dumps({"prompt": "42", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-async def _hold_socket(port: int, num_requests: int, max_tokens: int) -> None:
+async def _hold_socket(port: int, num_requests: int, sampling: dict[str, Any], num_prompt: int) -> None:
+    """Begins as many requests as end, under new ids."""
     reader, writer = await _connection(port)
     writer.write(_HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")
-    writer.writelines(_ask(number, max_tokens) for number in range(num_requests))
-    await _discard(reader)
+    number, num_free = 0, num_requests
+    kept = b""
+    while True:
+        for _ in range(num_free):
+            writer.write(_ask(number, sampling, num_prompt))
+            number += 1
+        if not (data := await reader.read(_READ_BYTES)):
+            return
+        kept += data
+        num_free = kept.count(_LAST_FRAME)
+        # An end may be divided, but none is counted twice.
+        kept = kept[kept.rfind(_LAST_FRAME) + len(_LAST_FRAME) :] if num_free else kept[-len(_LAST_FRAME) :]
 
 
-async def _hold_stream(port: int, max_tokens: int) -> None:
+async def _hold_stream(port: int, sampling: dict[str, Any], num_prompt: int) -> None:
     reader, writer = await _connection(port)
-    writer.write(_post(max_tokens))
-    await _discard(reader)
+    post = _post(sampling, num_prompt)
+    writer.write(post)
+    end = b""
+    while data := await reader.read(_READ_BYTES):
+        end = (end + data)[-len(_LAST_CHUNK) :]
+        if end == _LAST_CHUNK:
+            end = b""
+            writer.write(post)
 
 
-async def _discard(reader: asyncio.StreamReader) -> None:
-    while await reader.read(_READ_BYTES):
-        pass
-
-
-async def _run(api: str, port: int, num_sockets: int, num_requests: int, max_tokens: int) -> None:
+async def _run(api: str, port: int, num_sockets: int, num_requests: int, num_prompt: int, num_answer: int) -> None:
     """A websocket has all its requests; each stream of server-sent events has a connection of its own."""
+    sampling = {"max_tokens": num_answer, "ignore_eos": True, "temperature": 0.0}
     if api == "websocket":
-        await asyncio.gather(*(_hold_socket(port, num_requests, max_tokens) for _ in range(num_sockets)))
+        await asyncio.gather(*(_hold_socket(port, num_requests, sampling, num_prompt) for _ in range(num_sockets)))
     else:
-        await asyncio.gather(*(_hold_stream(port, max_tokens) for _ in range(num_sockets * num_requests)))
+        await asyncio.gather(*(_hold_stream(port, sampling, num_prompt) for _ in range(num_sockets * num_requests)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.frontend.played_scheduler import PlayedScheduler
 from punica_serve.bench.frontend.processes import clients_process, frontend_process
-from punica_serve.bench.frontend.settings import MAX_TOKENS, WARM_UP_S, FrontendSettings
+from punica_serve.bench.frontend.settings import WARM_UP_S, FrontendSettings
 from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, machine
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.links.addresses import listening_ports
@@ -26,6 +26,7 @@ _COLUMNS = (
     Column("api", "API"),
     Column("num_connections", "connections"),
     Column("num_requests", "requests"),
+    Column("answer_tokens", "tokens each"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("us_per_token", "frontend CPU µs/token", ".1f"),
     CPU_SHARE,
@@ -51,6 +52,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
         settings.api,
         settings.num_connections,
         settings.num_requests,
+        settings.answer_tokens,
         measured.num_tokens / measured.seconds,
         1e6 * measured.cpu_s / measured.num_tokens,
         measured.cpu_s / measured.seconds,
@@ -65,7 +67,8 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Me
     token = secrets.token_hex(16)
     scheduler = PlayedScheduler(token, settings.num_gpus)
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
-    load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, MAX_TOKENS)
+    lengths = (settings.prompt_tokens, settings.answer_tokens)
+    load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, *lengths)
     async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler_port:
         url = f"ws://127.0.0.1:{scheduler_port}"
         with (

@@ -3,19 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from punica_serve.errors import ConfigError
-
 StreamApi = Literal["websocket", "http"]
 
-#: Tokens of each answer; the demo's context holds a little more.
-MAX_TOKENS = 900
-#: Time before the measurement, in which every request begins.
+#: Time before the measurement, in which every client begins.
 WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """A load. Raises ConfigError if its requests would end too early."""
+    """A load of clients that ask again as soon as their answers end."""
 
     #: http: server-sent events of completions.
     api: StreamApi
@@ -24,18 +20,13 @@ class FrontendSettings:
     num_gpus: int
     tokens_per_s: float
     seconds: float
-
-    def __post_init__(self) -> None:
-        num_tokens = (self.seconds + WARM_UP_S) * self.tokens_per_s / self.num_requests
-        if num_tokens > MAX_TOKENS:
-            raise ConfigError(
-                f"{num_tokens:.0f} tokens for each request exceed the {MAX_TOKENS} that an answer may have; "
-                "measure for a shorter time, or with more requests",
-                param="seconds",
-            )
+    #: Of each request.
+    prompt_tokens: int
+    answer_tokens: int
 
     @property
     def num_requests(self) -> int:
+        """Requests that run at the same time."""
         return self.num_sockets * self.requests_per_socket
 
     @property

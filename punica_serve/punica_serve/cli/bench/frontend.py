@@ -19,6 +19,10 @@ def command(
         int, typer.Option(min=1, help="Simulated GPUs that run the requests, each with its own steps.")
     ] = 16,
     tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens per second, in total.")] = 20_000.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000, help="Token ids of each prompt.")] = 1,
+    answer_tokens: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Tokens of each answer; its client then asks again.")
+    ] = 900,
     seconds: Annotated[float, typer.Option(min=0.1, help="Measured seconds.")] = 10.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
@@ -26,4 +30,5 @@ def command(
     from punica_serve.bench.frontend.run import run
     from punica_serve.bench.frontend.settings import FrontendSettings
 
-    measure(partial(run, FrontendSettings(api, sockets, requests, gpus, tokens_per_s, seconds)), out, refresh_per_s=2.0)
+    settings = FrontendSettings(api, sockets, requests, gpus, tokens_per_s, seconds, prompt_tokens, answer_tokens)
+    measure(partial(run, settings), out, refresh_per_s=2.0)
