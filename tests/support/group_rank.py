@@ -31,9 +31,10 @@ def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
     is_gpu = device == "cuda"
     if is_gpu:
         torch.cuda.set_device(rank.index)
+    file_store = FileStore(str(store), rank.size)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
-        store=FileStore(str(store), rank.size),
+        store=file_store,
         rank=rank.index,
         world_size=rank.size,
         timeout=_TIMEOUT,
@@ -41,7 +42,7 @@ def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
     )
     try:
         assert dist.group.WORLD is not None
-        yield TorchCollectives(dist.group.WORLD)
+        yield TorchCollectives(dist.group.WORLD, file_store)
     finally:
         dist.destroy_process_group()
 

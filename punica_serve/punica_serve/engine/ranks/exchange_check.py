@@ -2,11 +2,13 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.ranks.exchange_choice import choice_of
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, choice_of
+from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.symmetric_sums import DTYPES, ChosenCollectives
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
@@ -15,6 +17,8 @@ from punica_serve.models.collectives import Collectives
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
 _TIMEOUT_S = 30.0
 _PAUSE_S = 0.001
+#: What ranks do together, as the votes name it.
+_MAP, _ADD = "map the memory of all ranks", "add up over ranks"
 
 log = logging.getLogger(__name__)
 
@@ -24,33 +28,57 @@ def exchanges_of(
 ) -> Collectives:
     """The exchanges of a model in this dtype, and of float32. All ranks of a group must ask, and all get the same.
 
-    A way that does not work on one of them leaves all sums to NCCL, and the log says why. Raises ConfigError for a file
-    of times that can't be read, and for a sum that does not end.
+    Ways that do not work leave all sums to NCCL, and the log says why. Raises ConfigError for a file of times that
+    can't be read, and, naming a rank, where one of them fails in a way that leaves the others waiting.
     """
     if device.type != "cuda" or not isinstance(collectives, TorchCollectives):
         return collectives
     choice = choice_of(config, torch.cuda.get_device_name(device), collectives.rank.size)
     if not choice.max_bytes or dtype not in DTYPES:
         return collectives
-    chosen: Collectives = collectives
-    try:
-        chosen = ChosenCollectives(collectives, choice, device)
-        faults = [find_fault(chosen, each, device) for each in dict.fromkeys((dtype, torch.float32))]
-        fault = next(filter(None, faults), None)
-    except (RuntimeError, AttributeError) as error:  # no such memory, or no such kernels in this torch
-        fault = str(error).splitlines()[0]
-    num_faults = int(collectives.all_reduce(torch.tensor([float(fault is not None)], device=device)).item())
-    if num_faults:
-        log.warning("sums over ranks are left to NCCL: %s", fault or "another rank can't make them otherwise")
+    votes = StartVotes(collectives.store, collectives.rank)
+    chosen, fault = _mapped(collectives, choice, device, votes)
+    if chosen is not None:
+        fault = check_sums(chosen, tuple(dict.fromkeys((dtype, torch.float32))), device, votes)
+    if chosen is None or fault:
+        log.warning("sums over ranks are left to NCCL: %s", fault)
         return collectives
     log.info("sums over ranks: %s", choice)
     return chosen
 
 
-def find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.device) -> str | None:
+def _mapped(
+    collectives: TorchCollectives, choice: ExchangeChoice, device: torch.device, votes: StartVotes
+) -> tuple[ChosenCollectives | None, str | None]:
+    """The exchanges as chosen, or why a rank can't have them. Raises ConfigError."""
+    chosen, own = None, None
+    try:
+        chosen = ChosenCollectives(collectives, choice, device)
+    except (RuntimeError, AttributeError) as error:  # no such memory in this system, or in this torch
+        own = _first_line(error)
+    fault = votes.agree(_MAP, own)
+    return (None, fault) if fault else (chosen, None)
+
+
+def check_sums(
+    chosen: ChosenCollectives, dtypes: tuple[torch.dtype, ...], device: torch.device, votes: StartVotes
+) -> str | None:
+    """The first fault of any rank, with its name. Raises ConfigError for a sum that does not end."""
+    try:
+        faults = [find_fault(chosen, dtype, device, lambda: votes.fault(_ADD)) for dtype in dtypes]
+        own = next(filter(None, faults), None)
+    except (RuntimeError, AttributeError) as error:
+        own = _first_line(error)
+    return votes.agree(_ADD, own)
+
+
+def find_fault(
+    chosen: ChosenCollectives, dtype: torch.dtype, device: torch.device, fault_of_others: Callable[[], str | None]
+) -> str | None:
     """Adds up known values by each way, at the largest size that it was chosen for; twice, and so in used memory.
 
-    Goes on after a fault, which the other ranks may not see: they wait for the sums that are left. Returns the first.
+    Goes on after a wrong sum, which the other ranks may not see: they wait for the sums that are left. Returns the
+    first. ``fault_of_others`` tells why a rank can't make its sums. Raises ConfigError for a sum that does not end.
     """
     faults: list[str] = []
     for num_bytes, way in chosen.choice.borders:
@@ -61,19 +89,28 @@ def find_fault(chosen: ChosenCollectives, dtype: torch.dtype, device: torch.devi
             of_rank = [((numbers + first + 3 * index) % 16).to(dtype) for index in range(chosen.rank.size)]
             part = chosen.empty(shape, dtype, device).copy_(of_rank[chosen.rank.index])
             total = chosen.all_reduce(part)
-            _await_end(way)
+            _await_end(way, fault_of_others)
             if not torch.equal(total, torch.stack(of_rank).sum(0)):
                 faults.append(f"{way} has added {num_bytes:,} bytes of {dtype} up wrongly")
     return faults[0] if faults else None
 
 
-def _await_end(way: str) -> None:
-    """Waits for the device. Raises ConfigError after a while: what waits there can't be taken back."""
+def _await_end(way: str, fault_of_others: Callable[[], str | None]) -> None:
+    """Waits for the device. Raises ConfigError for a sum that does not end: what waits there can't be taken back."""
     end = torch.cuda.Event()
     end.record()
     deadline_s = time.monotonic() + _TIMEOUT_S
     while not end.query():
+        if fault := fault_of_others():
+            raise _refusal(fault)
         if time.monotonic() > deadline_s:
-            message = f"a sum over ranks by {way} has not ended within {_TIMEOUT_S:g} s; set `engine.exchange` to nccl"
-            raise ConfigError(message, param="engine.exchange")
+            raise _refusal(f"a sum over ranks by {way} has not ended within {_TIMEOUT_S:g} s")
         time.sleep(_PAUSE_S)
+
+
+def _refusal(words: str) -> ConfigError:
+    return ConfigError(f"{words}; set `engine.exchange` to nccl", param="engine.exchange")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -48,7 +48,7 @@ def join(store: Store, device: torch.device, rank: Rank, timeout_s: float) -> To
             device_id=device if is_gpu else None,
         )
     assert dist.group.WORLD is not None
-    return TorchCollectives(dist.group.WORLD)
+    return TorchCollectives(dist.group.WORLD, store)
 
 
 def leave() -> None:

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from punica_serve.base_model.rank import Rank
 
@@ -11,13 +12,14 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class TorchCollectives:
-    """A process group. Its timeout, given where it is made, bounds every wait outside CUDA graphs.
+    """A process group, and the store at which it met. Its timeout bounds every wait outside CUDA graphs.
 
     NCCL runs on the current stream, so a CUDA graph captures it as it captures kernels.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, store: Store) -> None:
         self.group = group
+        self.store = store
         self.rank = Rank(group.rank(), group.size())
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

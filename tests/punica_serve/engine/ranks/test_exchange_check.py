@@ -1,16 +1,20 @@
 """The sums by which a group confirms its exchanges. Exchanges of GPUs are played, and so is the wait for them."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks import exchange_check
-from punica_serve.engine.ranks.exchange_check import find_fault
+from punica_serve.engine.ranks.exchange_check import check_sums, find_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
+from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.symmetric_sums import ChosenCollectives
+from punica_serve.errors import ConfigError
 
 _CPU = torch.device("cpu")
 
@@ -40,8 +44,57 @@ class _Sums:
 def test_a_rank_with_a_wrong_sum_makes_those_that_the_others_wait_for(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wrong: set[int], way: str | None
 ) -> None:
-    monkeypatch.setattr(exchange_check, "_await_end", lambda way: None)
+    monkeypatch.setattr(exchange_check, "_await_end", lambda way, fault_of_others: None)
     sums = _Sums(wrong)
-    fault = find_fault(cast(ChosenCollectives, sums), dtype, _CPU)
+    fault = find_fault(cast(ChosenCollectives, sums), dtype, _CPU, lambda: None)
     assert fault is None if way is None else (fault or "").startswith(f"{way} has added")
     assert sums.num_sums == 4
+
+
+class _Broken(_Sums):
+    """Sums that a rank can't begin."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        raise RuntimeError("no kernel image\nis available")
+
+
+class _Event:
+    """The end of a sum that waits for ever."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+
+def _check_two(first: _Sums, second: _Sums) -> tuple["Future[str | None]", "Future[str | None]"]:
+    """What the start says on both ranks."""
+    store = HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        futures = [
+            threads.submit(
+                check_sums,
+                cast(ChosenCollectives, sums),
+                (torch.bfloat16, torch.float32),
+                _CPU,
+                StartVotes(store, Rank(index, 2), timeout_s=1.0),
+            )
+            for index, sums in enumerate((first, second))
+        ]
+    return futures[0], futures[1]
+
+
+def test_the_ranks_that_wait_for_one_that_fails_are_told_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    waiting, failed = _check_two(_Sums(set()), _Broken(set()))
+    with pytest.raises(ConfigError, match=r"^rank 1 can't add up over ranks: no kernel image; set `engine\.exchange`"):
+        waiting.result()
+    with pytest.raises(ConfigError, match=r"^rank 0 could not add up over ranks within 1 s \(rank 1 can't"):
+        failed.result()
+
+
+def test_a_way_that_fails_on_all_ranks_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    for future in _check_two(_Broken(set()), _Broken(set())):
+        assert future.result() == "rank 0 can't add up over ranks: no kernel image"
