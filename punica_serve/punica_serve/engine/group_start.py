@@ -14,6 +14,7 @@ from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
 from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.models.collectives import Collectives
+from punica_serve.models.model_weights import checked_weights
 from punica_serve.store.packed_folder import PackedCache
 
 
@@ -43,7 +44,8 @@ def start_group(
 ) -> tuple[RankGroup, Collectives]:
     """Starts the ranks of all devices but the first, which is this process's ``own``; returns when all fit together.
 
-    Raises ConfigError if they don't, RankLost for one that is late or has died.
+    Raises ConfigError if they don't, ModelRejected for weights that can't be served, RankLost for a rank that is late
+    or has died.
     """
     # Ranks on GPUs compile kernels between exchanges at the start; later on, graphs make these, without any timeout.
     exchange_timeout_s = settings.ready_timeout_s if own.type == "cuda" else settings.exchange_timeout_s
@@ -56,7 +58,7 @@ def start_group(
     }
     if packed_cache is not None:
         options |= {"cache-folder": f"{packed_cache.folder}", "cache-bytes": f"{packed_cache.budget_bytes}"}
-    config.share_of(read_model_config(config.model), Rank(0, len(devices)))  # a size that can't work is refused at once
+    _check_model(config, len(devices))
     store = open_port(settings.ready_timeout_s)
     group = RankGroup(devices, settings, options, on_loss)
     try:
@@ -67,3 +69,10 @@ def start_group(
         group.kill()
         leave_if_lost(own)
         raise
+
+
+def _check_model(config: EngineConfig, num_ranks: int) -> None:
+    """Refuses what no rank could serve before any is started. Raises ConfigError and ModelRejected."""
+    share = config.share_of(read_model_config(config.model), Rank(0, num_ranks))
+    if config.load_format == "safetensors":
+        checked_weights(config.model, share)

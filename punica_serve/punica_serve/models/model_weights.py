@@ -49,16 +49,22 @@ class ModelWeights:
     lm_head: Tensor
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Loads the checkpoint in a folder and converts it to ``dtype``.
+def checked_weights(folder: Path, config: ModelConfig) -> tuple[dict[str, StoredTensor], ModelConfig]:
+    """The tensors of the checkpoint in a folder, from its files' headers alone, and the config that they make.
 
-    Raises ModelRejected if a tensor is missing, has another shape, or would be ignored.
+    Raises ModelRejected if a file can't be read, or a tensor is missing, has another shape, or would be ignored.
     """
     stored = list_weights(folder)
     # A checkpoint may have a head of its own although its config ties them; transformers unties them, too.
     if _HEAD in stored:
         config = replace(config, tie_word_embeddings=False)
-    _check(stored, list(_places(empty_weights(config, dtype, torch.device("meta")), config)))
+    _check(stored, list(_places(empty_weights(config, torch.float32, torch.device("meta")), config)))
+    return stored, config
+
+
+def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+    """Loads the checkpoint in a folder and converts it to ``dtype``. Raises ModelRejected as ``checked_weights``."""
+    stored, config = checked_weights(folder, config)
     weights = empty_weights(config, dtype, device)
     places = list(_places(weights, config))
     parts = {number: replace(stored[place.name], index=place.part) for number, place in enumerate(places)}

@@ -1,6 +1,7 @@
 """A group of two ranks on a CPU: the tokens of one device, equal books, and an end without leftovers."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import pytest
 
 from punica_serve import LLM, SamplingParams
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine import group_start
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.errors import ConfigError
+from punica_serve.errors import ConfigError, ModelRejected
 from punica_serve.offline.llm import Answer
 from punica_serve.protocol import AdapterRef
 
@@ -44,7 +46,7 @@ def _answers(llm: LLM, names: list[str]) -> list[Answer]:
 
 
 def test_two_ranks_say_what_one_device_says_and_end_together(
-    tiny_llama: Path, make_adapter: Callable[..., AdapterRef]
+    tiny_llama: Path, make_adapter: Callable[..., AdapterRef], capfd: pytest.CaptureFixture[str]
 ) -> None:
     adapters = {f"a{rank}": make_adapter(rank=rank, seed=rank).uri for rank in (4, 8, 12, 24)}
     settings: dict[str, Any] = {
@@ -59,6 +61,7 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     with LLM(tiny_llama, adapters, tensor_parallel=2, prefill_budget_tokens=8, prefix_caching=True, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
+        assert capfd.readouterr().err == ""
         (rank,) = llm.engine.ranks
         os.kill(rank.pid, signal.SIGKILL)
         started_s = time.monotonic()
@@ -80,6 +83,16 @@ def test_a_rank_that_is_late_is_named(tiny_llama: Path) -> None:
     settings = GroupSettings(ready_timeout_s=0.01)
     with pytest.raises(RankLost, match=r"rank 1 \(cpu\) has not started within 0\.01 s"):
         Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", settings=settings)
+
+
+def test_weights_that_are_cut_off_are_refused_before_any_rank_starts(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    os.truncate(model / "model.safetensors", 2_000)
+    monkeypatch.setattr(group_start, "RankGroup", None)
+    with pytest.raises(ModelRejected, match=r"model\.safetensors can't be read as safetensors"):
+        LLM(model, tensor_parallel=2)
 
 
 @pytest.mark.parametrize(

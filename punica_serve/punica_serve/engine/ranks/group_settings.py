@@ -17,5 +17,5 @@ class GroupSettings:
     stop_timeout_s: float = 5.0
     #: The ranks' processes are called this and a number in their logs.
     name: str = "rank"
-    log_level: str = "info"
+    log_level: str = "warning"
     log_format: str = "text"
