@@ -15,6 +15,7 @@ from punica_serve.cli.bench import (
     just_in_time,
     kernels,
     layer,
+    moves,
     overhead,
     prefix_caching,
     prompts,
@@ -42,6 +43,7 @@ app.command("hot-reload")(hot_reload.command)
 app.command("just-in-time")(just_in_time.command)
 app.command("kernels")(kernels.command)
 app.command("layer")(layer.command)
+app.command("moves")(moves.command)
 app.command("overhead")(overhead.command)
 app.command("prefix-caching")(prefix_caching.command)
 app.command("prompts")(prompts.command)
