@@ -1,15 +1,17 @@
-"""Decides how prefills start whose adapter is still on its way to the device (`engine.cold_start`)."""
+"""Starts prefills whose adapter is still on its way to the device, as `engine.cold_start` says."""
 
 from dataclasses import replace
 
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
-from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
+from punica_serve.engine.in_flight import InFlight, launch
+from punica_serve.engine.step_runner import StepRunner
 
 #: The longest that a step's decodes may be held for layers of another request's adapter.
 _MAX_HOLD_S = 0.0003
@@ -40,7 +42,25 @@ class ColdStarts:
         hold_s = self._arrivals.join_hold_s(sequence.digest, step)
         return hold_s is not None and hold_s <= _MAX_HOLD_S
 
-    def begin(self, plan: StepPlan, step: StepForecast) -> StepPlan | None:
+    def launch(self, planned: StepPlan, step: StepForecast, runner: StepRunner) -> InFlight | None:
+        """Launches any step. None: what its prefill waits for has failed, so it did nothing and is planned anew."""
+        plan = self._begin(planned, step)
+        if plan is None:
+            return None
+        digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
+        try:
+            launched = launch(plan, runner)
+        except ArrivalFailed:
+            if plan.assist is not None:
+                plan.assist.end()
+            for digest in digests:
+                self._arrivals.stop_joining(digest)
+            return None
+        for digest in digests if plan.assist is None else ():
+            self._arrivals.join(digest)
+        return launched
+
+    def _begin(self, plan: StepPlan, step: StepForecast) -> StepPlan | None:
         """The plan, just before its launch, with the job of CPU processes if they help. None: it can't start now."""
         sequence = plan.prefills[0].sequence if plan.prefills else None
         if sequence is None or sequence.digest is None or self._adapters.is_ready(sequence.digest):

@@ -17,33 +17,23 @@ import torch
 
 from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters.adapter_peers import NO_PEERS
-from punica_serve.engine.adapters.copy_forecast import StepForecast
-from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
-from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.loader import AdapterLoader
-from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cold_starts import ColdStarts
-from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
-from punica_serve.engine.engine_parts import EngineParts, alone, open_engine_device
-from punica_serve.engine.group_runner import GroupRunner
+from punica_serve.engine.engine_parts import EngineParts, open_engine_device
 from punica_serve.engine.group_start import devices_of, start_group, with_cold_start
-from punica_serve.engine.in_flight import InFlight, commit, launch
-from punica_serve.engine.memory.auto_sizes import host_bytes
-from punica_serve.engine.memory.pinned_memory import open_host_memory
-from punica_serve.engine.ranks.group_adapters import GroupAdapters
+from punica_serve.engine.host_tiers import HostTiers
+from punica_serve.engine.in_flight import InFlight
+from punica_serve.engine.led_group import LedGroup
 from punica_serve.engine.ranks.group_settings import GroupSettings
-from punica_serve.engine.ranks.rank_group import RankGroup
-from punica_serve.engine.ranks.rank_messages import SlowCopies
 from punica_serve.engine.ranks.rank_process import RankProcess
-from punica_serve.engine.ranks.rendezvous import leave, leave_if_lost
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.step_clock import StepClock
+from punica_serve.engine.step_commit import commit
 from punica_serve.engine.step_output import Failure, StepOutput
 from punica_serve.engine.step_runner import StepRunner
 from punica_serve.errors import InvalidRequest, PunicaError
@@ -79,22 +69,21 @@ class Engine:
         """
         devices = devices_of(device)
         self.device = open_engine_device(config, devices[0])
-        self._group: RankGroup | None = None
-        self._group_runner: GroupRunner | None = None
-        #: Threads, processes and pinned memory that end with the engine, the newest first.
-        self._opened = ExitStack()
         config = with_cold_start(config, len(devices), self.device)
+        group = None
         if len(devices) > 1:
             settings = settings or GroupSettings()
-            self._group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
+            group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
+        self._group = LedGroup(self.device, group)
+        #: Threads, processes and pinned memory that end with the engine, the newest first.
+        self._opened = ExitStack()
         with self._closing_on_failure():
             self._make(config, fetch, packed_cache, collectives)
 
     def _make(
         self, config: EngineConfig, fetch: Fetch, packed_cache: PackedCache | None, collectives: Collectives
     ) -> None:
-        group = self._group
-        parts = EngineParts.make(config, self.device, collectives, group.smallest if group else alone)
+        parts = EngineParts.make(config, self.device, collectives, self._group.smallest)
         #: This rank's share of the model; all of it in a group of one.
         self.share = parts.share
         self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool
@@ -124,16 +113,11 @@ class Engine:
         self, config: EngineConfig, parts: EngineParts, fetch: Fetch, packed_cache: PackedCache | None
     ) -> None:
         """The way of adapters to the device. The loader closes first: its threads write to the host cache's memory."""
-        num_host_bytes = host_bytes(config, parts.share, parts.dtype, self.device)
-        host_memory = open_host_memory(num_host_bytes, self.device, is_shared=config.uses_cpu_assist)
+        tiers = HostTiers.open(config, parts, packed_cache, self._group.smallest)
+        self._opened.callback(tiers.close)
         #: Adapters in host memory.
-        self.host_cache = HostCache(host_memory)
-        self._opened.callback(self.host_cache.close)
-        agree = self._group.smallest if self._group else alone
-        self._assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, self.device, agree)
-        if self._assist is not None:
-            self._opened.callback(self._assist.close)
-        packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
+        self.host_cache = tiers.cache
+        self._assist = tiers.assist
         self._loader = AdapterLoader(
             self._lora_pool,
             self.host_cache,
@@ -142,17 +126,17 @@ class Engine:
             self._work.set,
             self._newest_end,
             fetch,
-            packed_store,
-            GroupAdapters(self._group, self._work.set) if self._group else NO_PEERS,
+            tiers.packed_store,
+            self._group.adapter_peers(self._work.set),
             by_layer=config.starts_by_layer,
-            arrival_words=self._assist.arrival_words if self._assist else None,
+            arrival_words=tiers.arrival_words,
         )
         self._opened.callback(self._loader.close)
 
     @property
     def ranks(self) -> tuple[RankProcess, ...]:
         """The processes of the group's other ranks."""
-        return tuple(self._group.ranks) if self._group is not None else ()
+        return self._group.ranks
 
     @property
     def num_kv_pages(self) -> int:
@@ -254,8 +238,7 @@ class Engine:
     def slow_copies(self, factor: int) -> None:
         """Emulates a slower link, for benchmarks: adapters' bytes are copied to each device ``factor`` times."""
         self._lora_pool.copies_per_page = factor
-        if self._group is not None:
-            self._group.send(SlowCopies(factor))
+        self._group.slow_copies(factor)
 
     def step(self) -> StepOutput:
         """Launches one invocation over all requests that can run, and returns the results of the newest that ended."""
@@ -269,7 +252,9 @@ class Engine:
         plan, preempted = self._requests.plan(forecast)
         if preempted:
             self._work.set()  # their adapters can be evicted, so the next step may run others
-        launched = self._launch(plan, forecast) if plan else None
+        launched = self._cold_starts.launch(plan, forecast, self._runner) if plan else None
+        if plan and not launched:
+            self._work.set()
         ended = launched
         if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched
@@ -301,27 +286,13 @@ class Engine:
 
         May be called again.
         """
-        if self._in_flight is not None and (self._group is None or not self._group.is_lost):
+        if self._in_flight is not None and not self._group.is_lost:
             self._in_flight.step.sampled_tokens()
             if self._in_flight.plan.assist is not None:
                 self._in_flight.plan.assist.end()
         self._in_flight = None
         self._opened.close()
-        self._end_group()
-
-    def _end_group(self) -> None:
-        """The graphs go first, then the exchanges between ranks, which all ranks end together."""
-        if self._group is None:
-            return
-        if self._group_runner is not None:
-            self._group_runner.close()
         self._group.close()
-        if self._group.is_lost:
-            leave_if_lost(self.device)
-        else:
-            leave()
-        self._group.wait()
-        self._group = None
 
     @contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
@@ -330,16 +301,13 @@ class Engine:
             yield
         except BaseException:
             self._opened.close()
-            if self._group is not None:
-                self._group.kill()
-                leave_if_lost(self.device)
+            self._group.kill()
             raise
 
     def check_invariants(self) -> None:
         """Audits all page and adapter accounting, of all ranks. Raises AssertionError on the first error."""
         self._requests.check_invariants()
-        if self._group is not None:
-            self._group.audit(self._loader.adapters.pages_by_digest)
+        self._group.audit(self._loader.adapters.pages_by_digest)
 
     def _make_runner(self, config: EngineConfig, parts: EngineParts) -> StepRunner:
         runner = make_runner(
@@ -354,31 +322,7 @@ class Engine:
             self._opened,
             self._assist,
         )
-        if self._group is None:
-            return runner
-        self._group.await_ready()
-        self._group_runner = GroupRunner(runner, self._group)
-        return self._group_runner
-
-    def _launch(self, planned: StepPlan, forecast: StepForecast) -> InFlight | None:
-        """None if the step was given up, since what it waited for has failed. It is planned anew."""
-        plan = self._cold_starts.begin(planned, forecast)
-        if plan is None:
-            self._work.set()
-            return None
-        digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
-        try:
-            launched = launch(plan, self._runner)
-        except ArrivalFailed:
-            if plan.assist is not None:
-                plan.assist.end()
-            for digest in digests:
-                self._loader.arrivals.stop_joining(digest)
-            self._work.set()
-            return None
-        for digest in digests if plan.assist is None else ():
-            self._loader.arrivals.join(digest)
-        return launched
+        return self._group.follow(runner)
 
     def _await_copies(self) -> tuple[Failure, ...]:
         """Delays the launch while adapters are being copied and the device is busy anyway.

@@ -9,15 +9,11 @@ from contextlib import ExitStack, suppress
 
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_error import copy_error
-from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
-from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.reader import AdapterReader
-from punica_serve.engine.cpu_assist.assistant import open_cpu_assist
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import Agree, EngineParts, alone
-from punica_serve.engine.memory.auto_sizes import host_bytes
-from punica_serve.engine.memory.pinned_memory import open_host_memory
+from punica_serve.engine.host_tiers import HostTiers
 from punica_serve.engine.ranks.rank_adapters import RankAdapters
 from punica_serve.engine.ranks.rank_assist import RankAssist
 from punica_serve.engine.ranks.rank_copies import RankCopies
@@ -57,17 +53,14 @@ class RankEngine:
         self._reply = reply
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
-        num_bytes = host_bytes(config, parts.share, parts.dtype, parts.device)
-        host_memory = open_host_memory(num_bytes, parts.device, is_shared=config.uses_cpu_assist)
-        host_cache = HostCache(host_memory)
-        assist = open_cpu_assist(config, parts.share, parts.dtype, host_memory, parts.device, agree)
-        packed_store = PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None
-        reader = AdapterReader(host_cache, parts.share, parts.dtype, parts.device, packed_store)
+        tiers = HostTiers.open(config, parts, packed_cache, agree)
+        reader = AdapterReader(tiers.cache, parts.share, parts.dtype, parts.device, tiers.packed_store)
         self._lora_pool = parts.lora_pool
-        words = assist.arrival_words if assist is not None else None
-        self._copies = RankCopies(parts.lora_pool, host_cache, by_layer=config.starts_by_layer, arrival_words=words)
-        self._assist = RankAssist(assist, host_cache, self._copies, reply)
-        self._adapters = RankAdapters(self._copies, host_cache, reader)
+        self._copies = RankCopies(
+            parts.lora_pool, tiers.cache, by_layer=config.starts_by_layer, arrival_words=tiers.arrival_words
+        )
+        self._assist = RankAssist(tiers.assist, tiers.cache, self._copies, reply)
+        self._adapters = RankAdapters(self._copies, tiers.cache, reader)
         self._opened = ExitStack()
         self._runner = make_runner(
             config,
@@ -79,7 +72,7 @@ class RankEngine:
             self._copies.arrival,
             parts.collectives,
             self._opened,
-            assist,
+            tiers.assist,
         )
 
     def run_step(self, words: Int32s) -> None:
