@@ -19,6 +19,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters import packed_file, packed_store
 from punica_serve.engine.adapters.entry import AdapterState
+from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
@@ -140,9 +141,9 @@ def check_pages(harness: LoaderHarness, ref: AdapterRef, packed: PackedAdapter) 
         assert torch.equal(harness.pool.groups[group].b[numbers].cpu(), packed.groups[group].b)
 
 
-def settle(engine: Engine) -> None:
-    """Waits for what is written in the background."""
-    store = engine._loader._host._reader._packed_store
+def settle(loader: AdapterLoader) -> None:
+    """Waits for what is written and removed in the background."""
+    store = loader._host._reader._packed_store
     assert store is not None
     store._writer.submit(lambda: None).result(DEADLINE_S)
 
@@ -274,7 +275,7 @@ def test_one_that_is_cancelled_and_deleted_while_its_folder_is_read_leaves_nothi
     gate.set()
     harness.until(lambda: ref.digest not in harness.loader.adapters)
     assert harness.pool.groups["o"].pages.num_free == 2 and ref.digest not in harness.host_cache
-    harness.loader.close()
+    settle(harness.loader)
     assert not list(cache.folder.rglob(f"*{ref.digest}*"))
 
 
@@ -319,7 +320,7 @@ def test_requests_say_from_packed_files_what_they_say_from_folders(
         engine = Engine(EngineConfig(model=folder, **_SETTINGS, cold_start=mode), "cpu", packed_cache=packed_cache)
         said.append(run_requests(engine, *requests))
         if packed_cache is not None:
-            settle(engine)
+            settle(engine._loader)
         engine.close()
         if is_damaged:
             for file in (cache.folder / "packed").glob("*/*"):
@@ -369,7 +370,7 @@ def test_a_step_that_goes_by_layers_waits_on_the_device_for_the_last_copies(
     for _ in range(2):
         engine = Engine(config, device, packed_cache=cache)
         said.append(run_requests(engine, request))
-        settle(engine)
+        settle(engine._loader)
         engine.close()
         monkeypatch.setattr(PageStream, "wait", held)
         monkeypatch.setattr(StepArrivals, "join", note)
