@@ -1,7 +1,7 @@
 """When requests are sent: a closed loop of clients, or Poisson arrivals whatever the server does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -12,6 +12,8 @@ from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.errors import ClusterUnavailable, RequestFailed
 
 _SEED = 7
+#: Before each long prompt.
+_PAUSE_S = 1.0
 
 #: Called with the number of tokens that came.
 OnTokens = Callable[[int], object]
@@ -38,14 +40,16 @@ class LoadRun:
         self._on_tokens = on_tokens
         self._started_s = asyncio.get_running_loop().time()
         self.times: list[RequestTimes] = []
+        #: Times of the long prompts beside them.
+        self.long_times: list[RequestTimes] = []
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._started_s
 
-    async def send(self, request: ServedRequest, due_s: float) -> None:
+    async def send(self, request: ServedRequest, due_s: float, *, is_long: bool = False) -> None:
         """Sends a request and waits for its end. A failure is kept in its times."""
         times = RequestTimes(due_s)
-        self.times.append(times)
+        (self.long_times if is_long else self.times).append(times)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._take(request, times)
@@ -84,6 +88,13 @@ async def poisson(run: LoadRun, requests: Sequence[ServedRequest], rate_per_s: f
             await asyncio.sleep(due_s - run.now_s())
             for request in requests[first : first + burst]:
                 group.create_task(run.send(request, due_s))
+
+
+async def long_prompts(run: LoadRun, requests: Iterable[ServedRequest]) -> None:
+    """Sends one long prompt after the other beside a load, with pauses that show what the load does without them."""
+    for request in requests:
+        await asyncio.sleep(_PAUSE_S)
+        await run.send(request, run.now_s(), is_long=True)
 
 
 def due_times(rate_per_s: float) -> Iterator[float]:

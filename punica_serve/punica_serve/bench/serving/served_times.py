@@ -71,6 +71,35 @@ class ServingResult:
 PERCENTS = (50, 99)
 
 
+@dataclass(frozen=True, slots=True)
+class LongPromptResult:
+    """The times between tokens of a load while long prompts came in beside it, and otherwise."""
+
+    #: Long prompts that got their first token.
+    num_prompts: int
+    first_token_ms: tuple[float, ...]
+    gap_ms: tuple[float, ...]
+    other_gap_ms: tuple[float, ...]
+
+
+def beside_long_prompts(requests: Sequence[RequestTimes], long: Sequence[RequestTimes]) -> LongPromptResult:
+    """Divides the times between tokens: a long prompt comes in from its sending to its first token."""
+    whole = [times for times in long if times.error is None and times.arrivals]
+    spans = [(times.due_s, times.arrivals[0][0]) for times in whole]
+    beside: list[float] = []
+    others: list[float] = []
+    for times in requests:
+        for earlier, later in pairwise(at_s for at_s, _ in times.arrivals):
+            is_beside = any(earlier < last and first < later for first, last in spans)
+            (beside if is_beside else others).append(later - earlier)
+    return LongPromptResult(
+        num_prompts=len(whole),
+        first_token_ms=percentiles_ms([times.first_token_s for times in whole] or [0.0], *PERCENTS),
+        gap_ms=percentiles_ms(beside or [0.0], *PERCENTS),
+        other_gap_ms=percentiles_ms(others or [0.0], *PERCENTS),
+    )
+
+
 def result_of(requests: Sequence[RequestTimes], level: ServiceLevel) -> ServingResult:
     """Failed requests count as failed, and in nothing else."""
     whole = [times for times in requests if times.error is None and times.arrivals]

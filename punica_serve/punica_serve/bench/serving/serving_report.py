@@ -27,6 +27,19 @@ _COLUMNS = (
     Column("frontend_us_per_token", "frontend CPU µs/token", ",.0f"),
 )
 
+_LONG_COLUMNS = (
+    Column("workload", "workload"),
+    Column("population", "adapters"),
+    Column("api", "API"),
+    Column("num_long", "long prompts", ",d"),
+    Column("long_first_token_p50_ms", "their first token, p50 ms", ",.0f"),
+    Column("long_first_token_p99_ms", "p99 ms", ",.0f"),
+    Column("gap_beside_p50_ms", "between the others' tokens meanwhile, p50 ms", ",.2f"),
+    Column("gap_beside_p99_ms", "p99 ms", ",.2f"),
+    Column("gap_without_p50_ms", "without, p50 ms", ",.2f"),
+    Column("gap_without_p99_ms", "p99 ms", ",.2f"),
+)
+
 
 def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_name: str) -> Report:
     """The table and the picture of one run."""
@@ -41,7 +54,7 @@ def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_nam
         name="serving",
         machine=host_facts(),
         settings={**asdict(settings), "model": model_name},
-        tables=[table],
+        tables=[table, *_long_tables(rows, settings)],
         figures={"": lambda figure: _draw(figure, table)},
         failures=[_failure(row) for row in rows if row.result.num_failed],
     )
@@ -54,6 +67,23 @@ def _cells(row: ServingRow) -> tuple[Value, ...]:
         *(result.seconds, result.tokens_per_s, *result.first_token_ms, *result.gap_ms, result.goodput_per_s),
         row.frontend_us_per_token,
     )
+
+
+def _long_tables(rows: Sequence[ServingRow], settings: ServingSettings) -> list[TableData]:
+    """What long prompts do to the load beside them, if there were any."""
+    cells = [
+        (
+            *(row.workload, row.population, row.api),
+            long.num_prompts,
+            *long.first_token_ms,
+            *long.gap_ms,
+            *long.other_gap_ms,
+        )
+        for row in rows
+        if (long := row.long_prompts) is not None
+    ]
+    title = f"beside prompts of {settings.long_prompt} tokens"
+    return [TableData("long_prompts", title, _LONG_COLUMNS, cells)] if cells else []
 
 
 def _failure(row: ServingRow) -> str:

@@ -15,8 +15,8 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.frontend.processes import ProcessFigures
 from punica_serve.bench.running_cluster import running_cluster
 from punica_serve.bench.serving.http_stream import HttpClient
-from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, poisson
-from punica_serve.bench.serving.served_times import ServingResult, result_of
+from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, long_prompts, poisson
+from punica_serve.bench.serving.served_times import LongPromptResult, ServingResult, beside_long_prompts, result_of
 from punica_serve.bench.serving.serving_cluster import with_dummies, write_tokenizer
 from punica_serve.bench.serving.serving_settings import REQUEST_TIMEOUT_S, ApiName, ServingSettings
 from punica_serve.bench.serving.serving_workloads import (
@@ -24,6 +24,7 @@ from punica_serve.bench.serving.serving_workloads import (
     PopulationName,
     ServedRequest,
     WorkloadName,
+    long_requests,
     num_adapters,
     requests_of,
 )
@@ -59,6 +60,8 @@ class ServingRow:
     result: ServingResult
     #: CPU time of all frontends for each token; None of a server that is not ours.
     frontend_us_per_token: float | None
+    #: Of the load beside long prompts.
+    long_prompts: LongPromptResult | None = None
 
 
 def run_all(
@@ -73,8 +76,13 @@ def run_all(
         for workload, count in zip(settings.workloads, settings.num_requests, strict=True)
         for population in settings.populations
     }
+    long = {
+        population: long_requests(population, settings.long_prompt, vocab_size=model.vocab_size, max_context=context)
+        for population in settings.populations
+        if settings.long_prompt is not None
+    }
     with _server(config, model, settings, max(map(num_adapters, loads.values())), key) as server:
-        return asyncio.run(_measure_all(server, settings, loads, key, progress))
+        return asyncio.run(_measure_all(server, settings, loads, long, key, progress))
 
 
 @contextmanager
@@ -108,10 +116,12 @@ def _base_name(url: str, key: str | None) -> str:
 
 
 _Loads = Mapping[tuple[WorkloadName, PopulationName], Sequence[ServedRequest]]
+#: The long prompts beside them, where there are any.
+_Long = Mapping[PopulationName, Iterator[ServedRequest]]
 
 
 async def _measure_all(
-    server: Server, settings: ServingSettings, loads: _Loads, key: str | None, progress: Progress
+    server: Server, settings: ServingSettings, loads: _Loads, long: _Long, key: str | None, progress: Progress
 ) -> list[ServingRow]:
     bar = TokenBar(progress)
     task = progress.add_task("serving", total=len(loads) * len(settings.apis))
@@ -124,7 +134,8 @@ async def _measure_all(
                     await _warm_up(client, requests, range(warmed, wanted), progress)
                     warmed = max(warmed, wanted)
                 bar.start(f"{workload}, {population}, {api}", sum(request.max_tokens for request in requests))
-                row = await _measure(client, server, settings, requests, (workload, population, api), bar)
+                names = (workload, population, api)
+                row = await _measure(client, server, settings, requests, long.get(population), names, bar)
             rows.append(row)
             progress.console.print(f"{workload}, {population}, {api}: {row.result.tokens_per_s:,.0f} tokens/s")
             progress.advance(task)
@@ -166,17 +177,23 @@ async def _measure(
     server: Server,
     settings: ServingSettings,
     requests: Sequence[ServedRequest],
+    long: Iterator[ServedRequest] | None,
     names: tuple[WorkloadName, PopulationName, ApiName],
     bar: TokenBar,
 ) -> ServingRow:
     cpu_s = sum(frontend.cpu_s for frontend in server.frontends)
     run = LoadRun(client, REQUEST_TIMEOUT_S, bar.add)
-    if settings.rate_per_s is None:
-        await closed_loop(run, requests, settings.num_clients)
-    else:
-        burst = GROUP_SIZE if settings.groups_together and names[0] == "shared_prefixes" else 1
-        await poisson(run, requests, settings.rate_per_s, burst)
+    async with asyncio.TaskGroup() as group:
+        beside = group.create_task(long_prompts(run, long)) if long is not None else None
+        if settings.rate_per_s is None:
+            await closed_loop(run, requests, settings.num_clients)
+        else:
+            burst = GROUP_SIZE if settings.groups_together and names[0] == "shared_prefixes" else 1
+            await poisson(run, requests, settings.rate_per_s, burst)
+        if beside is not None:
+            beside.cancel()
     cpu_s = sum(frontend.cpu_s for frontend in server.frontends) - cpu_s
     num_tokens = sum(times.num_tokens for times in run.times)
     us_per_token = 1e6 * cpu_s / num_tokens if server.frontends and num_tokens else None
-    return ServingRow(*names, result_of(run.times, settings.level), us_per_token)
+    beside_long = beside_long_prompts(run.times, run.long_times) if long is not None else None
+    return ServingRow(*names, result_of(run.times, settings.level), us_per_token, beside_long)

@@ -30,6 +30,8 @@ class ServingSettings:
     #: With Poisson arrivals: the requests of one prefix arrive together.
     groups_together: bool = False
     rank: int = 16
+    #: Tokens of the prompts that one more client sends beside each load; None: there is none.
+    long_prompt: int | None = None
     #: Requests in one step of a cluster that is started; None leaves the config's.
     batch_size: int | None = None
     #: The server to measure; None starts a cluster.

@@ -1,7 +1,8 @@
 """The requests of each workload: lengths, prompts and adapters. The same for the same arguments, on every machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal
 
 import numpy as np
@@ -57,6 +58,18 @@ def requests_of(
         )
         for number, length in enumerate(lengths)
     ]
+
+
+def long_requests(
+    population: PopulationName, num_tokens: int, *, vocab_size: int, max_context: int
+) -> Iterator[ServedRequest]:
+    """Prompts of so many tokens that share no prefix, with answers of one, without end. Raises ConfigError."""
+    if num_tokens >= max_context:
+        message = f"`--long-prompt` is {num_tokens}, and the context holds {max_context} with an answer; lower it"
+        raise ConfigError(message, param="long_prompt")
+    rng = np.random.default_rng(_SEED + 1)
+    adapter = None if population == "base" else 0
+    return (ServedRequest(_tokens(rng, num_tokens, vocab_size), 1, adapter) for _ in repeat(None))
 
 
 def num_adapters(requests: Sequence[ServedRequest]) -> int:

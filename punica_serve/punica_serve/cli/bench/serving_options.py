@@ -43,6 +43,10 @@ SloOption = Annotated[
     tuple[float, float],
     typer.Option(metavar="FIRST LATER", help="The SLO of goodput: ms to the first token, and for each later one."),
 ]
+LongPromptOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="TOKENS", help="One more client sends prompts of so many tokens beside each load."),
+]
 PeerFilesOption = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Measure nothing; write files and a command for vLLM there.")
 ]

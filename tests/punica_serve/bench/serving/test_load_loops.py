@@ -1,10 +1,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 
 import pytest
 
-from punica_serve.bench.serving.load_loops import LoadRun, closed_loop, due_times, poisson
+from punica_serve.bench.serving import load_loops
+from punica_serve.bench.serving.load_loops import LoadRun, closed_loop, due_times, long_prompts, poisson
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.errors import RequestFailed
 
@@ -48,6 +49,15 @@ async def test_a_failure_is_kept_and_the_others_go_on() -> None:
     run = LoadRun(CountingClient(3, 5), 60.0, lambda _: None)
     await closed_loop(run, REQUESTS, 2)
     assert [times.error for times in run.times].count("broken") == 2 and len(run.times) == 9
+
+
+async def test_long_prompts_are_sent_one_after_the_other_and_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_loops, "_PAUSE_S", 0.0)
+    client = CountingClient()
+    run = LoadRun(client, 60.0, lambda _: None)
+    await long_prompts(run, repeat(ServedRequest((1,), 1, None), 3))
+    assert client.most_running == 1 and not run.times
+    assert [times.num_tokens for times in run.long_times] == [1, 1, 1]
 
 
 async def test_poisson_arrivals_of_a_group_come_together() -> None:

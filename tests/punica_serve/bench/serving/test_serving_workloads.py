@@ -1,6 +1,8 @@
+from itertools import islice
+
 import pytest
 
-from punica_serve.bench.serving.serving_workloads import GROUP_SIZE, num_adapters, requests_of
+from punica_serve.bench.serving.serving_workloads import GROUP_SIZE, long_requests, num_adapters, requests_of
 from punica_serve.errors import ConfigError
 from punica_serve.workload import shipped_workload
 
@@ -44,3 +46,11 @@ def test_requests_are_cut_to_fit_a_small_model() -> None:
 def test_more_requests_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="`--requests` is 1001; a workload has 1000 at most"):
         requests_of("ours", "base", 1001, **LONG)
+
+
+def test_long_prompts_share_nothing_and_must_fit_the_context() -> None:
+    first, second = islice(long_requests("base", 4095, **LONG), 2)
+    assert (len(first.prompt_ids), first.max_tokens, first.adapter) == (4095, 1, None)
+    assert first.prompt_ids[:16] != second.prompt_ids[:16]
+    with pytest.raises(ConfigError, match="`--long-prompt` is 4096, and the context holds 4096 with an answer"):
+        long_requests("distinct", 4096, **LONG)
