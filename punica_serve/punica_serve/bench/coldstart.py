@@ -3,11 +3,12 @@
 All places of the batch but one decode, each with its own adapter. A stream of requests arrives, one after the other,
 each with an adapter that is only in host memory, or only on disk: packed by an earlier load, or not yet. For
 comparison, another stream uses adapters that are all on the device. The two alternate in their order from round to
-round.
+round. The device has room for all warm adapters and a few cold ones, which are evicted for the next.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from punica_serve.bench.token_bar import told
 from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
-from punica_serve.errors import RequestFailed
+from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.store.packed_folder import PackedCache
 
@@ -32,8 +33,11 @@ _SETTLING_STEPS = 10
 #: Arrivals of a warm-up round that is not counted.
 _PILOT_ARRIVALS = 4
 
-#: Everything is kept.
-_CACHE_BYTES = 1 << 50
+#: Cold adapters that the device has room for beside the warm ones.
+_COLD_RESIDENT = 4
+
+#: Of packed forms: everything is kept.
+CACHE_BYTES = 1 << 50
 
 Source = Literal["host", "packed", "files"]
 
@@ -90,12 +94,12 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         batch_size=settings.batch_size,
         rank=settings.rank,
         num_host=num_warm + num_cold,
-        num_resident=max(num_warm + num_cold, 4 * settings.batch_size),
+        num_resident=num_warm + _COLD_RESIDENT,
     ).model_copy(update={"cold_start": settings.mode})
     measured = Measured(StreamTimes(), StreamTimes())
     with adapter_files(settings.folder) as folder:
-        with told(progress, "engine"):
-            cache = PackedCache(folder / "cache", _CACHE_BYTES)
+        cache = PackedCache(folder / "cache", CACHE_BYTES)
+        with told(progress, "engine"), _advising(num_warm + _COLD_RESIDENT):
             engine = Engine(config, str(subject.device), packed_cache=cache)
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
@@ -113,6 +117,16 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     return measured
 
 
+@contextmanager
+def _advising(num_resident: int) -> Iterator[None]:
+    """Adds to an error of memory which options it came from."""
+    try:
+        yield
+    except ConfigError as error:
+        message = f"{error.message}; it is for {num_resident} adapters: ask for fewer `--arrivals` or a smaller"
+        raise ConfigError(f"{message} `--batch-size`", param=error.param) from error
+
+
 def _run_rounds(
     engine: Engine,
     warm: Sequence[AdapterRef],
@@ -124,19 +138,20 @@ def _run_rounds(
     """Each round's cold stream uses new adapters; the warm one always uses the same."""
     task = progress.add_task("streams", total=2 * settings.num_rounds)
     beside, resident = warm[: settings.batch_size - 1], warm[settings.batch_size - 1 :]
-    bring(engine, resident)
-    _run_stream(engine, beside, cold[:_PILOT_ARRIVALS], settings, StreamTimes(), run="pilot")
+    run_stream(engine, beside, cold[:_PILOT_ARRIVALS], settings, StreamTimes(), run="pilot")
     for number in range(settings.num_rounds):
         first = _PILOT_ARRIVALS + number * settings.num_arrivals
         for is_cold in (True, False) if number % 2 == 0 else (False, True):
             adapters = cold[first : first + settings.num_arrivals] if is_cold else resident
-            _check_place(engine, adapters, is_cold=is_cold)
+            if not is_cold:
+                bring(engine, [*beside, *resident])
+            check_place(engine, adapters, is_cold=is_cold)
             times = measured.cold if is_cold else measured.warm
-            _run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")
+            run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")
             progress.advance(task)
 
 
-def _check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: bool) -> None:
+def check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: bool) -> None:
     """Raises RequestFailed unless all adapters of a warm stream are on the device, or none of a cold one's."""
     digests, on_device = {ref.digest for ref in adapters}, set(engine.resident_adapters)
     if is_cold and digests & on_device:
@@ -145,7 +160,7 @@ def _check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: boo
         raise RequestFailed("an adapter of the warm stream is not on the device")
 
 
-def _run_stream(
+def run_stream(
     engine: Engine,
     warm: Sequence[AdapterRef],
     adapters: Sequence[AdapterRef],

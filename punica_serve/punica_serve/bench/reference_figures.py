@@ -81,6 +81,16 @@ class ColdstartPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: dict[str, dict[int, float]]
 
 
+class IdlePeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """ms to the first token on an idle engine, by where the adapter was."""
+
+    date: str
+    source: str
+    rank: int
+    num_prompt_tokens: int
+    first_token_ms: dict[str, float]
+
+
 class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Results of other systems, each with its date and source."""
 
@@ -90,6 +100,7 @@ class Peers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     textgen: TextgenPeers
     batching: BatchingPeers
     coldstart_series: ColdstartPeers
+    coldstart_idle: IdlePeers
 
     def pair_peer(self, rank: int, batch_size: int, population: Population) -> Peer | None:
         return self._peer(self.pair.quickest.get(rank, {}).get(batch_size, {}).get(population))

@@ -67,13 +67,13 @@ def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, m
 
 def test_every_other_round_begins_warm(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    run_stream = coldstart._run_stream
+    run_stream = coldstart.run_stream
 
     def note_and_run(*rest: Any, run: str) -> None:
         runs.append(run)
         run_stream(*rest, run=run)
 
-    monkeypatch.setattr(coldstart, "_run_stream", note_and_run)
+    monkeypatch.setattr(coldstart, "run_stream", note_and_run)
     run(subject, SETTINGS, Progress(disable=True))
     assert runs == ["pilot", "cold-0", "warm-0", "warm-1", "cold-1"]
 
