@@ -22,9 +22,10 @@ from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.protocol import AdapterRef
 
-#: Reading is mostly hashing, at 1 GB/s per core. Twelve threads saturate the memory bandwidth, two cores are left to
-#: the step loop and the copies, and four threads at least keep one slow disk read from delaying the next adapter.
-_MIN_THREADS, _MAX_THREADS, _SPARED_CORES = 4, 12, 2
+#: Half of the threads read and pack, the others hash what was read: so the first of many adapters is there after its
+#: hashing alone, and the rest no later than if each had one thread. Two cores are left to the step loop and the copies,
+#: and four readers at least keep one slow disk read from delaying the next adapter.
+_MIN_READERS, _MAX_READERS, _SPARED_CORES = 4, 8, 2
 
 
 class _NotPacked(Exception):
@@ -49,8 +50,10 @@ class AdapterReader:
         self._packed_store = packed_store
         self._model = model
         self._dtype = dtype
-        self.num_threads = max(_MIN_THREADS, min(_MAX_THREADS, (os.cpu_count() or 1) - _SPARED_CORES))
+        num_hashers = max(1, min(_MAX_READERS, ((os.cpu_count() or 1) - _SPARED_CORES) // 2))
+        self.num_threads = max(_MIN_READERS, num_hashers)
         self._buffers = local()
+        self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
         self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
 
     def start(self, ref: AdapterRef, stream: PageStream | None = None) -> Future[HostCopy]:
@@ -68,6 +71,7 @@ class AdapterReader:
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hashers.shutdown(wait=False, cancel_futures=True)
         if self._packed_store is not None:
             self._packed_store.close()
 
@@ -122,7 +126,7 @@ class AdapterReader:
         if not hasattr(self._buffers, "own"):
             self._buffers.own = ReadBuffer()
         checksums = self._packed_store.checksums(ref) if self._packed_store else None
-        unverified = begin_load(ref, self._model.whole, self._buffers.own, self._threads, checksums)
+        unverified = begin_load(ref, self._model.whole, self._buffers.own, self._hashers, checksums)
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
 
         def pack(memory: Tensor) -> PackedAdapter:
