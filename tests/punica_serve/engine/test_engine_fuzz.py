@@ -24,6 +24,7 @@ from punica_serve.engine.adapters import packed_store
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.packed_file import Chunk, PackedFileInvalid, read_chunk
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import StoreUnavailable
@@ -187,10 +188,10 @@ class _Moody:
             raise StoreUnavailable("the store is moody")
         return Path("dropped meanwhile" if mood < 0.4 else self._folders[ref.digest])
 
-    def chunk(self, descriptor: int, chunk: Chunk) -> None:
+    def chunk(self, file: RangeReader, chunk: Chunk) -> None:
         if self._mood(0.002) < 0.01:
             raise PackedFileInvalid("the disk is moody")
-        read_chunk(descriptor, chunk)
+        read_chunk(file, chunk)
 
     def link(self, copy: Callable[..., None], *, times: int = 1) -> Callable[..., None]:
         """``times``: so many times as often used as the others, and so much better at it."""

@@ -22,6 +22,7 @@ import xxhash
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
 
 #: Chunks of most adapters: at least two for each thread that reads, so that the first are copied while others are read.
@@ -89,15 +90,15 @@ def write_packed(descriptor: int, ref: AdapterRef, memory: Bytes, layout: Packed
     _write_all(descriptor, memoryview(header), 0)
 
 
-def open_chunks(descriptor: int, ref: AdapterRef, memory: Bytes, layout: PackedLayout) -> list[Chunk]:
+def open_chunks(file: RangeReader, ref: AdapterRef, memory: Bytes, layout: PackedLayout) -> list[Chunk]:
     """The chunks to be read into ``memory``.
 
     Raises PackedFileInvalid unless the file is whole, and this adapter's in this layout; OSError.
     """
-    header = _decode(os.pread(descriptor, _BLOCK_BYTES, 0))
+    header = _decode(file.read_start(_BLOCK_BYTES))
     if header.layout != layout.name or header.adapter != _meaning(ref):
         raise PackedFileInvalid("it is of another adapter or layout")
-    if os.fstat(descriptor).st_size != _BLOCK_BYTES + len(memory):
+    if file.num_bytes() != _BLOCK_BYTES + len(memory):
         raise PackedFileInvalid("it is cut short, or too long")
     places = list(_chunks(memory))
     if len(places) != len(header.checksums):
@@ -105,14 +106,10 @@ def open_chunks(descriptor: int, ref: AdapterRef, memory: Bytes, layout: PackedL
     return [Chunk(*place, checksum) for place, checksum in zip(places, header.checksums, strict=True)]
 
 
-def read_chunk(descriptor: int, chunk: Chunk) -> None:
+def read_chunk(file: RangeReader, chunk: Chunk) -> None:
     """Reads one chunk into its place. Raises PackedFileInvalid if it is damaged; OSError."""
-    done = 0
-    while done < len(chunk.memory):
-        num_bytes = os.preadv(descriptor, [chunk.memory[done:]], _BLOCK_BYTES + chunk.start + done)
-        if not num_bytes:
-            raise PackedFileInvalid("it is cut short")
-        done += num_bytes
+    if file.read(chunk.memory, _BLOCK_BYTES + chunk.start) < len(chunk.memory):
+        raise PackedFileInvalid("it is cut short")
     if xxhash.xxh3_128_digest(chunk.memory) != chunk.checksum:
         raise PackedFileInvalid("a chunk is damaged")
 

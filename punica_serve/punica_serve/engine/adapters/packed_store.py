@@ -27,6 +27,7 @@ from punica_serve.engine.adapters.packed_file import (
 )
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -91,10 +92,8 @@ class PackedStore:
             descriptor = self._folder.packed.open(ref.digest, self._layout.name)
             if descriptor is None:
                 return None
-            try:
-                return self._read(descriptor, ref, memory, stream)
-            finally:
-                os.close(descriptor)
+            with RangeReader(descriptor) as file:
+                return self._read(file, ref, memory, stream)
         except (PackedFileInvalid, OSError) as error:
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
             with suppress(OSError):
@@ -131,23 +130,23 @@ class PackedStore:
         self._readers.shutdown(wait=False)  # whoever waits for chunks gets them
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, descriptor: int, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
+    def _read(self, file: RangeReader, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
-        chunks = open_chunks(descriptor, ref, memory.numpy(), self._layout)
+        chunks = open_chunks(file, ref, memory.numpy(), self._layout)
         with nullcontext() if stream is None else stream.filling(memory):
             reads: list[Future[None]] = []
             try:
-                reads.extend(self._readers.submit(_read_chunk, descriptor, chunk, stream) for chunk in chunks)
+                reads.extend(self._readers.submit(_read_chunk, file, chunk, stream) for chunk in chunks)
                 packed = views() if stream is None else stream.prepare(views)
-                self._folder.packed.mark_used(descriptor)
+                self._folder.packed.mark_used(file.descriptor)
             except BaseException:
                 if stream is not None:
                     stream.cancel()
                 raise
             finally:
-                wait(reads)  # all of them end before the memory or the descriptor is used for anything else
+                wait(reads)  # all of them end before the memory is used for anything else, or the file closed
             for read in reads:
                 read.result()
         return packed
@@ -179,8 +178,8 @@ class PackedStore:
             self._has_failed = False
 
 
-def _read_chunk(descriptor: int, chunk: Chunk, stream: PageStream | None) -> None:
-    read_chunk(descriptor, chunk)
+def _read_chunk(file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
+    read_chunk(file, chunk)
     if stream is not None:
         stream.put(chunk.start, chunk.stop)
 

@@ -25,6 +25,7 @@ from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.step_arrivals import StepArrivals
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
@@ -109,11 +110,11 @@ class Gate:
             last, num_left = chunks[-1].start, len(chunks) - 1
             return chunks
 
-        def read(descriptor: int, chunk: Chunk) -> None:
+        def read(file: RangeReader, chunk: Chunk) -> None:
             if chunk.start == last:
                 self.begun.set()
                 assert self._opened.wait(DEADLINE_S)
-            read_chunk(descriptor, chunk)
+            read_chunk(file, chunk)
 
         def write(*arguments: Any) -> None:
             nonlocal num_left
