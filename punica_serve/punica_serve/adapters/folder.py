@@ -40,6 +40,10 @@ from punica_serve.protocol import AdapterRef
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
+#: Ends of the names of transformers' classes that generate text, and beginnings of those that stand for any of them.
+_MODEL_CLASSES = ("ForCausalLM", "ForConditionalGeneration")
+_ANY_MODEL = ("Auto", "Peft")
+
 #: Number of cached layouts, one per kind of adapter: a cluster's adapters mostly come from one training program.
 _MAX_LAYOUTS = 32
 
@@ -65,6 +69,7 @@ def read_adapter(
         config_bytes = _read_config(folder)
         with naming(folder / CONFIG_NAME):
             config = parse_peft_config(config_bytes)
+            _check_base_class(config, model)
             _check_base_name(config, model, called=called, strict=strict_base)
             _check_invocation(config, model)
         if not os.path.exists(folder / WEIGHTS_NAME):
@@ -190,6 +195,17 @@ def _read_config(folder: Path) -> bytes:
         return read_bytes(file)
 
 
+def _check_base_class(config: PeftConfig, model: ModelConfig) -> None:
+    """Refuses an adapter of another architecture, whose tensors may have the same names and sizes."""
+    trained_on = config.auto_mapping.base_model_class if config.auto_mapping else None
+    if trained_on is None or not trained_on.endswith(_MODEL_CLASSES) or trained_on.startswith(_ANY_MODEL):
+        return
+    if model.class_names and trained_on not in model.class_names:
+        reason = f"says that it was trained on a {trained_on}, and the base model is a {model.class_names[0]}"
+        advice = "serve it on its own base model, or set the field to null if both compute the same"
+        raise AdapterRejected(f"`auto_mapping` {reason}; {advice}", param="auto_mapping")
+
+
 def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, strict: bool) -> None:
     """Compares base model names by their last parts. Only shapes decide whether an adapter fits; the name, a path or
     Hub id, is a hint.
@@ -204,7 +220,8 @@ def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, str
             param="base_model_name_or_path",
         )
     if trained_on:
-        logger.warning("adapter %s was trained on %r and is served on %r", called, trained_on, model.name)
+        told = "adapter %s: `base_model_name_or_path` is %r, and the base model is %r; `strict_base: true` refuses such"
+        logger.warning(told, called, trained_on, model.name)
 
 
 def _check_invocation(config: PeftConfig, model: ModelConfig) -> None:

@@ -235,7 +235,7 @@ def _check_ranks(config: PeftConfig, ranks: Mapping[str, int | None]) -> None:
         rank = config.r if from_pattern is None else from_pattern
         if rank > MAX_LORA_RANK:
             field = "r" if from_pattern is None else "rank_pattern"
-            _refuse(field, f"gives `{path}` rank {rank}; at most {MAX_LORA_RANK} is served")
+            _refuse(field, f"gives `{path}` rank {rank}; at most {MAX_LORA_RANK} is served: train a lower one")
 
 
 def _unmatched_names(config: PeftConfig, modules: Iterable[_Module]) -> Iterator[str]:

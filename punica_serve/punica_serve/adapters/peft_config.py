@@ -40,7 +40,6 @@ ALL_LINEAR = "all-linear"
 #: Fields that matter only to training, to the program that saved them, or together with fields that are refused.
 _NO_EFFECT = frozenset(
     {
-        "auto_mapping",
         "bias",  # trains biases; PEFT saves those that the base has, and a file that holds any is refused
         "corda_config",  # belongs to init_lora_weights, which is checked itself; so do eva, lora_ga and loftq
         "eva_config",
@@ -82,6 +81,12 @@ MAX_NAMES = 2_000
 MAX_PATTERN_CHARS = 10_000
 
 
+class AutoMapping(msgspec.Struct, frozen=True):
+    """What PEFT writes about the base model where it was not told the task."""
+
+    base_model_class: str | None = None
+
+
 class PeftConfig(msgspec.Struct, frozen=True):
     """The fields of adapter_config.json that decide how the adapter is applied, with PEFT's names and defaults."""
 
@@ -100,6 +105,7 @@ class PeftConfig(msgspec.Struct, frozen=True):
     #: Regular expressions for the path before the layer's index; any by default.
     layers_pattern: str | tuple[str, ...] | None = None
     base_model_name_or_path: str | None = None
+    auto_mapping: AutoMapping | None = None
     #: Whether one update serves embedding and head. It matters only to adapters that update either.
     ensure_weight_tying: bool | None = False
     #: The tokens that invoke an activated adapter. None or empty: it is always active.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from punica_serve.base_model.lacking import lacking_part
 from punica_serve.base_model.model_files import refusal
 from punica_serve.base_model.windows import WindowRule
 
@@ -130,14 +131,10 @@ _WRAPPERS = {
     "gemma3": ("gemma3_text", "Gemma3ForConditionalGeneration"),
     "mistral3": ("mistral", "Mistral3ForConditionalGeneration"),
 }
+#: Advice: no setting makes such a model one that is served.
+_ANOTHER = "; take another base model (`punica-serve config check FOLDER` tells)"
 #: Fields of a wrapper that hold for its text model.
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "_name_or_path", "quantization_config")
-
-#: Families that users ask for, and the part of them that the engine lacks.
-_LACKING = {
-    "a mixture of experts": ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4"),
-    "a hybrid with linear attention": ("qwen3_next", "qwen3_5", "qwen3_5_moe", "falcon_h1", "jamba", "bamba"),
-}
 
 
 def text_config(raw: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -150,8 +147,11 @@ def text_config(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         return raw
     model_type, class_name = _WRAPPERS[wrapper]
     text, classes = raw.get("text_config"), raw.get("architectures")
-    if not isinstance(text, dict) or text.get("model_type", model_type) != model_type:
+    if not isinstance(text, dict):
         raise refusal(path, "text_config", f"must be an object whose `model_type` is {model_type!r}")
+    if (own_type := text.get("model_type", model_type)) != model_type:
+        reason = f"is {own_type!r}; of {wrapper!r} only {model_type!r} is implemented{_ANOTHER}"
+        raise refusal(path, "text_config.model_type", reason)
     if classes and (not isinstance(classes, list) or class_name not in classes):
         raise refusal(path, "architectures", f"is {classes!r}; of {wrapper!r} only {class_name!r} is implemented")
     shared = {name: raw[name] for name in _SHARED_FIELDS if raw.get(name) is not None}
@@ -161,13 +161,21 @@ def text_config(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**shared, **own, "model_type": model_type, "tie_word_embeddings": tied}
 
 
+def class_names(architecture: Architecture) -> tuple[str, ...]:
+    """Transformers' classes with these layers: the language model's, and those of models that also see images."""
+    wrappers = (name for text, name in _WRAPPERS.values() if ARCHITECTURES[text] is architecture)
+    return (architecture.class_name, *wrappers)
+
+
 def read_architecture(raw: Mapping[str, Any], path: Path) -> Architecture:
     """The architecture of the config.json at ``path``. Raises ModelRejected, which names the field."""
     name = raw.get("model_type")
     served = f"served are {', '.join(ARCHITECTURES)}, and the text models of {', '.join(_WRAPPERS)}"
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        kind = next((f", {kind}" for kind, names in _LACKING.items() if name in names), "")
-        raise refusal(path, "model_type", f"is {name!r}{kind}, which is not implemented; {served}")
+        part = lacking_part(raw)
+        raise refusal(
+            path, "model_type", f"is {name!r}{f', {part}' if part else ''}, which is not implemented; {served}"
+        )
     architecture = ARCHITECTURES[name]
     classes = raw.get("architectures")
     if classes and (not isinstance(classes, list) or architecture.class_name not in classes):
@@ -180,4 +188,4 @@ def read_architecture(raw: Mapping[str, Any], path: Path) -> Architecture:
 def _refuse_unimplemented(raw: Mapping[str, Any], architecture: Architecture, path: Path) -> None:
     for name, implemented in {**_COMMON, **architecture.implemented}.items():
         if name in raw and raw[name] not in implemented:
-            raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented")
+            raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented{_ANOTHER}")

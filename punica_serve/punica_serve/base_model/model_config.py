@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from punica_serve.base_model.architectures import Architecture, read_architecture, text_config
+from punica_serve.base_model.architectures import Architecture, class_names, read_architecture, text_config
 from punica_serve.base_model.generation_config import GenerationDefaults, read_generation_defaults
 from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK, check_group_size, check_lora_division
 from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS
@@ -84,6 +84,8 @@ class ModelConfig:
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    #: Transformers' classes of such a model; empty if it was not read from a file.
+    class_names: tuple[str, ...] = field(default=(), compare=False, repr=False)
     #: Where it was read from; None if it was not.
     folder: Path | None = field(default=None, compare=False, repr=False)
     rank: Rank = SINGLE
@@ -315,6 +317,7 @@ def read_model_config(folder: Path) -> ModelConfig:
             vocab_size=file.vocab_size,
             max_position_embeddings=file.max_position_embeddings,
         ),
+        class_names=class_names(architecture),
         folder=folder,
     )
 
@@ -340,7 +343,8 @@ def _refuse_formats(raw: dict[str, Any], path: Path) -> None:
         if raw.get(name) not in (None, *get_args(ModelDtype)):
             raise refusal(path, name, f"is {raw[name]!r}; {', '.join(get_args(ModelDtype))} are implemented")
     if raw.get("quantization_config"):
-        raise refusal(path, "quantization_config", "is set; quantized weights are not implemented")
+        reason = "is set; quantized weights are not implemented: take the checkpoint without"
+        raise refusal(path, "quantization_config", reason)
 
 
 def _check_heads(file: _ConfigFile, path: Path) -> None:

@@ -333,6 +333,22 @@ def test_another_base_name_warns(
     assert "org/other" in record.getMessage()
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "PeftModelForCausalLM", "DDP", None])
+def test_a_base_class_that_may_be_this_one_is_silent(
+    folder: Path, model: ModelConfig, set_config: SetConfig, name: str | None
+) -> None:
+    set_config(auto_mapping={"base_model_class": name, "parent_library": "transformers"})
+    read_adapter(folder, replace(model, class_names=("LlamaForCausalLM",)))
+
+
+def test_an_adapter_of_another_architecture_is_refused(folder: Path, model: ModelConfig, set_config: SetConfig) -> None:
+    """A Mistral 7B has projections of the sizes of a Llama 3 8B."""
+    set_config(auto_mapping={"base_model_class": "MistralForCausalLM"})
+    error = refusal(folder, replace(model, class_names=("LlamaForCausalLM",)))
+    assert error.param == "auto_mapping"
+    assert "trained on a MistralForCausalLM, and the base model is a LlamaForCausalLM" in error.message
+
+
 @pytest.mark.parametrize("name", ["org/other", "", None])
 def test_strict_base_refuses_another_base_name(
     folder: Path, model: ModelConfig, set_config: SetConfig, name: str | None

@@ -108,7 +108,6 @@ FEATURES = {
 
 #: Those that change nothing about a saved adapter, with values unlike their defaults.
 NO_EFFECT = {
-    "auto_mapping": {"base_model_class": "LlamaForCausalLM"},
     "bias": "lora_only",
     "corda_config": {"corda_method": "kpm"},
     "eva_config": {"rho": 1.0},

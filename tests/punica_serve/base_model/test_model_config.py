@@ -117,6 +117,11 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ),
         ({"model_type": "qwen3_moe"}, "`model_type` is 'qwen3_moe', a mixture of experts, which is not implemented"),
         ({"model_type": "qwen3_5"}, "`model_type` is 'qwen3_5', a hybrid with linear attention, which is not"),
+        ({"model_type": "olmoe", "num_experts": 64}, "`model_type` is 'olmoe', a mixture of experts, which is not"),
+        (
+            {"model_type": "qwen3_5_vl", "text_config": {"n_routed_experts": 8, "linear_num_key_heads": 16}},
+            "`model_type` is 'qwen3_5_vl', a mixture of experts and a hybrid with linear attention, which is not",
+        ),
         ({"model_type": None}, "`model_type` is None, which"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "`architectures` is .*; of 'llama' only 'LlamaForCaus"),
         ({"architectures": 3}, "`architectures` is 3; of 'llama' only 'LlamaForCausalLM'"),
@@ -144,13 +149,19 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
             r"`rope_scaling\.short_factor` is missing",
         ),
         ({"model_type": "gemma3"}, "`text_config` must be an object whose `model_type` is 'gemma3_text'"),
-        ({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, "`text_config` must be an object"),
+        (
+            {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+            "`text_config.model_type` is 'ministral3'; of 'mistral3' only 'mistral' is implemented; take another base",
+        ),
         (
             {"model_type": "mistral3", "architectures": ["A"], "text_config": {}},
             r"`architectures` is .*; of 'mistral3' only 'Mistral3For",
         ),
         ({"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": SLIDING}, "`layer_types` is "),
-        ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` is True; only False"),
+        (
+            {"model_type": "qwen3", "attention_bias": True},
+            "`attention_bias` is True; only False is implemented; take another base model",
+        ),
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ({"attention_bias": True}, "`attention_bias` is True"),
         ({"quantization_config": {"bits": 4}}, "`quantization_config`"),
@@ -212,6 +223,7 @@ def test_the_text_model_of_one_that_sees_images_is_read(tmp_path: Path) -> None:
     model = read_model_config(tmp_path)
     assert (model.head_dim, model.num_attention_heads, model.vocab_size) == (256, 8, 262_208)
     assert model.windows == (*[1024] * 5, None, 1024)
+    assert model.class_names == ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
     assert (model.rope_theta, model.rope_linear_factor) == (1_000_000.0, 8.0)
     assert model.window_rope is not None
     assert (model.window_rope.theta, model.window_rope.linear_factor) == (10_000.0, 1.0)

@@ -53,7 +53,8 @@ async def test_the_log_calls_it_what_its_owner_does(
 ) -> None:
     desk = _desk(replace(model, name="other"))
     await desk.check(folder, "acme/latin")
-    assert caplog.messages == ["adapter acme/latin was trained on 'tiny' and is served on 'other'"]
+    (message,) = caplog.messages
+    assert message.startswith("adapter acme/latin: `base_model_name_or_path` is 'tiny', and the base model is 'other'")
 
 
 @pytest.mark.parametrize(
