@@ -81,19 +81,24 @@ def run_all(
         for population in settings.populations
         if settings.long_prompt is not None
     }
-    with _server(config, model, settings, max(map(num_adapters, loads.values())), key) as server:
-        return asyncio.run(_measure_all(server, settings, loads, long, key, progress))
+    count = max(map(num_adapters, loads.values()))
+    if settings.url is None:
+        config = with_dummies(config, model, num_adapters=count, rank=settings.rank, batch_size=settings.batch_size)
+    rows: list[ServingRow] = []
+    if settings.served_apis:
+        with _server(config, model, settings, key) as server:
+            rows += asyncio.run(_measure_all(server, settings, loads, long, key, progress))
+    if "engine" in settings.apis:
+        rows += _measure_engine(config, model, settings, loads, count, progress)
+    return rows
 
 
 @contextmanager
-def _server(
-    config: ClusterConfig, model: ModelConfig, settings: ServingSettings, count: int, key: str | None
-) -> Iterator[Server]:
+def _server(config: ClusterConfig, model: ModelConfig, settings: ServingSettings, key: str | None) -> Iterator[Server]:
     """The server at the settings' URL, or a cluster that runs while the context is open."""
     if settings.url is not None:
         yield Server(settings.url.rstrip("/"), _base_name(settings.url, key))
         return
-    config = with_dummies(config, model, num_adapters=count, rank=settings.rank, batch_size=settings.batch_size)
     with tempfile.TemporaryDirectory() as folder:
         if not (config.engine.tokenizer_folder / "tokenizer.json").exists():
             tokenizer = write_tokenizer(Path(folder) / "tokenizer", model.vocab_size)
@@ -124,11 +129,11 @@ async def _measure_all(
     server: Server, settings: ServingSettings, loads: _Loads, long: _Long, key: str | None, progress: Progress
 ) -> list[ServingRow]:
     bar = TokenBar(progress)
-    task = progress.add_task("serving", total=len(loads) * len(settings.apis))
+    task = progress.add_task("serving", total=len(loads) * len(settings.served_apis))
     rows: list[ServingRow] = []
     warmed = 0
     for (workload, population), requests in loads.items():
-        for api in settings.apis:
+        for api in settings.served_apis:
             async with _client(server, settings, api, key) as client:
                 if (wanted := num_adapters(requests)) > warmed or not rows:
                     await _warm_up(client, requests, range(warmed, wanted), progress)
@@ -139,6 +144,27 @@ async def _measure_all(
             rows.append(row)
             progress.console.print(f"{workload}, {population}, {api}: {row.result.tokens_per_s:,.0f} tokens/s")
             progress.advance(task)
+    return rows
+
+
+def _measure_engine(
+    config: ClusterConfig,
+    model: ModelConfig,
+    settings: ServingSettings,
+    loads: _Loads,
+    count: int,
+    progress: Progress,
+) -> list[ServingRow]:
+    # Imported here: torch and the engine take seconds, which a benchmark of another server need not wait for.
+    from punica_serve.bench.serving.bare_engine import BareEngine
+
+    engine = BareEngine(config, model, num_adapters=count, rank=settings.rank, progress=progress)
+    rows: list[ServingRow] = []
+    for (workload, population), requests in loads.items():
+        result = result_of(engine.closed_loop(requests, settings.num_clients), settings.level)
+        progress.console.print(f"{workload}, {population}, engine: {result.tokens_per_s:,.0f} tokens/s")
+        rows.append(ServingRow(workload, population, "engine", result, None))
+    engine.close()
     return rows
 
 

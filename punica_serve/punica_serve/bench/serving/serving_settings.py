@@ -5,9 +5,11 @@ from typing import Literal
 
 from punica_serve.bench.serving.served_times import ServiceLevel
 from punica_serve.bench.serving.serving_workloads import PopulationName, WorkloadName
+from punica_serve.errors import ConfigError
 
-ApiName = Literal["http", "websocket"]
-APIS: tuple[ApiName, ...] = ("http", "websocket")
+#: engine: none of the stack, the bare engine in this process.
+ApiName = Literal["http", "websocket", "engine"]
+APIS: tuple[ApiName, ...] = ("http", "websocket", "engine")
 
 #: Deadline of one request; its answer counts as failed after it.
 REQUEST_TIMEOUT_S = 300.0
@@ -38,6 +40,19 @@ class ServingSettings:
     url: str | None = None
     #: Its names for adapters, with ``{}`` for their numbers.
     adapter_name: str = "dummy-{}"
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what a bare engine can't do."""
+        others = (("--url", self.url), ("--rate", self.rate_per_s), ("--long-prompt", self.long_prompt))
+        for option, value in others if "engine" in self.apis else ():
+            if value is not None:
+                message = f"`--apis engine` runs a closed loop on an engine of its own; leave `{option}` out"
+                raise ConfigError(message, param="apis")
+
+    @property
+    def served_apis(self) -> tuple[ApiName, ...]:
+        """The APIs of the server."""
+        return tuple(api for api in self.apis if api != "engine")
 
     @property
     def load(self) -> str:

@@ -23,7 +23,11 @@ AdapterNameOption = Annotated[
 WorkloadsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Workloads to run.")]
 PopulationsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Populations to run.")]
 ApisOption = Annotated[
-    str, typer.Option(metavar="NAME,...", help="http (server-sent events), websocket (not of other servers).")
+    str,
+    typer.Option(
+        metavar="NAME,...",
+        help="http (server-sent events), websocket (not of other servers), engine (none of the stack).",
+    ),
 ]
 RequestsOption = Annotated[
     str,

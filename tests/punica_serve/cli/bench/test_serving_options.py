@@ -12,6 +12,7 @@ import pytest
         (("--requests", "8,0"), "`--requests` is '8,0'; give a number of requests, or one for each workload"),
         (("--requests", "8,9"), "`--requests` has 2 numbers for 1 workload; give one, or one for each"),
         (("--requests", "8", "--populations", "all"), "`--populations` names 'all'; there are distinct, skewed, base"),
+        (("--apis", "engine", "--rate", "5"), "runs a closed loop on an engine of its own; leave `--rate` out"),
     ],
 )
 def test_a_wrong_option_is_named(cli: Callable[..., Any], options: tuple[str, ...], message: str) -> None:
