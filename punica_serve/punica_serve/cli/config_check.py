@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.group_bytes import group_line
+from punica_serve.cli.group_bytes import group_lines
 from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes, limit_lines
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
@@ -83,9 +83,9 @@ def _check_file(file: Path, gpu: str | None) -> None:
         console.print(line, soft_wrap=True, markup=False)
     console.print(_told_batch(config), soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
-        console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers")
-    if config.runner.group_size > 1:
-        console.print(group_line(config, model), soft_wrap=True, markup=False)
+        console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers", soft_wrap=True)
+    for line in group_lines(config, model) if config.runner.group_size > 1 else ():
+        console.print(line, soft_wrap=True, markup=False)
     if config.adapters:
         console.print(_table(shared))
     if shared.rejected:

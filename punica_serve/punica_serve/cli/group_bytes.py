@@ -1,6 +1,9 @@
-"""The line of `config check` about groups: the bytes of a rank."""
+"""The lines of `config check` about groups: the bytes of a rank, and what does not divide."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from punica_serve.numbers import counted
 
 if TYPE_CHECKING:
     from punica_serve.base_model.model_config import ModelConfig
@@ -9,8 +12,11 @@ if TYPE_CHECKING:
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
-    """The bytes that each rank of a group holds. The ranks must divide the model."""
+def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
+    """The bytes that each rank of a group holds, and what its ranks don't divide or do without.
+
+    Raises ConfigError, by name, for what such a group can't divide.
+    """
     from punica_serve.adapters.expected_rank import with_expected_rank
     from punica_serve.base_model.memory_budget import (
         kv_bytes_per_token,
@@ -28,11 +34,18 @@ def group_line(config: "ClusterConfig", model: "ModelConfig") -> str:
     undivided = undivided_pool_bytes(share, pages, itemsize, limits)
     weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))
     token, whole_token = (_shown(kv_bytes_per_token(each, itemsize)) for each in (share, model))
-    return (
+    yield (
         f"group of {size}: each rank has {weights} of {all_weights} of weights, {_shown(pool)} of LoRA pages"
         f" ({_shown(undivided)} whole on every rank, {_shown(pool - undivided)} divided), and {token} of {whole_token}"
         " of KvCache a token"
     )
+    if (heads := model.num_key_value_heads) < size:
+        yield f"not divided by {size}: {counted(heads, 'key-value head')}, each on {size // heads} ranks"
+    if engine.divides_lora and engine.uses_cpu_assist:
+        yield (
+            f"`engine.cold_start: {engine.cold_start}` goes on without CPU processes: ranks add up x A"
+            " (`engine.divide_lora_from`)"
+        )
 
 
 def _shown(num_bytes: int) -> str:

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import subprocess
@@ -199,6 +200,23 @@ def test_the_bytes_of_a_rank_are_told(cli: Cli, write_config: WriteConfig) -> No
         r" every rank, [\d.]+ .iB divided\), and (\d+) bytes of (\d+) bytes of KvCache a token",
         line,
     )
+
+
+@pytest.mark.parametrize(("cold_start", "is_told"), [("auto", True), ("layerwise", False)])
+def test_a_group_that_divides_a_is_told_to_go_without_cpu_processes(
+    cli: Cli, write_config: WriteConfig, cold_start: str, is_told: bool
+) -> None:
+    engine = {"model": "model", "divide_lora_from": 16, "cold_start": cold_start}
+    _, stdout, _ = cli("config", "check", str(write_config(runner={"devices": ["cpu,cpu"]}, engine=engine)))
+    told = f"`engine.cold_start: {cold_start}` goes on without CPU processes: ranks add up x A"
+    assert (told in stdout) == is_told
+
+
+def test_key_value_heads_that_ranks_share_are_told(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
+    file = model_folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 1}))
+    _, stdout, _ = cli("config", "check", str(write_config(runner={"devices": ["cpu,cpu"]})))
+    assert "not divided by 2: 1 key-value head, each on 2 ranks" in stdout
 
 
 def test_a_group_that_does_not_divide_the_model_is_refused(cli: Cli, write_config: WriteConfig) -> None:
