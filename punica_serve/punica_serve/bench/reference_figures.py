@@ -138,6 +138,7 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_us: dict[int, dict[Population, float]]
     textgen: dict[str, Bound]
     coldstart: dict[str, Bound]
+    coldstart_loads: dict[str, Bound]
     coldstart_series: dict[str, Bound]
     prefix_caching: dict[str, Bound]
     control_plane: dict[str, Bound]

@@ -6,6 +6,7 @@ from punica_serve.cli.bench import (
     batching,
     coldstart,
     coldstart_idle,
+    coldstart_loads,
     coldstart_series,
     collectives,
     control_plane,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("batching")(batching.command)
 app.command("coldstart")(coldstart.command)
 app.command("coldstart-idle")(coldstart_idle.command)
+app.command("coldstart-loads")(coldstart_loads.command)
 app.command("coldstart-series")(coldstart_series.command)
 app.command("collectives")(collectives.command)
 app.command("control-plane")(control_plane.command)

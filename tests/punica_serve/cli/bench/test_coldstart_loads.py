@@ -1,0 +1,70 @@
+"""`punica-serve bench coldstart-loads`, from its options to its file, and the server of its last row."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from punica_serve.bench.coldstart_loads import loads_run
+from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
+
+
+@pytest.fixture
+def config_file(tiny_llama: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({"engine": {"model": str(tiny_llama), "dtype": "float32"}}))
+    return path
+
+
+def loads(cli: Callable[..., Any], config_file: Path, out: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows, and the figures that have goals."""
+    options = ["--device", "cpu", "--rank", "4", "--loads", "2", "--folder", str(out.parent), "--out", str(out)]
+    outcome = cli("bench", "coldstart-loads", "--config", str(config_file), *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    tables = json.loads((out / "coldstart-loads.json").read_text())["tables"]
+    return tables["loads"], [goal["figure"] for goal in tables["goals"]]
+
+
+def test_each_place_has_a_row_and_a_yardstick(cli: Callable[..., Any], config_file: Path, tmp_path: Path) -> None:
+    rows, figures = loads(cli, config_file, tmp_path / "out")
+    assert [row["place"].split(",")[0] for row in rows] == [
+        "folder that was never seen",
+        "packed",
+        "packed",
+        "store over HTTP",
+    ]
+    measured = [row for row in rows if row["ms"] is not None]
+    assert len(measured) == len(figures) and len(measured) >= 3
+    assert all(row["ms"] > 0 and row["yardstick_ms"] > 0 for row in measured)
+
+
+def test_a_cache_that_is_not_shown_to_be_empty_measures_no_disk(
+    cli: Callable[..., Any], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads_run, "forget", lambda _: False)
+    rows, figures = loads(cli, config_file, tmp_path / "out")
+    (disk,) = (row for row in rows if row["place"] == "packed, disk")
+    assert disk["ms"] is None and "not measured" in disk["yardstick"] and len(figures) == 3
+
+
+def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "file").write_bytes(bytes(range(256)) * 8192)  # 2 MiB
+    with store_server(folder, 8e6) as port:
+        url = f"http://127.0.0.1:{port}"
+        request = urllib.request.Request(f"{url}/file", headers={"Range": "bytes=300-309"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == 206 and response.read() == bytes(range(44, 54))
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/../secret", timeout=10)
+        started_s = time.perf_counter()
+        assert measured_rate(port, "/file", 2 << 20) <= 8e6 * 1.2
+        assert time.perf_counter() - started_s >= 0.2
