@@ -1,5 +1,6 @@
 """A rank of a group in a process of its own: `group_rank.py STORE INDEX SIZE DEVICE SETTINGS MODEL ADAPTER...`."""
 
+import gc
 import json
 import os
 import subprocess
@@ -44,6 +45,7 @@ def joined(store: Path, rank: Rank, device: str) -> Iterator[TorchCollectives]:
         assert dist.group.WORLD is not None
         yield TorchCollectives(dist.group.WORLD, file_store)
     finally:
+        gc.collect()  # the engine's graphs, since NCCL would wait for those that hold its exchanges
         dist.destroy_process_group()
 
 

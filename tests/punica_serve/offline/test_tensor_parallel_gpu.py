@@ -15,6 +15,7 @@ from process_tree import alive
 from punica_serve import LLM, SamplingParams
 from punica_serve.offline.llm import Answer
 from punica_serve.protocol import AdapterRef
+from punica_serve.protocol.request import TokenLogprobs
 
 NUM_GPUS = torch.cuda.device_count()
 
@@ -27,14 +28,15 @@ pytestmark = [
 
 #: Graphs, ranks and process group end in this time, or something waits for something that is gone.
 _CLOSE_S = 20.0
-#: Two tokens whose log-probabilities are closer are a near-tie in bfloat16, and either may be sampled.
+#: Log-probabilities of one token that are closer are the same in bfloat16.
 _NEAR = 0.1
+_NUM_REQUESTS = 16
 
 
 def _answers(llm: LLM, names: list[str]) -> list[Answer]:
     """Mixed rows, twice, so that adapters that were evicted come back."""
-    prompts = [f"{number}" * (1 + number % 9) for number in range(16)]
-    lora_ids = [([*names, None])[number % (len(names) + 1)] for number in range(16)]
+    prompts = [f"{number}" * (1 + number % 9) for number in range(_NUM_REQUESTS)]
+    lora_ids = [([*names, None])[number % (len(names) + 1)] for number in range(_NUM_REQUESTS)]
     params = [
         SamplingParams(
             max_tokens=12 + number % 5,
@@ -45,10 +47,29 @@ def _answers(llm: LLM, names: list[str]) -> list[Answer]:
             ignore_eos=True,
             logprobs=4,
         )
-        for number in range(16)
+        for number in range(_NUM_REQUESTS)
     ]
     answers = llm.generate(prompts, lora_ids, params, progress=False)
     return answers + llm.generate(prompts, lora_ids[::-1], params, progress=False)
+
+
+def _is_greedy(number: int) -> bool:
+    """Whether ``_answers`` takes this request's most likely tokens: without temperature and penalty."""
+    return number % 3 == 0 and number % 4 != 0
+
+
+def _assert_near_tie(ours: TokenLogprobs, theirs: TokenLogprobs, is_greedy: bool) -> None:
+    """The probabilities are the same up to rounding, so the tokens differ by a tie: with noise, if that is added."""
+    others = dict(zip(theirs.top_ids, theirs.top_logprobs, strict=True))
+    shared = [
+        (logprob, others[token])
+        for token, logprob in zip(ours.top_ids, ours.top_logprobs, strict=True)
+        if token in others
+    ]
+    assert shared
+    assert all(abs(one - other) < _NEAR for one, other in shared)
+    if is_greedy:
+        assert abs(ours.logprob - theirs.logprob) < _NEAR
 
 
 def _of_group(model: Path, adapters: dict[str, str], **settings: Any) -> list[Answer]:
@@ -95,12 +116,12 @@ def test_in_bfloat16_answers_part_at_near_ties_alone(
         expected = _answers(llm, list(adapters))
     answers = _of_group(tiny_llama, adapters, **settings)
     parted = 0
-    for answer, other in zip(answers, expected, strict=True):
+    for place, (answer, other) in enumerate(zip(answers, expected, strict=True)):
         pairs = enumerate(zip(answer.token_ids, other.token_ids, strict=True))
-        first = next((place for place, (ours, theirs) in pairs if ours != theirs), None)
+        first = next((position for position, (ours, theirs) in pairs if ours != theirs), None)
         if first is not None:
             parted += 1
-            assert abs(answer.logprobs[first].logprob - other.logprobs[first].logprob) < _NEAR
+            _assert_near_tie(answer.logprobs[first], other.logprobs[first], _is_greedy(place % _NUM_REQUESTS))
     record_property("parted", f"{parted} of {len(answers)} answers")
     print(f"{parted} of {len(answers)} answers part from those of one GPU, at near-ties")  # noqa: T201
 
