@@ -270,6 +270,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not os.path.isdir(folder):
         raise ModelRejected(f"model folder {folder} does not exist; {_MODEL_FOLDER}")
     path = folder / "config.json"
+    if not path.exists():
+        raise ModelRejected(f"model folder {folder} has no config.json; {_MODEL_FOLDER}")
     raw = text_config(read_object(path), path)
     architecture = read_architecture(raw, path)
     _refuse_formats(raw, path)

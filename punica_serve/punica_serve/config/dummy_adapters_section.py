@@ -5,7 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from punica_serve.base_model.lora_layout import MAX_LORA_RANK
-from punica_serve.config.fields import ConfigModel, NonNegativeInt
+from punica_serve.config.fields import ConfigModel
+
+#: Each takes 600 bytes of every process that reads the config.
+_MAX_COUNT = 1_000_000
 
 
 def _listed(value: Any) -> Any:
@@ -18,7 +21,7 @@ _Rank = Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)]
 class DummyAdaptersConfig(ConfigModel):
     """Adapters that have a shape but no files, called dummy-0, dummy-1 and so on: for load tests and simulations."""
 
-    count: NonNegativeInt = 0
+    count: Annotated[int, Field(strict=True, ge=0, le=_MAX_COUNT)] = 0
     #: Rank of all adapters, or a list of ranks, each of which as many adapters have, in a fixed shuffled order. A rank
     #: that is listed twice is twice as frequent.
     rank: Annotated[tuple[_Rank, ...], Field(min_length=1), BeforeValidator(_listed)] = (16,)

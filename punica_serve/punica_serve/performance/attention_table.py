@@ -51,7 +51,7 @@ class AttentionTable(ConfigModel):
 
 def load_table(path: Path) -> AttentionTable:
     """Raises ConfigError."""
-    document = read_yaml(path, what="table of attention times", example_key="times")
+    document = read_yaml(path, what="`engine.attention_times`: file", example_key="times")
     return validated(AttentionTable, document, source=str(path), folder=path.resolve().parent)
 
 

@@ -56,7 +56,8 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ModelRejected(f"{path} can't be read: {error.strerror}", param=path.name) from error
+            message = f"{path} can't be read: {error.strerror}; set `engine.tokenizer` to a folder that has it"
+            raise ModelRejected(message, param=path.name) from error
         # The library raises a bare Exception for a file that it can't parse.
         except Exception as error:
             raise ModelRejected(f"{path} is not a valid tokenizer: {error}", param=path.name) from error

@@ -281,3 +281,8 @@ def test_wrong_defaults_are_refused_by_field(
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelRejected, match="none does not exist"):
         read_model_config(tmp_path / "none")
+
+
+def test_a_folder_of_something_else_is_told_with_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(ModelRejected, match=r"model folder .* has no config\.json; set `engine\.model`"):
+        read_model_config(tmp_path)

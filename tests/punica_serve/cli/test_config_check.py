@@ -105,16 +105,13 @@ def test_an_unknown_performance_profile_is_refused(
     assert exit_code == 2 and says in stderr
 
 
-@pytest.mark.parametrize(
-    ("setting", "kind"),
-    [("attention_times", "table of attention times"), ("exchange_times", "file of exchange times")],
-)
+@pytest.mark.parametrize("setting", ["attention_times", "exchange_times"])
 def test_a_file_of_times_that_cannot_be_used_is_refused(
-    cli: Cli, write_config: WriteConfig, model_folder: Path, tmp_path: Path, setting: str, kind: str
+    cli: Cli, write_config: WriteConfig, model_folder: Path, tmp_path: Path, setting: str
 ) -> None:
     config = write_config(engine={"model": str(model_folder), setting: "times.yaml"})
     exit_code, _, stderr = cli("config", "check", str(config))
-    assert exit_code == 2 and f"{kind} {tmp_path / 'times.yaml'} can't be read" in stderr
+    assert exit_code == 2 and f"`engine.{setting}`: file {tmp_path / 'times.yaml'} can't be read" in stderr
     (tmp_path / "times.yaml").write_text("speeds: 1\n")
     exit_code, _, stderr = cli("config", "check", str(config))
     assert exit_code == 2 and "times.yaml: `speeds`: is not a known" in stderr

@@ -19,6 +19,12 @@ def test_a_rank_is_one_number_or_a_list(tmp_path: Path) -> None:
     assert _parse(tmp_path, rank=[8, 128]).dummy_adapters.rank == (8, 128)
 
 
+def test_more_than_memory_holds_are_refused(tmp_path: Path) -> None:
+    """They are made when a config is read, and would take all memory before anything could say so."""
+    with pytest.raises(ConfigError, match=r"`dummy_adapters\.count`: must be 1000000 or less, got 2147483648"):
+        _parse(tmp_path, count=1 << 31)
+
+
 @pytest.mark.parametrize(
     ("rank", "message"),
     [

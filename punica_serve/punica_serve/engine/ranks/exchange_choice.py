@@ -100,5 +100,5 @@ def choice_of(config: EngineConfig, device_name: str, num_ranks: int) -> Exchang
 
 def read_times(file: Path) -> ExchangeTimes:
     """Raises ConfigError."""
-    document = read_yaml(file, what="file of exchange times", example_key="groups")
+    document = read_yaml(file, what="`engine.exchange_times`: file", example_key="groups")
     return validated(ExchangeTimes, document, source=str(file), folder=file.parent)

@@ -53,7 +53,7 @@ def test_what_nobody_measured_is_nccls(tiny_llama: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "file of exchange times .* can't be read"),
+        (None, "`engine.exchange_times`: file .* can't be read"),
         ("groups: []", "`groups`: "),
         ("groups: [{device: x, ranks: 2, times: [{bytes: 8}]}]", "`groups.0.times.0.nccl`: is missing"),
         (
