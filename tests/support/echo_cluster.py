@@ -48,6 +48,7 @@ class EchoCluster:
     def __init__(self) -> None:
         self.connected = True
         self.limits: Limits | None = Limits(num_gpus=1, max_request_tokens=None)
+        self.last_request_tokens: int | None = None
         self.requests: list[Request] = []
         self.quotas: list[TenantQuota | None] = []
         self.live: set[str] = set()

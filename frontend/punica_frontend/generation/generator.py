@@ -150,7 +150,12 @@ class Generator:
         prompt_ids = await self._prompt_ids(fields, caller)
         defaults = self._model.generation
         max_tokens = answer_room(
-            fields, len(prompt_ids), self._max_context, self._client.limits, default=defaults.max_tokens
+            fields,
+            len(prompt_ids),
+            self._max_context,
+            self._client.limits,
+            last_request_tokens=self._client.last_request_tokens,
+            default=defaults.max_tokens,
         )
         # After the length check: a prompt that is far too long is refused before each id is checked.
         check_vocabulary(fields.input_ids or (), "input_ids", self._model.vocab_size)
@@ -281,10 +286,13 @@ def answer_room(
     max_context: int,
     limits: Limits | None,
     *,
+    last_request_tokens: int | None = None,
     default: int | None = None,
 ) -> int:
     """Returns the most tokens that the answer may have. ``default`` is the model's own limit; None means all the room.
 
+    ``last_request_tokens`` bound an answer whose length nobody asked for, also while no GPU is there: it waits for one,
+    and must fit the one that comes back.
     Raises ContextOverflow if there is no room, and InvalidRequest if ``min_tokens`` does not fit.
     """
     most, why = max_context, ""
@@ -298,7 +306,10 @@ def answer_room(
         message = f"`{param}` has {num_prompt_tokens} tokens, but {limit}, including the answer; shorten it"
         raise ContextOverflow(message, param=param)
     min_tokens = fields.min_tokens or 0
-    max_tokens = fields.max_tokens or min(room, max(default or room, min_tokens))
+    unasked = room
+    if last_request_tokens is not None and last_request_tokens > num_prompt_tokens:
+        unasked = min(room, last_request_tokens - num_prompt_tokens)
+    max_tokens = fields.max_tokens or min(room, max(min(unasked, default or unasked), min_tokens))
     if max_tokens > room:
         prompt = counted(num_prompt_tokens, "token")
         message = f"`max_tokens` is {max_tokens}, but {limit}, which leaves {room} after the prompt's {prompt}"

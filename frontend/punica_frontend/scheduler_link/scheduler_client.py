@@ -78,6 +78,10 @@ class SchedulerClient(Protocol):
     def limits(self) -> Limits | None:
         """The cluster's capacity; None until the scheduler has sent it."""
 
+    @property
+    def last_request_tokens(self) -> int | None:
+        """``Limits.max_request_tokens`` when the cluster last had a GPU; None if it has had none."""
+
     async def start(
         self,
         request: Request,
@@ -144,6 +148,7 @@ class WireSchedulerClient:
         self._channel: Channel | None = None
         self._connected = asyncio.Event()
         self._limits: Limits | None = None
+        self._last_request_tokens: int | None = None
         self._has_ended = False
         #: Requests by their handles.
         self._live: dict[int, LiveRequest] = {}
@@ -162,6 +167,10 @@ class WireSchedulerClient:
     @property
     def limits(self) -> Limits | None:
         return self._limits
+
+    @property
+    def last_request_tokens(self) -> int | None:
+        return self._last_request_tokens
 
     async def run(self) -> Never:
         """Keeps the link to the scheduler up until cancelled."""
@@ -277,6 +286,8 @@ class WireSchedulerClient:
                 self._deliver(message)
             case Limits():
                 self._limits = message
+                if message.num_gpus:
+                    self._last_request_tokens = message.max_request_tokens
             case ClusterReply() | GpuReply() | HistoryReply() | CallReply() | ResidencyReply():
                 call = self._calls.get(message.call_id)
                 if call and not call.done():

@@ -90,6 +90,18 @@ def test_an_answer_may_fill_the_rest_of_what_holds_least() -> None:
     assert answer_room(GenerateFields(), 10, 64, None) == 54
     assert answer_room(GenerateFields(), 10, 64, Limits(0, None)) == 54
     assert answer_room(GenerateFields(), 10, 64, Limits(1, 1000)) == 54
+
+
+def test_an_answer_of_no_given_length_fits_the_gpus_that_are_gone_for_now() -> None:
+    """While all workers are restarted, or the scheduler: the request waits for one, and would be refused by it."""
+
+    def room(fields: GenerateFields, num_prompt_tokens: int = 10) -> int:
+        return answer_room(fields, num_prompt_tokens, 64, Limits(0, None), last_request_tokens=32, default=40)
+
+    assert room(GenerateFields()) == 22
+    assert room(GenerateFields(), num_prompt_tokens=40) == 24
+    assert room(GenerateFields(min_tokens=30)) == 30, "those that come back may be larger"
+    assert room(GenerateFields(max_tokens=50)) == 50
     assert answer_room(GenerateFields(), 10, 64, Limits(1, 32)) == 22
     assert answer_room(GenerateFields(max_tokens=22), 10, 64, Limits(1, 32)) == 22
 

@@ -164,6 +164,18 @@ async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Scr
     await until(lambda: client.limits == Limits(2, 64))
 
 
+async def test_the_size_of_gpus_that_are_gone_for_now_is_kept(
+    client: WireSchedulerClient, scheduler: ScriptedScheduler
+) -> None:
+    scheduler.send(Limits(2, 64))
+    scheduler.send(Limits(0, None))
+    await until(lambda: client.limits == Limits(0, None))
+    assert client.last_request_tokens == 64
+    await scheduler.cut()
+    await until(lambda: client.limits is None)
+    assert client.last_request_tokens == 64
+
+
 async def test_after_a_lost_link_requests_go_on_where_they_were(
     client: WireSchedulerClient, scheduler: ScriptedScheduler
 ) -> None:
