@@ -44,22 +44,26 @@ class Uploads:
         Raises InvalidRequest, TooLarge, AdapterRejected for pickles, and StoreUnavailable when the disk is full or
         stuck.
         """
-        sink = await self._call(partial(_sink_of, content_type, folder, self._max_bytes))
+        sink = await self._call(folder, partial(_sink_of, content_type, folder, self._max_bytes))
         try:
             async for batch in _batches(body, self._max_bytes + MAX_CONFIG_BYTES):
-                await self._call(partial(sink.write, batch))
-            await self._call(sink.finish)
+                await self._call(folder, partial(sink.write, batch))
+            await self._call(folder, sink.finish)
         finally:
             with suppress(OSError, StoreUnavailable):  # a failed write was reported before, and logged
                 await self._threads.call(sink.close, timeout_s=self._timeout_s)
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await self._threads.call(partial(_guarded, function), timeout_s=self._timeout_s)
+    async def _call(self, folder: Path, function: Callable[[], T]) -> T:
+        return await self._threads.call(partial(_guarded, folder, function), timeout_s=self._timeout_s)
 
 
-def _guarded(function: Callable[[], T]) -> T:
+def _guarded(folder: Path, function: Callable[[], T]) -> T:
     with store_errors("receiving the upload"):
-        return function()
+        try:
+            return function()
+        except OSError as error:
+            error.filename = error.filename or str(folder)  # a write does not know where to
+            raise
 
 
 async def _batches(body: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:

@@ -338,7 +338,7 @@ async def test_a_full_disk_is_left_at_once_and_logged_once(
     with pytest.raises(StoreUnavailable, match="is full"):
         await receive(form({**files, WEIGHTS: (100_000).to_bytes(8, "little") + bytes(90_000)}), folder, FORM)
     assert [file.closed for file in opened] == [True, True]
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 1 and f"No space left on device: '{folder}'" in caplog.text
 
 
 async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
