@@ -14,6 +14,7 @@ from punica_serve.bench.token_bar import told
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.performance.lora_fit import LoraSample
 from punica_serve.protocol import AdapterRef
 
@@ -71,7 +72,7 @@ def _num_adapters(subject: Subject, largest: int) -> dict[int, int]:
 
 def _config(subject: Subject, batch_size: int, context: int, counts: Mapping[int, int]) -> EngineConfig:
     num_pages = sum(count * pages_of_rank(rank) for rank, count in counts.items())
-    host_bytes = sum(count * _num_bytes(subject, rank) for rank, count in counts.items())
+    host_bytes = sum(arena_num_bytes(count, _num_bytes(subject, rank)) for rank, count in counts.items())
     changed = {
         "max_batch_size": batch_size,
         "prefill_budget_tokens": max(context, batch_size),

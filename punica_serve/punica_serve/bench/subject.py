@@ -14,6 +14,7 @@ from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.group_start import devices_of
+from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.offline.lost_rank import end_if_hung
@@ -106,7 +107,7 @@ class Subject:
         """The config with room for ``num_host`` adapters in host memory, and ``num_resident`` on the device."""
         pages = pages_of_rank(rank) * num_resident
         ranks = dict.fromkeys(self.model.linear_shapes, rank)
-        needed_bytes = num_host * packed_num_bytes(ranks, self.model, self.dtype)
+        needed_bytes = arena_num_bytes(num_host, packed_num_bytes(ranks, self.model, self.dtype))
         return self.config.model_copy(
             update={
                 "max_batch_size": batch_size,

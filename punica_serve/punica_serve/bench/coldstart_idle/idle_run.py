@@ -21,6 +21,7 @@ from punica_serve.bench.token_bar import told
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
@@ -200,6 +201,6 @@ def _config(subject: Subject, settings: IdleSettings, mode: ColdStart) -> Engine
             "cold_start": mode,
             "max_batch_size": 1,
             "num_lora_pages": pages_of_rank(max(settings.ranks)) * (settings.num_arrivals + _COLD_RESIDENT),
-            "host_cache_bytes": count * sum(sizes),
+            "host_cache_bytes": sum(arena_num_bytes(count, size) for size in sizes),
         }
     )

@@ -11,6 +11,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
+from punica_serve.engine.memory.byte_arena import arena_num_bytes
 
 #: Adapters on the GPU beyond those of a batch, so that there is room for loads.
 _MIN_SPARE_ADAPTERS = 32
@@ -29,7 +30,7 @@ def with_dummies(
     update = {
         "max_batch_size": batch,
         "num_lora_pages": max(pages, engine.lora_pages),
-        "host_cache_bytes": max(num_adapters * num_bytes, engine.host_cache_bytes or 0),
+        "host_cache_bytes": max(arena_num_bytes(num_adapters, num_bytes), engine.host_cache_bytes or 0),
     }
     return config.model_copy(update={"engine": engine.model_copy(update=update), "dummy_adapters": dummies})
 

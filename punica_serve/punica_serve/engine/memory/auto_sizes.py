@@ -1,7 +1,5 @@
 """The sizes that `engine.num_lora_pages: auto` and `engine.host_cache_bytes: auto` stand for on a device."""
 
-import os
-
 import torch
 
 from punica_serve.base_model.memory_budget import (
@@ -12,6 +10,7 @@ from punica_serve.base_model.memory_budget import (
 )
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.memory.available_memory import available_bytes
 from punica_serve.engine.memory.device_memory import free_bytes, total_bytes
 
 #: At most so much of the host's free memory, divided among its GPUs.
@@ -36,8 +35,4 @@ def host_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, dev
         return config.host_cache_bytes
     wanted = HOST_TIMES * config.max_batch_size * adapter_num_bytes(model, config.expected_lora_rank, dtype.itemsize)
     num_sharing = torch.cuda.device_count() if device.type == "cuda" else 1
-    return min(wanted, int(_HOST_SHARE * _free_host_bytes()) // max(1, num_sharing))
-
-
-def _free_host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return min(wanted, int(_HOST_SHARE * available_bytes()) // max(1, num_sharing))

@@ -45,5 +45,10 @@ class ByteArena:
         self._holes[number] = hole
 
 
+def arena_num_bytes(count: int, num_bytes: int) -> int:
+    """Bytes of an arena for ``count`` pieces of ``num_bytes`` each."""
+    return count * _aligned(num_bytes)
+
+
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,31 @@
+"""The host memory that a process may take, by the files of Linux."""
+
+from pathlib import Path
+
+import pytest
+
+from punica_serve.engine.memory.available_memory import available_bytes
+
+
+def _host(root: Path, *, limit: str | None) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text("MemTotal:  64 kB\nMemFree:  1 kB\nMemAvailable:     48 kB\n")
+    if limit is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        (root / "sys/fs/cgroup/memory.stat").write_text("anon 1000\nfile 900000\ninactive_anon 7\nshmem 24\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(None, 48 << 10), ("max", 48 << 10), ("11024", 10_000), ("100", 0), (f"{1 << 40}", 48 << 10)],
+)
+def test_the_tighter_of_host_and_container_counts_without_cached_files(
+    tmp_path: Path, limit: str | None, expected: int
+) -> None:
+    assert available_bytes(_host(tmp_path, limit=limit)) == expected
+
+
+def test_somewhere_else_half_of_the_memory_counts(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) > 1 << 20
