@@ -57,7 +57,7 @@ async def test_the_real_worker_runs_requests_and_frees_their_pages(make_llama: C
     finished: dict[int, str] = {}
     async with asyncio.timeout(DEADLINE_S), running(command(model, index=1)) as worker:
         assert (worker.gpu.device, worker.gpu.num_kv_pages, worker.gpu.page_size) == ("cpu", 2_048, 4)
-        assert worker.gpu.uuid.startswith("CPU-") and worker.gpu.num_lora_pages == pool_pages(256, USUAL_LIMITS)
+        assert worker.gpu.uuid.startswith("CPU-") and worker.gpu.num_lora_pages == pool_pages(64, USUAL_LIMITS)
         for seq in (1, 2):
             worker.send(start(seq, (5, 6, 7), max_tokens=6, ignore_eos=True))
         worker.send(start(3, (8, 9), max_tokens=8_000, ignore_eos=True))

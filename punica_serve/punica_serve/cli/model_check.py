@@ -33,7 +33,7 @@ def engine_for(folder: Path) -> "EngineConfig":
     """The settings of `up --model FOLDER`."""
     from punica_serve.config.engine_section import EngineConfig
 
-    return EngineConfig(model=folder, num_lora_pages=None, host_cache_bytes=None)
+    return EngineConfig(model=folder)
 
 
 def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> list[str]:

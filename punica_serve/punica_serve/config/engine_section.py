@@ -69,12 +69,12 @@ class EngineConfig(ConfigModel):
     #: Share of a GPU's memory that may be in use once the KvCache is allocated; the rest is for a step's temporary
     #: buffers.
     device_memory_share: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.9
-    #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows. auto: room for `max_batch_size`
-    #: adapters of `expected_lora_rank`, within a quarter of what a GPU has beside the weights.
-    num_lora_pages: AutoInt32 = 256
-    #: Host memory for adapters, packed for the LoRA pool. A GPU worker allocates it at startup, page-locked. auto: room
-    #: for four times as many adapters, within half of the host's free memory, which its GPUs share.
-    host_cache_bytes: AutoNonNegativeInt = 1 << 30
+    #: Pages of the LoRA pool for each group of projections; a page holds 8 rank rows. auto, the default: room for
+    #: `max_batch_size` adapters of `expected_lora_rank`, within a quarter of what a GPU has beside the weights.
+    num_lora_pages: AutoInt32 = None
+    #: Host memory for adapters, packed for the LoRA pool. A GPU worker allocates it at startup, page-locked. auto, the
+    #: default: room for four times as many adapters, within half of the host's free memory, which its GPUs share.
+    host_cache_bytes: AutoNonNegativeInt = None
     #: Rank of the adapters for which `auto` makes room; a runner takes the highest of its config's adapters if that is
     #: more.
     expected_lora_rank: PositiveInt = USUAL_RANK

@@ -19,4 +19,5 @@ def test_auto_knows_the_highest_rank_of_the_files_adapters(tmp_path: Path, model
     assert engine_of(_config(tmp_path, auto, adapters=adapters)).expected_lora_rank == 40
     assert engine_of(_config(tmp_path, auto, dummy_adapters={"count": 2, "rank": [8, 96]})).expected_lora_rank == 96
     assert engine_of(_config(tmp_path, auto)).expected_lora_rank == 16
-    assert engine_of(_config(tmp_path, {}, adapters=adapters)).expected_lora_rank == 16, "nobody asks"
+    given = {"num_lora_pages": 64, "host_cache_bytes": 0}
+    assert engine_of(_config(tmp_path, given, adapters=adapters)).expected_lora_rank == 16, "nobody asks"

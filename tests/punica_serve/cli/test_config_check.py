@@ -193,7 +193,7 @@ def test_the_bytes_of_a_rank_are_told(cli: Cli, write_config: WriteConfig) -> No
     )[1]
     assert _whole_on_every_rank(divided) < _whole_on_every_rank(stdout)
     assert re.fullmatch(
-        r"group of 2: each rank has [\d.]+ KiB of [\d.]+ KiB of weights, [\d.]+ MiB of LoRA pages \([\d.]+ .iB whole on"
+        r"group of 2: each rank has [\d.]+ KiB of [\d.]+ KiB of weights, [\d.]+ .iB of LoRA pages \([\d.]+ .iB whole on"
         r" every rank, [\d.]+ .iB divided\), and (\d+) bytes of (\d+) bytes of KvCache a token",
         line,
     )

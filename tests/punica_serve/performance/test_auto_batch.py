@@ -66,7 +66,7 @@ def test_auto_survives_being_written_and_read() -> None:
     assert engine.max_batch_size == AUTO_BATCH and engine.most_requests == 256
     assert engine.model_dump(mode="json")["max_batch_size"] == "auto"
     assert EngineConfig.model_validate_json(engine.model_dump_json()) == engine
-    assert engine.lora_pages == 256 and config_of(num_lora_pages="auto").engine.lora_pages == 512
+    assert engine.lora_pages == 512 and config_of(num_lora_pages=256).engine.lora_pages == 256
 
 
 @pytest.mark.parametrize("size", [0, -1, "many", 1.5, True])

@@ -21,13 +21,10 @@ _HEADING = (
     "# Written by `punica-serve up --model`. Copy it to change more settings; `up --config FILE` reads the copy.\n"
 )
 
-#: One line says nothing of memory.
-_AUTO = {"num_lora_pages": "auto", "host_cache_bytes": "auto"}
-
 
 def write_config(model: str, adapters: Sequence[str], devices: Sequence[str]) -> Path:
     """Writes the config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
-    document: dict[str, Any] = {"engine": {"model": _absolute(model), **_AUTO}}
+    document: dict[str, Any] = {"engine": {"model": _absolute(model)}}
     if adapters:
         document["adapters"] = _adapters(adapters)
     if devices:

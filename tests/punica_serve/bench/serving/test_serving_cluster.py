@@ -16,7 +16,7 @@ def test_the_cluster_has_room_for_all_adapters_on_the_host_and_for_a_batch_of_th
     assert sized.engine.max_batch_size == 128
     assert sized.engine.num_lora_pages == 2 * (128 + 32)
     assert 300 * 79e6 < (sized.engine.host_cache_bytes or 0) < 300 * 81e6
-    assert with_dummies(config, model, num_adapters=1, rank=16, batch_size=None).engine.num_lora_pages == 256
+    assert with_dummies(config, model, num_adapters=1, rank=16, batch_size=None).engine.num_lora_pages == 64
 
 
 def test_every_token_of_a_written_tokenizer_has_a_text(tmp_path: Path) -> None:
