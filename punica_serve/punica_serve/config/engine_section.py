@@ -95,9 +95,8 @@ class EngineConfig(ConfigModel):
     prefix_scope: PrefixScope = "tenant"
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there. cpu_assist: as layerwise, but while nobody decodes, CPU processes compute
-    #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is faster as foreseen. By
-    #: default layerwise, but wait in a group of GPUs, since the others have run in groups of CPUs alone.
-    cold_start: ColdStart | None = None
+    #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is faster as foreseen.
+    cold_start: ColdStart = "layerwise"
     #: CPU processes of cpu_assist and auto, each bound to a core; fewer where the worker may use fewer cores.
     cpu_assist_processes: Annotated[int, Field(strict=True, ge=1, le=32)] = 8
     #: Attention of prefills on a GPU. triton: our kernel. flashinfer: FlashInfer's for Hopper, compiled at the start if
@@ -112,9 +111,8 @@ class EngineConfig(ConfigModel):
     #: `expected_lora_rank` is this or more. It takes two more exchanges a layer; not measured. By default never.
     divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
-    #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so,
-    #: the default, since the shots have run in benchmarks alone.
-    exchange: Exchange = "nccl"
+    #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so.
+    exchange: Exchange = "auto"
     #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
     exchange_times: File | None = None
     #: Torch threads of a CPU worker; torch's own choice by default.

@@ -24,7 +24,7 @@ from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cold_starts import ColdStarts
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import EngineParts, open_engine_device
-from punica_serve.engine.group_start import devices_of, start_group, with_cold_start
+from punica_serve.engine.group_start import devices_of, start_group
 from punica_serve.engine.host_tiers import HostTiers
 from punica_serve.engine.in_flight import InFlight
 from punica_serve.engine.led_group import LedGroup
@@ -69,7 +69,6 @@ class Engine:
         """
         devices = devices_of(device)
         self.device = open_engine_device(config, devices[0])
-        config = with_cold_start(config, len(devices), self.device)
         group = None
         if len(devices) > 1:
             settings = settings or GroupSettings()

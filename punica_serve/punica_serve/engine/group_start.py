@@ -26,14 +26,6 @@ def devices_of(device: str) -> tuple[str, ...]:
     return devices
 
 
-def with_cold_start(config: EngineConfig, num_devices: int, device: torch.device) -> EngineConfig:
-    """The config with a mode of cold starts: without one, that of `engine.cold_start`'s default for these devices."""
-    if config.cold_start is not None:
-        return config
-    is_gpu_group = num_devices > 1 and device.type == "cuda"
-    return config.model_copy(update={"cold_start": "wait" if is_gpu_group else "layerwise"})
-
-
 def start_group(
     config: EngineConfig,
     devices: Sequence[str],
