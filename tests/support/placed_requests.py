@@ -56,6 +56,11 @@ class PlacedRequests:
         gpu.load_sums.slack.stepped()
         self.index.update(gpu)
 
+    def end_step(self, uuid: str) -> None:
+        """The GPU begins its next step."""
+        self.gpus[uuid].num_steps += 1
+        self.index.update(self.gpus[uuid])
+
     def end(self, uuid: str, counter: int) -> None:
         self.gpus[uuid].remove(AssignmentId(1, counter), 0)
         self.index.update(self.gpus[uuid])

@@ -161,14 +161,15 @@ class GpuRecord:
         """
         return self.num_pages_needed > self.info.num_kv_pages
 
-    def prefill_step_of(self, record: RequestRecord) -> int:
-        """The GPU's first step that could prefill the request, if it were placed now.
+    @property
+    def next_step(self) -> int:
+        """The GPU's first step that could begin with a request, if it were placed now: one under way ends first."""
+        return self.num_steps + (2 if self.working_set else 1)
 
-        A step that is under way ends first, and an adapter that is not there is copied during the next.
-        """
-        if not self.working_set:
-            return self.num_steps + 1
-        return self.num_steps + (2 if self.has_adapter_of(record) else 3)
+    def prefill_step_of(self, record: RequestRecord) -> int:
+        """The first that could prefill the request: an adapter that is not there is copied during a step."""
+        is_copied = bool(self.working_set) and not self.has_adapter_of(record)
+        return self.next_step + is_copied
 
     def has_adapter_of(self, record: RequestRecord) -> bool:
         """Whether the adapter is on the GPU, or on its way there."""
@@ -205,7 +206,7 @@ class GpuRecord:
 
     def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
-        self.load_sums.add(assignment.counter, record, self.prefill_step_of(record))
+        self.load_sums.add(assignment.counter, record, self.next_step, self.prefill_step_of(record))
         self.working_set[assignment.counter] = record
         num_users = self.num_users.get(record.digest, 0)
         self.num_users[record.digest] = num_users + 1

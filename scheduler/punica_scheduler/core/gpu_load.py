@@ -28,11 +28,11 @@ class GpuLoad:
         #: The least of them, in seconds; infinite without a promise.
         self.tightest_s = inf
 
-    def add(self, counter: int, record: RequestRecord, step: int) -> None:
-        """``step`` is the GPU's first that may prefill the request."""
+    def add(self, counter: int, record: RequestRecord, next_step: int, prefill_step: int) -> None:
+        """The GPU may begin ``next_step`` with the request at the earliest, and prefill it in ``prefill_step``."""
         if record.digest is not None:
             self.lora.add(record.digest, record.adapter_size)
-        self.prefills.add(counter, record, step)
+        self.prefills.add(counter, record, next_step, prefill_step)
         if (promised_s := record.time_per_token_s) is not None:
             self._promises[promised_s] += 1
             self.tightest_s = min(self.tightest_s, promised_s)
@@ -57,7 +57,7 @@ class GpuLoad:
         """AssertionError is a bug of ours."""
         fresh, due = GpuLoad(), {}
         for counter, record in working_set.items():
-            fresh.add(counter, record, 0)
+            fresh.add(counter, record, 0, 0)
             if record.num_generated == record.num_generated_at_start:
                 due[counter] = record
         require(fresh.lora.load == self.lora.load, "the ranks of a GPU")

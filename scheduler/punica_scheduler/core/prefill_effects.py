@@ -33,7 +33,7 @@ def coming_prefills(
     if costs.prefills_apart:
         return _apart(gpu, newcomers, costs, now_s, rest_s=rest_s, decode_s=step_s)
     steps, ends_s = [], rest_s
-    coming, num_together = [*(record for record, _ in gpu.load_sums.prefills), *newcomers], gpu.info.max_prefills
+    coming, num_together = [*(due.record for due in gpu.load_sums.prefills), *newcomers], gpu.info.max_prefills
     for first in range(0, len(coming), num_together):
         together = tuple(coming[first : first + num_together])
         mixed_s = costs.step_s(sum(record.num_tokens for record in together), *batch)
@@ -53,8 +53,8 @@ def _apart(
 ) -> list[PrefillStep]:
     under_way = gpu.num_steps + 1
     by_step: dict[int, list[RequestRecord]] = {}
-    for record, step in gpu.load_sums.prefills:
-        by_step.setdefault(max(step, under_way), []).append(record)
+    for due in gpu.load_sums.prefills:
+        by_step.setdefault(max(due.step, under_way), []).append(due.record)
     for record in newcomers:
         by_step.setdefault(gpu.prefill_step_of(record), []).append(record)
     steps, ends_s, next_step = [], 0.0, under_way

@@ -9,19 +9,19 @@ from punica_serve.errors.invariants import require
 
 class DuePrefill(NamedTuple):
     record: RequestRecord
-    #: Number of the GPU's step.
+    #: The GPU's first step that may begin with the request.
+    next_step: int
+    #: The first that may prefill it: a copy of its adapter may come before.
     step: int
 
 
 class PrefillQueue:
     """Requests placed on a GPU that have no token of this assignment yet, by the counters of their assignments."""
 
-    __slots__ = ("_due", "num_tokens")
+    __slots__ = ("_due",)
 
     def __init__(self) -> None:
         self._due: dict[int, DuePrefill] = {}
-        #: Tokens of all requests together.
-        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -30,20 +30,18 @@ class PrefillQueue:
         """In the order of their placement."""
         return iter(self._due.values())
 
-    def add(self, counter: int, record: RequestRecord, step: int) -> None:
-        self._due[counter] = DuePrefill(record, step)
-        self.num_tokens += record.num_tokens
+    def num_tokens_from(self, next_step: int) -> int:
+        """Tokens of those whose prefills have not begun before that step: a newcomer's can share a step with them."""
+        return sum([due.record.num_tokens for due in self._due.values() if due.next_step >= next_step])
+
+    def add(self, counter: int, record: RequestRecord, next_step: int, step: int) -> None:
+        self._due[counter] = DuePrefill(record, next_step, step)
 
     def remove(self, counter: int) -> RequestRecord | None:
         """The request got a token, or leaves. None if it had one before. Call it before the token is counted."""
         due = self._due.pop(counter, None)
-        if due is None:
-            return None
-        self.num_tokens -= due.record.num_tokens
-        return due.record
+        return due.record if due else None
 
     def check_invariants(self, records: Mapping[int, RequestRecord]) -> None:
         """``records`` are those without a token of this assignment. AssertionError is a bug of ours."""
         require(self._due.keys() == records.keys(), "the prefills of a GPU")
-        num_tokens = sum(record.num_tokens for record in records.values())
-        require(self.num_tokens == num_tokens, "the tokens to prefill of a GPU")

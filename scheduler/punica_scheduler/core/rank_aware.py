@@ -22,12 +22,13 @@ PENALTY_S = 1.0
 class RankAwarePlacement(Placement):
     """The least cost first; ties go to the highest UUID.
 
-    With S the requests of a GPU that run and Q those that are not prefilled yet, the cost of request r is
+    With S the requests of a GPU that run and Q those that wait for their prefills, the cost of request r is
     |S + Q| * (dPre / typical answer + dDec + penalty), where dPre = PrePerf(Q + r) - PrePerf(Q),
     dDec = DecPerf(S + Q + r) - DecPerf(S + Q), and the penalty is due if DecPerf(S + Q + r) exceeds the tightest time
     per token promised to any of them. Where prefills run beside decodes, a step has
     one, so PrePerf(Q) is a sum and dPre is r's own prefill. Where they run apart, PrePerf(Q) is one step for the whole
-    queue, so a place in a queue is cheaper than the start of one. An empty GPU costs 0.
+    queue, so a place in a queue is cheaper than the start of one. A request whose prefill may be under way counts
+    among S: no newcomer can share its step. An empty GPU costs 0.
     """
 
     costs: StepCosts
@@ -38,8 +39,8 @@ class RankAwarePlacement(Placement):
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
         load, batch = gpu.load_sums, decode_batch(gpu)
         room = -inf if gpu.is_full else gpu.room
-        decode_s = self.costs.step_s(0, *batch)
-        return *batch[:2], *batch.lora, load.prefills.num_tokens, load.tightest_s, room, decode_s
+        num_queued = load.prefills.num_tokens_from(gpu.next_step) if self.costs.prefills_apart else 0
+        return *batch[:2], *batch.lora, num_queued, load.tightest_s, room, self.costs.step_s(0, *batch)
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
         columns = index.columns(self)

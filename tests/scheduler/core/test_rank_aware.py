@@ -65,11 +65,17 @@ def test_without_gpus_there_are_no_candidates() -> None:
 
 def test_who_leaves_costs_no_more() -> None:
     placed = PlacedRequests("AB")
-    heavy = placed.run("A", placed.request(rank=128))
-    placed.run("B", placed.request(rank=8))
-    placed.run("B", placed.request(rank=8))
+
+    def running(uuid: str, rank: int) -> int:
+        counter = placed.run(uuid, placed.request(rank=rank))
+        placed.begin(uuid, counter)
+        return counter
+
+    heavy = running("A", 128)
+    running("B", 8)
+    running("B", 8)
     assert placed.order(rank_aware(), placed.request(rank=8)) == "AB"
-    others = [placed.run("A", placed.request(rank=8)) for _ in range(3)]
+    others = [running("A", 8) for _ in range(3)]
     assert placed.order(rank_aware(), placed.request(rank=8)) == "BA"
     for counter in (heavy, *others[1:]):
         placed.end("A", counter)
@@ -78,11 +84,19 @@ def test_who_leaves_costs_no_more() -> None:
 
 def test_where_prefills_run_apart_a_place_in_a_queue_is_cheaper_than_the_start_of_one() -> None:
     placed = PlacedRequests("AB")
-    counters = {uuid: placed.run(uuid, placed.request(rank=8)) for uuid in "AB"}
-    placed.begin("B", counters["B"])
+    for uuid in "AABB":
+        counter = placed.run(uuid, placed.request(rank=8))
+    placed.begin("B", counter)
     assert placed.order(rank_aware(), placed.request(rank=8)) == "AB", "A's queue is prefilled with the new one"
-    placed.begin("A", counters["A"])
-    assert placed.order(rank_aware(), placed.request(rank=8)) == "BA"
+    placed.end_step("A")
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "BA", "A's second prefill is under way"
+
+
+def test_nobody_shares_a_prefill_that_is_under_way() -> None:
+    placed = PlacedRequests("AB")
+    placed.run("A", placed.request(rank=8))
+    placed.begin("B", placed.run("B", placed.request(rank=8)))
+    assert placed.order(rank_aware(), placed.request(rank=8)) == "BA", "an idle GPU prefills at once"
 
 
 def test_where_prefills_run_beside_decodes_a_queue_makes_none_cheaper() -> None:
