@@ -13,6 +13,7 @@ from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.run import missing_package
@@ -50,7 +51,10 @@ def run(
     """
     size, limit = _batch(config, batch_limit, device)
     config = config.model_copy(update={"max_batch_size": size})
-    engine = _make_engine(config, device, link, PackedCache(cache_folder, cache_bytes), settings, on_loss)
+    packed_cache, devices = PackedCache(cache_folder, cache_bytes), ranks_of(device)
+    # They import torch while this process does.
+    others = RankProcesses(config, devices, settings, packed_cache) if len(devices) > 1 else None
+    engine = _make_engine(config, device, link, packed_cache, others, on_loss)
     gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)
     link.wake = engine.wake
     freeze_gc()
@@ -84,7 +88,7 @@ def _make_engine(
     device: str,
     link: SupervisorLink,
     packed_cache: PackedCache,
-    settings: GroupSettings,
+    others: RankProcesses | None,
     on_loss: Callable[[PunicaError], None],
 ) -> "Engine":
     """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
@@ -92,7 +96,7 @@ def _make_engine(
         # Imported here, because it takes seconds: signals and the pipe's end are handled by now.
         from punica_serve.engine.engine import Engine
 
-        return Engine(config, device, link.fetch, packed_cache, settings=settings, on_loss=on_loss)
+        return Engine(config, device, link.fetch, packed_cache, others=others, on_loss=on_loss)
     except ModuleNotFoundError as error:
         message = missing_package(error)
         if message is None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import yaml
 
 from process_tree import alive
 from punica_serve import LLM, SamplingParams
-from up_cluster import CONFIGS, Stream, UpCluster, started
+from up_cluster import CONFIGS, Stream, UpCluster, started, wait_until
 from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -19,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 _LEADERS, _FOLLOWERS = "punica_runner.worker", "punica_serve.engine.rank_main"
 _LORA_IDS = ("roman", "english", None, "hex")
 _NUM_TOKENS = 250
+#: With fewer cores the processes of two ranks and of all else take turns.
+_NUM_CORES = 4
 
 
 def _requests() -> list[dict[str, Any]]:
@@ -52,6 +56,31 @@ async def _serve_through(cluster: UpCluster, role: str, expected: list[list[int]
     assert [stream.token_ids for stream in streams] == expected
     await until(lambda: not alive(both))
     await until(lambda: cluster.num_gpus() == cluster.num_workers)
+
+
+def _seconds_to_come_back(cluster: UpCluster, role: str) -> float:
+    """From the death of a process until all workers are there again: the shortest of two."""
+    times = []
+    for pid in cluster.processes(role)[:2]:
+        started_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: cluster.num_gpus() < cluster.num_workers)
+        wait_until(lambda: cluster.num_gpus() == cluster.num_workers)
+        times.append(time.monotonic() - started_s)
+    return min(times)
+
+
+def test_a_group_comes_back_nearly_as_soon_as_a_worker(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Its ranks import torch at the same time as their leader, where there are cores for both."""
+    with started(tmp_path, "demo.yaml") as cluster:
+        alone_s = _seconds_to_come_back(cluster, _LEADERS)
+    with started(tmp_path, "demo-tp2.yaml") as cluster:
+        ratio = _seconds_to_come_back(cluster, _FOLLOWERS) / alone_s
+    record_property("recovery", f"{ratio:.2f} times that of a worker, {alone_s:.1f} s")
+    print(f"a group came back after {ratio:.2f} times the {alone_s:.1f} s of a worker")  # noqa: T201
+    assert ratio < (1.5 if (os.cpu_count() or 1) >= _NUM_CORES else 2.5)
 
 
 async def test_groups_get_over_the_end_of_each_process(tmp_path: Path) -> None:

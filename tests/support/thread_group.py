@@ -96,6 +96,10 @@ class ThreadGroup(RankGroup):
     def close(self) -> None:
         self.send(StopRank())
 
+    def wait(self) -> None:
+        for rank in self._threads:
+            assert rank.stop(_DEADLINE_S), f"{rank.name} has not ended"
+
     kill = close
 
 

@@ -71,8 +71,8 @@ class Subject:
     def open_engine(self, config: EngineConfig) -> Engine:
         """An engine with this config: of the group, of the device, or of one rank that is measured by itself."""
         if self.group is not None:
-            settings = GroupSettings(ready_timeout_s=_READY_TIMEOUT_S)
-            return Engine(config, self.group, settings=settings, on_loss=end_if_hung)
+            others = GroupSettings(ready_timeout_s=_READY_TIMEOUT_S)
+            return Engine(config, self.group, others=others, on_loss=end_if_hung)
         return Engine(config, str(self.device), collectives=stand_in(self.model.rank))
 
     @property

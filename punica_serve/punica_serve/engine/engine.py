@@ -30,6 +30,7 @@ from punica_serve.engine.in_flight import InFlight
 from punica_serve.engine.led_group import LedGroup
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.step_clock import StepClock
@@ -58,21 +59,22 @@ class Engine:
         fetch: Fetch = no_fetch,
         packed_cache: PackedCache | None = None,
         collectives: Collectives = SINGLE_RANK,
-        settings: GroupSettings | None = None,
+        others: GroupSettings | RankProcesses | None = None,
         on_loss: Callable[[PunicaError], None] | None = None,
     ) -> None:
         """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time.
 
         ``collectives``: of the group in which this engine has a share of the model, if it does not lead that group.
-        ``device``: several, with commas between, are a group: this process is its leader and starts the others, within
-        the deadlines of ``settings``. ``on_loss`` is called, on another thread, when one of them is lost.
+        ``device``: several, with commas between, are a group: this process is its leader and starts the others within
+        the deadlines of ``others``, unless that is they, started before: where this raises, they end with this process.
+        ``on_loss`` is called, on another thread, when one of them is lost.
         """
         devices = devices_of(device)
         self.device = open_engine_device(config, devices[0])
         group = None
         if len(devices) > 1:
-            settings = settings or GroupSettings()
-            group, collectives = start_group(config, devices, self.device, settings, packed_cache, on_loss)
+            others = others or GroupSettings()
+            group, collectives = start_group(config, devices, self.device, others, packed_cache, on_loss)
         self._group = LedGroup(self.device, group)
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()

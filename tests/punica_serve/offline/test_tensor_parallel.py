@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from process_tree import alive
 from punica_serve import LLM, SamplingParams
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import group_start
@@ -79,10 +80,32 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
         assert ours == pytest.approx(theirs, abs=2e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("divide_lora_from", [None, 8])
+def test_four_processes_say_what_one_says(
+    tiny_llama: Path, make_adapter: Callable[..., AdapterRef], divide_lora_from: int | None
+) -> None:
+    """Ranks share key-value heads, and the pools hold only some of the adapters at a time."""
+    adapters = {f"a{rank}": make_adapter(rank=rank, seed=rank).uri for rank in (4, 8, 24, 64)}
+    settings: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 24, "num_lora_pages": 8}
+    with LLM(tiny_llama, adapters, **settings) as llm:
+        expected = _answers(llm, list(adapters))
+    settings |= {"cpu_threads": 1, "divide_lora_from": divide_lora_from}
+    with LLM(tiny_llama, adapters, tensor_parallel=4, prefill_budget_tokens=8, **settings) as llm:
+        answers = _answers(llm, list(adapters))
+        llm.engine.check_invariants()
+        pids = [rank.pid for rank in llm.engine.ranks]
+    assert len(pids) == 3 and not alive(pids)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    for answer, other in zip(answers, expected, strict=True):
+        ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
+        assert ours == pytest.approx(theirs, abs=2e-4)
+
+
 def test_a_rank_that_is_late_is_named(tiny_llama: Path) -> None:
     settings = GroupSettings(ready_timeout_s=0.01)
     with pytest.raises(RankLost, match=r"rank 1 \(cpu\) has not started within 0\.01 s"):
-        Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", settings=settings)
+        Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", others=settings)
 
 
 def test_weights_that_are_cut_off_are_refused_before_any_rank_starts(

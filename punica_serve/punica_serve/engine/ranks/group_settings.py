@@ -19,3 +19,10 @@ class GroupSettings:
     name: str = "rank"
     log_level: str = "warning"
     log_format: str = "text"
+
+    def exchange_limit_s(self, device: str) -> float:
+        """The longest exchange of a process group. Ranks on GPUs compile kernels between two of them at the start.
+
+        Later on CUDA graphs make them, without any limit.
+        """
+        return self.exchange_timeout_s if device == "cpu" else self.ready_timeout_s

@@ -1,20 +1,17 @@
-"""A group of ranks from its leader's side: the processes that it starts, commands, watches and ends as one.
+"""A group of ranks from its leader's side: the processes that it commands, watches and ends as one.
 
 Steps and commands go through one ring, in order, before the leader launches anything itself. What the ranks say arrives
 on a thread. Once a rank is lost, all that waits for it fails, and the group is over.
 """
 
 import logging
-import os
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from punica_serve.engine.batching.step_planner import StepPlan
-from punica_serve.engine.ranks.group_settings import GroupSettings
-from punica_serve.engine.ranks.message_ring import RingStuck, RingWriter, make_ring
+from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_messages import (
@@ -30,9 +27,10 @@ from punica_serve.engine.ranks.rank_messages import (
     RankWelcome,
     StopRank,
 )
-from punica_serve.engine.ranks.rank_process import RankProcess, rank_command
+from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.ranks.rank_watch import RankWatch
-from punica_serve.engine.ranks.ring_frames import RING_BYTES, command_frame, step_frame
+from punica_serve.engine.ranks.ring_frames import command_frame, step_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.errors import PunicaError
@@ -41,25 +39,14 @@ from punica_serve.protocol import Message
 
 log = logging.getLogger(__name__)
 
-#: The module that other ranks run.
-_RANK_MODULE = "punica_serve.engine.rank_main"
-
 
 class RankGroup:
     """The other ranks. Commands and steps are sent from one thread."""
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        settings: GroupSettings,
-        options: dict[str, str],
-        on_loss: Callable[[PunicaError], None] | None = None,
-    ) -> None:
-        """Starts the processes of all ``devices`` but the first, which is the leader's own.
-
-        ``options``: more options of their command line. ``on_loss`` is called on another thread when a rank is lost.
-        """
-        self._settings = settings
+    def __init__(self, processes: RankProcesses, on_loss: Callable[[PunicaError], None] | None = None) -> None:
+        """Owns the processes from now on. ``on_loss`` is called on another thread when a rank is lost."""
+        self._processes = processes
+        self._settings = settings = processes.settings
         self._on_loss = on_loss
         self._changed = threading.Condition()
         self._loss: PunicaError | None = None
@@ -69,20 +56,7 @@ class RankGroup:
         self._encoder = StepEncoder()
         #: Exchanges between CPUs end by themselves, a little earlier.
         self.step_wait = StepWait(settings.exchange_timeout_s + settings.silence_timeout_s)
-        num_ranks = len(devices) - 1
-        ring_fd = make_ring(RING_BYTES, num_ranks)
-        self._ring = RingWriter(ring_fd, num_ranks)
-        self.ranks: list[RankProcess] = []
-        try:
-            for index, device in enumerate(devices[1:], 1):
-                own = {**options, "device": device, "rank": f"{index}", "size": f"{len(devices)}"}
-                own["name"] = f"{settings.name} {index}"
-                self.ranks.append(RankProcess(index, device, rank_command(_RANK_MODULE, own), ring_fd))
-        except BaseException:
-            self._end(0.0)
-            raise
-        finally:
-            os.close(ring_fd)  # the memory stays, as long as a process has mapped it
+        self.ranks = processes.ranks
         self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._check_waits, self._lose)
 
     # -------------------------------------------------------------- the start
@@ -163,20 +137,20 @@ class RankGroup:
     def kill(self) -> None:
         """Ends all ranks by force, when the start has failed: they may be in the midst of theirs."""
         self._watch.close()
-        self._end(0.0)
+        self._processes.end(0.0)
 
     def wait(self) -> None:
         """After ``close``: returns when no rank is left."""
-        self._end(self._settings.stop_timeout_s if self._loss is None else 0.0)
+        self._processes.end(self._settings.stop_timeout_s if self._loss is None else 0.0)
 
     # -------------------------------------------------------------- inside
 
     def _write(self, frame: bytes) -> None:
         self.check()
         try:
-            self._ring.write(frame, self._settings.silence_timeout_s)
+            self._processes.ring.write(frame, self._settings.silence_timeout_s)
         except RingStuck:
-            late = self.ranks[self._ring.slowest()]
+            late = self.ranks[self._processes.ring.slowest()]
             raise RankLost(f"{late.name} reads no commands for {self._settings.silence_timeout_s:g} s") from None
         for rank in self.ranks:
             rank.bell.ring()
@@ -223,9 +197,3 @@ class RankGroup:
         self._pending.fail(loss)
         if self._on_loss is not None:
             self._on_loss(loss)
-
-    def _end(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        killed = [rank.name for rank in self.ranks if not rank.stop(deadline_s - time.monotonic())]
-        if killed and timeout_s:
-            log.warning("%s did not end within %g s and was killed", " and ".join(killed), timeout_s)

@@ -4,12 +4,10 @@ import numpy as np
 
 from punica_serve.engine.ranks.rank_messages import RankCommand
 from punica_serve.engine.ranks.step_frames import Int32s
-from punica_serve.protocol import MAX_FRAME_BYTES, Decoder, Message, encode
+from punica_serve.protocol import Decoder, Message, encode
 
 _STEP, _COMMAND = b"step", b"cmd "
 _TAG_BYTES = 4
-#: Room for the longest request and many steps. What nobody has written takes no memory.
-RING_BYTES = 2 * MAX_FRAME_BYTES
 
 _decode = Decoder(RankCommand)
 

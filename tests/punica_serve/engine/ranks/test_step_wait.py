@@ -45,7 +45,7 @@ def test_the_watch_of_a_group_tells_of_a_step_that_hangs(tiny_llama: Path, monke
 
     settings = GroupSettings(exchange_timeout_s=1.0, silence_timeout_s=0.5)
     config = EngineConfig(model=tiny_llama, num_kv_pages=16, num_lora_pages=4, cpu_threads=1)
-    engine = Engine(config, "cpu,cpu", settings=settings, on_loss=lose)
+    engine = Engine(config, "cpu,cpu", others=settings, on_loss=lose)
     try:
         monkeypatch.setattr(FinishedStep, "sampled_tokens", hang)
         engine.add(Request("r", 0, (1, 2), SamplingParams(max_tokens=1)))
