@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.engine.memory.device_memory import gib
+from punica_serve.engine.memory.numa import bring_to_gpu
 from punica_serve.errors import ConfigError
 
 _SETTING = "engine.host_cache_bytes"
@@ -55,11 +56,13 @@ class HostMemory:
 class PinnedMemory(HostMemory):
     """Memory that a GPU reads at full speed, beside whatever else runs."""
 
-    def __init__(self, num_bytes: int, *, is_shared: bool = False) -> None:
+    def __init__(self, num_bytes: int, device: torch.device, *, is_shared: bool = False) -> None:
+        """On the NUMA node of the ``device``, where the system says which that is."""
         super().__init__(num_bytes, is_shared=is_shared)
         self._is_pinned = False
         if not num_bytes:
             return
+        bring_to_gpu(self.bytes, device)
         # Pinning takes page after page; touching them first does so on all of torch's threads.
         self.bytes[:: mmap.PAGESIZE].zero_()
         try:
@@ -83,4 +86,4 @@ def open_host_memory(num_bytes: int, device: torch.device, *, is_shared: bool = 
     if device.type == "cpu":
         return HostMemory(num_bytes, is_shared=is_shared)
     with torch.cuda.device(device):
-        return PinnedMemory(num_bytes, is_shared=is_shared)
+        return PinnedMemory(num_bytes, device, is_shared=is_shared)
