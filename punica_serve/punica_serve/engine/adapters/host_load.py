@@ -1,12 +1,13 @@
 """The host loader's record of one load to host memory, and its states.
 
-   ┌───────────────────────┐
-   ▼                       ▼
+   ┌───────────────────────┐    ┌─▶ late ─┐
+   ▼                       ▼    │         ▼
 queued ◀──▶ fetching ◀──▶ reading ──▶ loaded
 
 Files that are on this host are not fetched. Files that were evicted from its disk before they were read are fetched
 again. Before each step, a prefetch is queued, and a load that a request waits for is not. Each step may fail, and all
-but ended loads are dropped when the adapter is evicted.
+but ended loads are dropped when the adapter is evicted. A read that does not end, as on a disk that hangs, is late: its
+requests fail, and so do later ones, until it ends after all.
 """
 
 from concurrent.futures import Future
@@ -21,6 +22,8 @@ from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 
+#: A read on a thread that takes longer is late.
+_READ_TIMEOUT_S = 30.0
 #: Fetches of one adapter: its folder may be evicted from the disk before it is read, but hardly so often.
 _MAX_FETCHES = 3
 
@@ -32,6 +35,8 @@ class LoadState(Enum):
     FETCHING = "fetching"
     #: A thread reads its files into host memory.
     READING = "reading"
+    #: It is read for longer than anybody waits.
+    LATE = "late"
     LOADED = "loaded"
     FAILED = "failed"
     #: The adapter was evicted meanwhile.
@@ -42,15 +47,23 @@ TRANSITIONS: dict[LoadState, frozenset[LoadState]] = {
     LoadState.QUEUED: frozenset({LoadState.FETCHING, LoadState.READING, LoadState.DROPPED}),
     LoadState.FETCHING: frozenset({LoadState.READING, LoadState.QUEUED, LoadState.FAILED, LoadState.DROPPED}),
     LoadState.READING: frozenset(
-        {LoadState.FETCHING, LoadState.QUEUED, LoadState.LOADED, LoadState.FAILED, LoadState.DROPPED}
+        {
+            LoadState.FETCHING,
+            LoadState.QUEUED,
+            LoadState.LATE,
+            LoadState.LOADED,
+            LoadState.FAILED,
+            LoadState.DROPPED,
+        }
     ),
+    LoadState.LATE: frozenset({LoadState.LOADED, LoadState.FAILED, LoadState.DROPPED}),
     LoadState.LOADED: frozenset(),
     LoadState.FAILED: frozenset(),
     LoadState.DROPPED: frozenset(),
 }
 
 #: In these states another thread or process works on it.
-_RUNNING = (LoadState.FETCHING, LoadState.READING)
+_RUNNING = (LoadState.FETCHING, LoadState.READING, LoadState.LATE)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +81,9 @@ class HostLoad:
     #: The files of a remote adapter on this host.
     folder: Path | None = None
     num_fetches: int = 0
-    #: The step under way, while FETCHING or READING.
+    #: Since when a thread reads it, by a monotonic clock, as far as ``is_late`` has noticed.
+    reads_since_s: float | None = None
+    #: The step under way, while FETCHING, READING or LATE.
     future: Future[Path] | Future[HostCopy] | None = None
     #: The pages on the device that are filled while it is read.
     stream: PageStream | None = None
@@ -92,7 +107,13 @@ class HostLoad:
 
     @property
     def may_fetch_again(self) -> bool:
-        return self.folder is not None and self.num_fetches < _MAX_FETCHES
+        return self.state is LoadState.READING and self.folder is not None and self.num_fetches < _MAX_FETCHES
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether a thread has read it for too long. To be asked from time to time while READING."""
+        if self.reads_since_s is None and self.future is not None and self.future.running():
+            self.reads_since_s = now_s
+        return self.reads_since_s is not None and now_s - self.reads_since_s > _READ_TIMEOUT_S
 
     # -------------------------------------------------------------- changes, which no other class makes
 
@@ -115,7 +136,21 @@ class HostLoad:
 
     def begin_read(self, future: Future[HostCopy], stream: PageStream | None = None) -> None:
         self._become(LoadState.READING)
-        self.future, self.stream = future, stream
+        self.future, self.stream, self.reads_since_s = future, stream, None
+
+    def cancel(self) -> bool:
+        """Whether no thread has begun with its step, and none will."""
+        return self.future is not None and self.future.cancel()
+
+    def give_up(self) -> bool:
+        """Nobody waits for the read any more. Whether anybody did."""
+        was_needed, self.is_needed = self.is_needed, False
+        if self.state is LoadState.READING:
+            self._become(LoadState.LATE)
+            if self.stream is not None:
+                self.stream.abandon()
+                self.stream = None
+        return was_needed
 
     def set_folder(self, folder: Path | None) -> None:
         """Its files are in this folder, or were evicted from the disk."""

@@ -5,6 +5,7 @@ worker's supervisor fetches the files of a remote store, on no thread from here:
 whose files are on the host don't wait for it.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ class HostLoader:
             loaded = self._finish(load)
             if loaded is not None:
                 results.append(loaded)
+        results += self._give_up_late(time.monotonic())
         self._start_queued()
         return results
 
@@ -164,14 +166,29 @@ class HostLoader:
             load.begin_read(future, stream)
         future.add_done_callback(lambda _: self._on_progress())
 
+    def _give_up_late(self, now_s: float) -> list[LoadResult]:
+        """Loads that requests wait for in vain: of reads that don't end, and of those behind them on all threads."""
+        reading = [load for load in self._running.values() if load.state in (LoadState.READING, LoadState.LATE)]
+        late = [load for load in reading if load.is_late(now_s)]
+        if len(late) >= self._reader.num_threads:
+            late = [
+                load for load in reading if load.is_late(now_s) or (load.future is not None and load.future.cancel())
+            ]
+        for load in late:
+            self._free_slots(load)
+        return [LoadResult(load.ref, _too_late(), load.for_device, None) for load in late if load.give_up()]
+
+    def _free_slots(self, load: HostLoad) -> None:
+        for queue in (self._fetches, self._reads):
+            queue.free_slot(load.ref.digest)
+
     def _finish(self, load: HostLoad) -> LoadResult | None:
         """Takes the result of a step that has ended. None: there is more to do, or the adapter is unwanted."""
         assert load.future is not None
-        error = load.future.exception()
+        error = _too_late() if load.future.cancelled() else load.future.exception()
         result = error or load.future.result()
         del self._running[load.ref.digest]
-        for queue in (self._fetches, self._reads):
-            queue.free_slot(load.ref.digest)
+        self._free_slots(load)
         if load.is_unwanted:
             self._drop(load, result)
         elif isinstance(result, Path):
@@ -198,6 +215,10 @@ class HostLoader:
         else:
             load.requeue()
             self._append(load)
+
+
+def _too_late() -> StoreUnavailable:
+    return StoreUnavailable("its files can't be read in time: the host's disk does not answer; try again later")
 
 
 def no_fetch(ref: AdapterRef) -> Future[Path]:

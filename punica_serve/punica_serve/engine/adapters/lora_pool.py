@@ -148,19 +148,22 @@ class LoraPool:
                 self._stream.wait_event(event)
         return self._batch(pages, adapter)
 
-    def write_part(self, batch: CopyBatch, first: int, last: int) -> None:
-        """Copies what pages get from the addresses ``first`` to ``last``, on a GPU as the stream gets to it.
+    def write_part(self, batch: CopyBatch, first: int, last: int) -> torch.cuda.Event | None:
+        """Copies what pages get from the addresses ``first`` to ``last``, on a GPU as the stream gets to it: its end.
 
         Any thread may call it, and keeps the memory until the copies end. Raises CancelledError once it is closed.
         """
         if self._stream is None:
             batch.copy_part(first, last)
-            return
+            return None
         self._bind_thread(self._stream)
+        end = torch.cuda.Event(enable_timing=True)
         with self._queueing:
             if self._is_closed:
                 raise CancelledError
             batch.queue_part(first, last, self._stream)
+            end.record(self._stream)
+        return end
 
     def end_parts(self, arrival: LayerArrival | None) -> torch.cuda.Event | None:
         """All parts of an adapter are queued: marks its layers. The end of its copies on a GPU."""

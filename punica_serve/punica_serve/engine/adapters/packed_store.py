@@ -8,8 +8,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -40,12 +40,18 @@ log = logging.getLogger(__name__)
 #: Threads that read chunks, of all adapters. A core reads and checks 10 GB/s of the page cache, so eight outrun a GPU's
 #: link; half of the cores are left to the steps and to adapters that are packed. Four keep a disk busy.
 _MIN_READERS, _MAX_READERS, _READERS_SHARE = 4, 8, 0.5
+#: A disk that gives none of an adapter's chunks for so long hangs: adapters are read from their folders meanwhile.
+_HANG_S = 10.0
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
 _MAX_REMEMBERED = 4096
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
+
+
+class _DiskHangs(Exception):
+    """Chunks were not begun, because others are not read to their ends."""
 
 
 class PackedStore:
@@ -67,6 +73,8 @@ class PackedStore:
         self._readers = ThreadPoolExecutor(num_readers, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
+        #: Adapters whose chunks are not read to their ends.
+        self._num_hanging = 0
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
@@ -78,6 +86,10 @@ class PackedStore:
             self._unwanted.pop(digest, None)
 
     def has(self, ref: AdapterRef) -> bool:
+        """Whether the adapter can be read from here: it is there, and the disk answers."""
+        return not self._num_hanging and self._is_here(ref)
+
+    def _is_here(self, ref: AdapterRef) -> bool:
         return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
 
     def checksums(self, ref: AdapterRef) -> bytes | None:
@@ -86,7 +98,7 @@ class PackedStore:
 
     def read(self, ref: AdapterRef, memory: Tensor, stream: PageStream | None = None) -> PackedAdapter | None:
         """Reads the adapter into uint8 [packed_num_bytes], and goes on to the device with each chunk if there is a
-        ``stream``. None if its file is not there, or no good.
+        ``stream``. None if its file is not there, or no good, or waits behind others on a disk that hangs.
         """
         try:
             descriptor = self._folder.packed.open(ref.digest, self._layout.name)
@@ -94,6 +106,8 @@ class PackedStore:
                 return None
             with RangeReader(descriptor) as file:
                 return self._read(file, ref, memory, stream)
+        except _DiskHangs:
+            return None
         except (PackedFileInvalid, OSError) as error:
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
             with suppress(OSError):
@@ -146,15 +160,36 @@ class PackedStore:
                     stream.cancel()
                 raise
             finally:
-                wait(reads)  # all of them end before the memory is used for anything else, or the file closed
+                self._wait_for_all(reads)
+            if any(read.cancelled() for read in reads):
+                raise _DiskHangs
             for read in reads:
                 read.result()
         return packed
 
+    def _wait_for_all(self, reads: "Iterable[Future[None]]") -> None:
+        """All of them end before their memory is used for anything else, and none begins any more if the disk hangs."""
+        pending = set(reads)
+        while pending:
+            done, pending = wait(pending, _HANG_S, FIRST_COMPLETED)
+            if not done:
+                self._outlast(pending)
+                return
+
+    def _outlast(self, reads: "set[Future[None]]") -> None:
+        with self._lock:
+            self._num_hanging += 1
+        log.warning("the disk of packed adapters does not answer: adapters are read from their folders until it does")
+        try:
+            wait([read for read in reads if not read.cancel()])
+        finally:
+            with self._lock:
+                self._num_hanging -= 1
+
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""
         num_bytes = packed_num_bytes(ref.ranks, self._model, self._dtype)
-        if self.has(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
+        if self._is_here(ref) or num_bytes > self._budget_bytes or ref.digest in self._unwanted:
             return
         self._folder.packed.make()
         self._room.take(num_bytes)

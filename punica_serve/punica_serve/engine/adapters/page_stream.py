@@ -5,9 +5,13 @@ reading, and the copies of the last chunks more. No step uses the pages before a
 queued: a chunk may still turn out to be damaged, and a step can't wait for a disk.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -16,6 +20,22 @@ from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import Arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkCopy:
+    """A chunk that was copied, or queued on a GPU."""
+
+    num_bytes: int
+    #: Of the call that has copied it; on a GPU it only queues.
+    call_s: float
+    end: torch.cuda.Event | None
+
+    def seconds_after(self, last: "_ChunkCopy") -> float:
+        """At least as long as its copy took: the GPU copies one after the other."""
+        if self.end is None or last.end is None:
+            return self.call_s
+        return float(last.end.elapsed_time(self.end)) / 1e3
 
 
 class PageStream:
@@ -44,6 +64,11 @@ class PageStream:
         self._address = 0
         self._is_flowing = False
         self._is_complete = False
+        #: Held while chunks are queued, since the pages may be abandoned meanwhile.
+        self._lock = Lock()
+        self._is_abandoned = False
+        #: Of each chunk, in the order of their copies.
+        self._copies: list[_ChunkCopy] = []
 
     @property
     def is_flowing(self) -> bool:
@@ -64,25 +89,46 @@ class PageStream:
         self._is_flowing = False
         self._on_progress()
 
+    def abandon(self) -> None:
+        """The pages are for something else from now on: the rest of the adapter is read, but not copied to them."""
+        with self._lock:
+            self._is_abandoned = True
+
     @contextmanager
     def filling(self, memory: Tensor) -> Iterator[None]:
         """Within, ``prepare`` is called once, and ``put`` for each chunk of ``memory``, uint8; all calls end within.
 
-        After an error it waits for the copies: the memory is free for something else then.
+        After an error, or if the pages were abandoned, it waits for the copies: the memory is free for something else
+        then.
         """
         self._batch, self._address = Future(), memory.data_ptr()
         try:
             yield
-            self._end = self._pool.end_parts(self.arrival)
+            self._complete()
         except BaseException:
             self._pool.synchronize()
             raise
-        self._is_complete = True
+
+    def _complete(self) -> None:
+        with self._lock:
+            if not self._is_abandoned:
+                self._end = self._pool.end_parts(self.arrival)
+                self._is_complete = True
+                return
+        self._pool.synchronize()
 
     def wait(self) -> None:
         """Waits until the copies of a complete stream have ended."""
         if self._end is not None:
             self._end.synchronize()
+
+    def fastest_copy(self) -> tuple[int, float]:
+        """Bytes and seconds of the chunk that was copied fastest, once ``wait`` has returned: what the link can do.
+
+        Chunks that were read too late left it idle. (0, 0.0) if there is but one.
+        """
+        times = ((copy.num_bytes, copy.seconds_after(last)) for last, copy in pairwise(self._copies))
+        return max(times, key=lambda time: time[0] / max(time[1], 1e-9), default=(0, 0.0))
 
     def prepare(self, views: Callable[[], PackedAdapter]) -> PackedAdapter:
         """The adapter's pages in the memory, made by ``views`` while chunks are read. ``put`` waits for them."""
@@ -100,4 +146,8 @@ class PageStream:
         Raises CancelledError after ``cancel``, or when the pool is closed.
         """
         batch = self._batch.result()
-        self._pool.write_part(batch, self._address + start, self._address + stop)
+        with self._lock:
+            if not self._is_abandoned:
+                started_s = time.perf_counter()
+                end = self._pool.write_part(batch, self._address + start, self._address + stop)
+                self._copies.append(_ChunkCopy(stop - start, time.perf_counter() - started_s, end))

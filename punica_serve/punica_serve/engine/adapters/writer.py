@@ -58,7 +58,7 @@ class LoraWriter:
 
     def follow(self, ref: AdapterRef, stream: PageStream, num_bytes: int) -> tuple[GroupCopy, Arrival | None]:
         """The copies of a complete stream, of which ``num_bytes`` at most are still to come."""
-        work = self._copiers.submit(stream.wait)
+        work = self._copiers.submit(self._outlast, stream)
         return self._begin(ref, stream.pages, num_bytes, stream.fences, work, stream.arrival), stream.arrival
 
     def fill(self, ref: AdapterRef, pages: AdapterPages, packed: PackedAdapter) -> tuple[GroupCopy, Arrival | None]:
@@ -111,6 +111,10 @@ class LoraWriter:
         if arrival is not None:
             self._forecast.add(CopyUnderWay(arrival, len(layer_groups(self._pool.num_layers)), num_bytes, fences, copy))
         return copy
+
+    def _outlast(self, stream: PageStream) -> None:
+        stream.wait()
+        self._forecast.record_rate(*stream.fastest_copy())
 
     def _write(
         self,

@@ -1,5 +1,6 @@
 """Loading adapters to host memory, from stores that answer when the test says so."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,12 +14,14 @@ from msgspec.structs import replace
 from engine_fixtures import MakeAdapter
 from loader_harness import gate_reads, poll_until
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import host_load
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
 
@@ -206,3 +209,79 @@ def test_without_a_supervisor_a_store_is_out_of_reach(make_adapter: MakeAdapter)
     ref, _ = _remote(make_adapter())
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/.*only a runner's workers"):
         no_fetch(ref).result(0)
+
+
+def _fails(results: list[LoadResult]) -> list[str]:
+    """The digests that could not be read in time."""
+    assert all(isinstance(loaded.result, StoreUnavailable) for loaded in results), results
+    return [loaded.ref.digest for loaded in results]
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def _late(harness: _Harness) -> list[str]:
+    """What is told once reads have lasted too long."""
+    harness.loader.poll()  # notices which have begun
+    time.sleep(0.05)
+    return _fails(harness.loader.poll())
+
+
+def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
+    harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    ref = make_adapter()
+    harness.loader.get(ref)
+    _wait_until(lambda: bool(reads))
+    assert _late(harness) == [ref.digest] and not harness.loader.poll(), "told once"
+    harness.loader.get(ref)
+    assert _fails(harness.loader.poll()) == [ref.digest], "who asks meanwhile is told at once"
+    harness.loader.prefetch_to_host(ref)
+    assert not harness.loader.poll() and reads == [ref.digest], "and nothing is read twice"
+    gate.set()
+    (loaded,) = harness.arrive()
+    assert isinstance(loaded.result, HostCopy) and loaded.stream is None and ref.digest in harness.cache
+    assert harness.loader.get(ref) is not None
+
+
+def test_requests_behind_reads_that_do_not_end_are_told_too_and_nothing_piles_up(
+    harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    refs = [make_adapter(seed=seed) for seed in range(3 * harness.reader.num_threads)]
+    for ref in refs:
+        harness.loader.get(ref)
+    _wait_until(lambda: len(reads) == harness.reader.num_threads)
+    assert sorted(_late(harness)) == sorted(ref.digest for ref in refs)
+    harness.loader.poll()
+    assert sorted(harness.loader._running) == sorted(reads)
+    gate.set()
+    harness.arrive()
+    assert len(reads) == harness.reader.num_threads
+    harness.loader.get(refs[-1])
+    (loaded,) = harness.arrive()
+    assert isinstance(loaded.result, HostCopy)
+
+
+def test_a_late_adapter_that_is_deleted_leaves_nothing(
+    harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    ref = make_adapter()
+    harness.loader.get(ref)
+    _wait_until(lambda: bool(reads))
+    assert _late(harness) == [ref.digest]
+    harness.loader.evict(ref.digest)
+    gate.set()
+    assert not harness.arrive() and harness.cache.used_bytes == 0

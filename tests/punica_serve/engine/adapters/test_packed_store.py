@@ -258,6 +258,39 @@ def test_a_disk_that_can_not_be_read_costs_nobody_an_error(
     assert packings == [ref.digest] * 2
 
 
+def test_a_disk_that_hangs_holds_its_own_load_alone(
+    folder: Path, model: ModelConfig, tmp_path: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are read from their folders meanwhile: those that wait behind it, and those that come later."""
+    refs = [
+        read_adapter(write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7), model)
+        for seed in range(3)
+    ]
+    for ref in refs:
+        Worker(folder, model).packs(ref)
+    fresh = [Worker(folder, model).load(ref) for ref in refs]
+    packings.clear()
+    worker = Worker(folder, model)
+    num_threads = worker.store._readers._max_workers
+    begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_file.read_chunk
+
+    def read(file: Any, chunk: Any) -> None:
+        if not go_on.is_set():
+            begun.release()
+            assert go_on.wait(DEADLINE_S)
+        original(file, chunk)
+
+    monkeypatch.setattr(packed_store, "read_chunk", read)
+    monkeypatch.setattr(packed_store, "_HANG_S", 0.02)
+    hanging = worker.reader.start(refs[0])
+    assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(num_threads))
+    assert equal(worker.load(refs[1]), fresh[1]) and equal(worker.load(refs[2]), fresh[2])
+    assert packings == [refs[1].digest, refs[2].digest] and not hanging.done()
+    go_on.set()
+    copy = hanging.result(DEADLINE_S)
+    assert equal(copy, fresh[0]) and worker.store.has(refs[0]), "nothing was dropped"
+
+
 def test_a_folder_that_is_gone_while_an_adapter_is_written_costs_nobody_an_error(
     folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,14 +2,17 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
 from threading import Event, Lock
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, run_requests
 from loader_harness import LoaderHarness, gate_reads
@@ -17,13 +20,13 @@ from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import ColdStart, EngineConfig
-from punica_serve.engine.adapters import packed_file, packed_store
+from punica_serve.engine.adapters import host_load, packed_file, packed_store, page_stream
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.step_arrivals import StepArrivals
@@ -140,6 +143,15 @@ def check_pages(harness: LoaderHarness, ref: AdapterRef, packed: PackedAdapter) 
     for group, numbers in harness.loader.adapters.pages(ref.digest).items():
         assert torch.equal(harness.pool.groups[group].a[numbers].cpu(), packed.groups[group].a)
         assert torch.equal(harness.pool.groups[group].b[numbers].cpu(), packed.groups[group].b)
+
+
+def copied(memory: Tensor, packed: PackedAdapter, ref: AdapterRef, harness: LoaderHarness) -> PackedAdapter:
+    """The same adapter in other memory."""
+    views = packed_views(memory, ref.ranks, harness.loader._model, torch.float32)
+    for group, pages in views.groups.items():
+        pages.a.copy_(packed.groups[group].a)
+        pages.b.copy_(packed.groups[group].b)
+    return views
 
 
 def settle(loader: AdapterLoader) -> None:
@@ -306,6 +318,52 @@ def test_steps_are_not_delayed_for_one_that_is_hashed_and_packed(
     assert state(harness, refs[0]) is AdapterState.STREAMING
     gate.set()
     harness.until(lambda: harness.loader.adapters.is_ready(refs[0].digest))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_links_rate_is_learnt_from_chunks(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], copies: list[str], device: str
+) -> None:
+    """Without a whole copy from host memory, too, steps know how long they would wait for layers."""
+    harness = make(num_pages=2 * len(refs), device=device)
+    harness.load(refs[0])
+    assert harness.loader._writer._forecast._rate > 0 and not copies
+
+
+def test_a_gpus_chunk_takes_the_time_since_the_one_before_at_most() -> None:
+    def chunk(num_bytes: int, end_ms: float) -> page_stream._ChunkCopy:
+        end: Any = SimpleNamespace(ms=end_ms, elapsed_time=lambda later: later.ms - end_ms)
+        return page_stream._ChunkCopy(num_bytes, 9.0, end)
+
+    stream = PageStream(*[SimpleNamespace()] * 5)  # type: ignore[arg-type]
+    assert stream.fastest_copy() == (0, 0.0)
+    stream._copies = [chunk(10, 1.0), chunk(10, 5.0), chunk(8, 7.0), chunk(10, 10.0)]
+    assert stream.fastest_copy() == pytest.approx((8, 0.002))
+
+
+def test_a_chunk_that_is_not_read_in_time_fails_its_requests_alone_and_never_reaches_the_pages_of_another(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    ref, harness, gate = refs[0], make(num_pages=2), Gate(monkeypatch)
+    harness.loader.acquire(ref)
+    assert gate.others_done.wait(DEADLINE_S)
+    harness.loader.poll()  # notices that it is read
+    time.sleep(0.05)
+    (failure,) = harness.loader.poll()
+    assert failure.digest == ref.digest and not failure.permanent and "does not answer" in failure.error.message
+    assert ref.digest not in harness.loader.adapters and harness.pool.groups["o"].pages.num_free == 2
+    copy = harness.host_cache.make(
+        refs[1].digest, packed[1].num_bytes + (1 << 16), lambda memory: copied(memory, packed[1], refs[1], harness)
+    )
+    harness.host_cache.release(copy)
+    harness.load(refs[1])
+    gate.open()
+    harness.until(lambda: ref.digest in harness.host_cache)
+    check_pages(harness, refs[1], packed[1])
+    harness.loader.release(refs[1].digest)
+    harness.load(ref)
+    check_pages(harness, ref, packed[0])
 
 
 @pytest.mark.parametrize("mode", ["wait", "layerwise"])
