@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from punica_serve.base_model.lora_layout import pages_needed
-from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.errors import ContextOverflow, InvalidRequest
 from punica_serve.numbers import counted
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.protocol.sampling_ranges import RANGES
+
+if TYPE_CHECKING:
+    from punica_serve.engine.adapters.lora_pool import LoraPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class RequestCheck:
     context: int
     #: Tokens that the whole KvCache holds.
     capacity: int
-    lora_pool: LoraPool
+    lora_pool: "LoraPool"
 
     @property
     def longest(self) -> int:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.offline.engine_start import start_engine
 from punica_serve.offline.llm_arguments import (
     Prompt,
     check_messages,
@@ -29,7 +29,6 @@ from punica_serve.offline.llm_arguments import (
     list_of_stops,
     naming,
 )
-from punica_serve.offline.lost_rank import end_if_hung
 from punica_serve.protocol import AdapterRef, FinishReason, Request, SamplingParams, TokenLogprobs
 from punica_serve.registry.names import DEFAULT_TENANT, MAX_SHOWN_CHARS
 from punica_serve.registry.shared import shared_adapters
@@ -83,7 +82,7 @@ class LLM:
         for name, refusal in shared.rejected.items():
             raise AdapterRejected(f"adapter {name!r}: {refusal}", param=refusal.param)
         self._adapters = RegistrySnapshot(shared=shared)
-        self.engine = Engine(config, devices, on_loss=end_if_hung if "cuda" in devices else None)
+        self.engine = start_engine(config, shape, devices)
         self._is_open = True
         self._num_requests = 0
 

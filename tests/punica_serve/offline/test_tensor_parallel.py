@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from process_tree import alive
+from process_tree import alive, command_line, descendants
 from punica_serve import LLM, SamplingParams
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import group_start
@@ -108,7 +108,7 @@ def test_a_rank_that_is_late_is_named(tiny_llama: Path) -> None:
         Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", others=settings)
 
 
-def test_weights_that_are_cut_off_are_refused_before_any_rank_starts(
+def test_weights_that_are_cut_off_are_refused_before_any_rank_loads_them(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
@@ -116,6 +116,7 @@ def test_weights_that_are_cut_off_are_refused_before_any_rank_starts(
     monkeypatch.setattr(group_start, "RankGroup", None)
     with pytest.raises(ModelRejected, match=r"model\.safetensors can't be read as safetensors"):
         LLM(model, tensor_parallel=2)
+    assert not any("rank_main" in command_line(pid) for pid in descendants(os.getpid()))
 
 
 @pytest.mark.parametrize(

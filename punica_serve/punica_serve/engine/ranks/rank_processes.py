@@ -39,6 +39,7 @@ class RankProcesses:
         ring_fd = make_ring(_RING_BYTES, num_ranks)
         self.ring = RingWriter(ring_fd, num_ranks)
         self.ranks: list[RankProcess] = []
+        self._has_ended = False
         options = _options(config, settings, packed_cache)
         try:
             for index, device in enumerate(devices[1:], 1):
@@ -53,7 +54,10 @@ class RankProcesses:
             os.close(ring_fd)  # the memory stays, as long as a process has mapped it
 
     def end(self, timeout_s: float) -> None:
-        """Waits until all have ended, and kills those that have not within the timeout."""
+        """Waits until all have ended, and kills those that have not within the timeout. May be called again."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         deadline_s = time.monotonic() + timeout_s
         killed = [rank.name for rank in self.ranks if not rank.stop(deadline_s - time.monotonic())]
         if killed and timeout_s:

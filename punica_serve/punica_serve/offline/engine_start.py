@@ -1,0 +1,36 @@
+"""Starts the engine of a script: the ranks of a group import torch, which takes seconds, while the script does."""
+
+from typing import TYPE_CHECKING
+
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
+from punica_serve.config.device_groups import ranks_of, why_no_group
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.rank_processes import RankProcesses
+from punica_serve.offline.lost_rank import end_if_hung
+
+if TYPE_CHECKING:
+    from punica_serve.engine.engine import Engine
+
+
+def start_engine(config: EngineConfig, model: ModelConfig, device: str) -> "Engine":
+    """The engine on a device, or on several with commas between. Raises as ``Engine`` does."""
+    others = _start_others(config, model, device)
+    try:
+        from punica_serve.engine.engine import Engine
+
+        return Engine(config, device, others=others, on_loss=end_if_hung if "cuda" in device else None)
+    except BaseException:
+        if others is not None:
+            others.end(0.0)
+        raise
+
+
+def _start_others(config: EngineConfig, model: ModelConfig, device: str) -> RankProcesses | None:
+    """The other ranks of a group; None if there are none, or the engine will refuse them."""
+    devices = ranks_of(device)
+    if len(devices) == 1 or why_no_group(devices):
+        return None
+    config.share_of(model, Rank(0, len(devices)))
+    return RankProcesses(config, devices, GroupSettings())
