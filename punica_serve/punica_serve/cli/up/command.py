@@ -18,7 +18,6 @@ from punica_serve.cli.options import (
     PortOption,
     check_key,
 )
-from punica_serve.cli.shipped_configs import find_config
 from punica_serve.cli.up.devices import check_devices
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.plan import Plan, runner_ids
@@ -83,6 +82,7 @@ class Options:
 
 
 def command(
+    context: typer.Context,
     config: ConfigOption = DEFAULT_CONFIG,
     model: ModelOption = None,
     adapter: AdapterOption = None,
@@ -100,7 +100,9 @@ def command(
     """Run a whole cluster: scheduler, runners and frontends, on this machine or on Ray's nodes. Ctrl-C stops it."""
     from rich.console import Console
 
-    path = _config_path(config, model, adapter or [], device or [])
+    source = context.get_parameter_source("config")
+    is_given = source is not None and source.name == "COMMANDLINE"
+    path = _config_path(config, model, adapter or [], device or [], is_given=is_given)
     options = Options(path, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
     console = Console(highlight=False)
     if model is not None:
@@ -118,14 +120,17 @@ def command(
     run.run_process("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
 
 
-def _config_path(given: Path, model: str | None, adapters: list[str], devices: list[str]) -> Path:
-    """The config file to run: the one given, or one for `--model` and what goes with it. Raises ConfigError."""
+def _config_path(config: Path, model: str | None, adapters: list[str], devices: list[str], *, is_given: bool) -> Path:
+    """The config file to run: ``config``, or one for `--model` and what goes with it. Raises ConfigError.
+
+    ``is_given``: whether `--config` was there.
+    """
     if model is None:
         if adapters or devices:
             name = "adapter" if adapters else "device"
             raise ConfigError(f"`--{name}` goes with `--model`; a config file has its own setting", param=name)
-        return given
-    if given != find_config(DEFAULT_CONFIG):
+        return config
+    if is_given:
         raise ConfigError("`--model` and `--config` both say what to serve; give only one", param="model")
     from punica_serve.cli.up.written_config import write_config
 

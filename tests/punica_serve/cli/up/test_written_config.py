@@ -54,6 +54,7 @@ def test_the_same_options_use_the_same_file_and_leave_nothing_else(data_home: Pa
         (["--model", "m", "--device", "tpu"], "the options of `up`: `runner.devices"),
         (["--model", "/nowhere/model"], "model folder /nowhere/model does not exist"),
         (["--model", "m", "--config", "gpu"], "`--model` and `--config` both say what to serve"),
+        (["--model", "m", "--config", "demo"], "`--model` and `--config` both say what to serve"),
         (["--adapter", "a=1"], "`--adapter` goes with `--model`"),
         (["--device", "cpu"], "`--device` goes with `--model`"),
     ],
