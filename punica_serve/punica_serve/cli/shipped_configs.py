@@ -20,7 +20,7 @@ def find_config(given: Path) -> Path:
     message = (
         f"config file {given.absolute()} does not exist, and is not the name of a shipped config; there are {names}"
     )
-    raise ConfigError(f"{message}; give a file or one of these names with `--config`", param="config")
+    raise ConfigError(f"{message}; give a file or one of these names", param="config")
 
 
 def _shipped() -> dict[str, Path]:
