@@ -90,6 +90,18 @@ def share_budget(
     return chosen
 
 
+def take_missing(request: T, num_missing: int, *, num_free: int, give: Callable[[T, int], None]) -> bool:
+    """Gives a prefill the pages that its next chunk lacks: what it found may have moved its window past those it had.
+
+    False if too few are free: it stays out of this step, and the next plan preempts another request.
+    """
+    if num_missing > num_free:
+        return False
+    if num_missing > 0:
+        give(request, num_missing)
+    return True
+
+
 def give_pages(
     due: Iterable[tuple[T, int]],
     *,

@@ -11,6 +11,7 @@ from punica_serve.batching_rules import (
     may_admit,
     pages_for,
     share_budget,
+    take_missing,
 )
 from punica_serve.prefill_chunks import ChunkCosts
 
@@ -108,3 +109,14 @@ def test_the_oldest_get_pages_first_from_the_newest(
     result = give_pages(lacking, num_free=lambda: cache.num_free, give=cache.give, preempt_newest=cache.preempt_newest)
     assert "".join(result) == preempted
     assert cache.pages == pages
+
+
+@pytest.mark.parametrize(
+    ("num_missing", "gets", "pages"),
+    [(2, True, 4), (3, False, 2), (0, True, 2), (-1, True, 2)],
+    ids=["as many as are free", "more than are free", "none is missing", "it has one too many"],
+)
+def test_a_prefill_gets_all_pages_of_its_chunk_or_none(num_missing: int, gets: bool, pages: int) -> None:
+    cache = Cache("a", num_free=2)
+    assert take_missing("a", num_missing, num_free=cache.num_free, give=cache.give) is gets
+    assert cache.pages["a"] == pages

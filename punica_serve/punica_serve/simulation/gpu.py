@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from punica_serve.batching_rules import give_pages, may_admit
+from punica_serve.batching_rules import give_pages, may_admit, take_missing
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
@@ -309,11 +309,8 @@ class SimulatedGpu:
         self.prefixes.take(row)
         self.prefixes.give_back(row)
         row.num_pages = len(row.pages)
-        num_missing = self._num_missing(row)
-        if num_missing > self.num_free_kv_pages:
-            return False
-        self._take_pages(row, max(0, num_missing))
-        return True
+        num_free = self.num_free_kv_pages
+        return take_missing(row, self._num_missing(row), num_free=num_free, give=self._take_pages)
 
     def _take_pages(self, row: Row, num_pages: int) -> None:
         """Takes pages for a row; the decode batch counts those of its own rows."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from punica_serve.base_model.lora_layout import LoraKind
-from punica_serve.batching_rules import give_pages, may_admit, share_budget
+from punica_serve.batching_rules import give_pages, may_admit, share_budget, take_missing
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
@@ -287,17 +287,10 @@ class StepPlanner:
         return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
 
     def _has_pages(self, sequence: Sequence) -> bool:
-        """Whether it has the pages of its next chunk: what it found may have moved its window past those that it had.
-
-        If there are none left for it, the next plan preempts another sequence.
-        """
+        """Whether it has the pages of its next chunk."""
         self._cache.prefixes.give_back(sequence)
-        num_missing = self._num_missing(sequence)
-        if num_missing > self._cache.pages.num_free:
-            return False
-        if num_missing > 0:
-            self._give_pages(sequence, num_missing)
-        return True
+        num_missing, num_free = self._num_missing(sequence), self._cache.pages.num_free
+        return take_missing(sequence, num_missing, num_free=num_free, give=self._give_pages)
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> PrefillChunk:
