@@ -19,7 +19,8 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
 from punica_serve.store.checksum_file import write_checksums
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
-from punica_serve.store.ranged_read import NoRanges, RangeSlots, read_ranges
+from punica_serve.store.ranged_read import Bytes, NoRanges, RangeSlots, read_ranges
+from punica_serve.store.side_thread import side_thread
 
 
 def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, slots: RangeSlots, stop: Event) -> None:
@@ -54,7 +55,7 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, sl
 
 def _chunks(
     filesystem: AbstractFileSystem, path: str, source: BinaryIO, limit_bytes: int, slots: RangeSlots, stop: Event
-) -> Generator[bytes]:
+) -> Generator[Bytes]:
     """At most the limit plus one byte, in ranges if the file system has them: these end soon after ``stop`` is set,
     however slow the server is.
     """
@@ -66,7 +67,7 @@ def _chunks(
 
 def _read_side_by_side(
     filesystem: AsyncFileSystem, path: str, num_bytes: int, slots: RangeSlots, stop: Event
-) -> Generator[bytes]:
+) -> Generator[Bytes]:
     try:
         yield from read_ranges(filesystem, path, num_bytes, slots, stop)
     except NoRanges:
@@ -74,7 +75,7 @@ def _read_side_by_side(
             yield from _read(source, num_bytes, stop)
 
 
-def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[bytes]:
+def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[Bytes]:
     """At most the limit plus one byte."""
     rest = limit_bytes + 1
     while chunk := source.read(min(CHUNK_BYTES, rest)):
@@ -84,14 +85,18 @@ def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[bytes]:
         rest -= len(chunk)
 
 
-def _write(chunks: Generator[bytes], target: BinaryIO) -> tuple[bytes, bytes]:
-    """Writes the chunks. Returns the SHA-256 and the checksum of all."""
-    hasher, checksum = hashlib.sha256(), new_checksum()
-    with closing(chunks):
+def _write(chunks: Generator[Bytes], target: BinaryIO) -> tuple[bytes, bytes]:
+    """Writes the chunks. Returns the SHA-256 and the checksum of all.
+
+    What was written goes to the disk while more comes, so that little is left to wait for in the end.
+    """
+    hasher, checksum, descriptor = hashlib.sha256(), new_checksum(), target.fileno()
+    with closing(chunks), side_thread(hasher.update) as hashing, side_thread(os.fsync) as syncing:
         for chunk in chunks:
-            hasher.update(chunk)
+            hashing.give(chunk)
             checksum.update(chunk)
             target.write(chunk)
+            syncing.offer(descriptor)
     target.flush()
-    os.fsync(target.fileno())
+    os.fsync(descriptor)
     return hasher.digest(), checksum.digest()

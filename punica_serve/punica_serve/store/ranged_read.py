@@ -14,10 +14,16 @@ from punica_serve.errors import StoreUnavailable
 
 #: A request takes tens of milliseconds, however small, and each range is held in memory.
 RANGE_BYTES = 8 << 20
-#: Of one file at a time: one connection to an object store gives some 100 MB/s.
+#: Of one file on their way at a time: one connection to an object store gives some 100 MB/s.
 _MAX_PER_FILE = 6
+#: Of one file on their way or in memory: those that come side by side come at once, and the next are on their way while
+#: they are hashed.
+_MAX_HELD = 12
 #: How soon a read ends after it was stopped.
 _POLL_S = 0.2
+
+
+Bytes = bytes | memoryview
 
 
 class NoRanges(Exception):
@@ -47,18 +53,18 @@ class RangeSlots:
 
 def read_ranges(
     filesystem: AsyncFileSystem, path: str, num_bytes: int, slots: RangeSlots, stop: Event
-) -> Generator[bytes]:
+) -> Generator[Bytes]:
     """The file's first ``num_bytes``, in order. Ends soon after ``stop`` is set, with StoreUnavailable.
 
     A read holds its slots in the order of the file, and gives out the first before it waits for another: so none waits
     for one that waits for it. Raises NoRanges, and what the file system raises.
     """
     starts = deque(range(0, num_bytes, RANGE_BYTES))
-    coming: deque[tuple[Future[bytes], int]] = deque()
+    coming: deque[tuple[Future[Bytes], int]] = deque()
     is_first = True
     try:
         while starts or coming:
-            while starts and len(coming) < _MAX_PER_FILE and slots.take(stop, patiently=not coming):
+            while starts and _has_room(coming) and slots.take(stop, patiently=not coming):
                 start = starts.popleft()
                 end = min(start + RANGE_BYTES, num_bytes)
                 work = _read_range(filesystem, path, start, end)
@@ -79,7 +85,11 @@ def read_ranges(
             slots.give_back()
 
 
-async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> bytes:
+def _has_room(coming: "deque[tuple[Future[Bytes], int]]") -> bool:
+    return len(coming) < _MAX_HELD and sum(not read.done() for read, _ in coming) < _MAX_PER_FILE
+
+
+async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> Bytes:
     """Bytes [start, end), or others if the server does not answer with these: over HTTP and S3 at most one more."""
     if isinstance(filesystem, HTTPFileSystem):
         return await _read_over_http(filesystem, path, start, end)
@@ -89,7 +99,7 @@ async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: i
     return content
 
 
-async def _read_over_http(filesystem: HTTPFileSystem, path: str, start: int, end: int) -> bytes:
+async def _read_over_http(filesystem: HTTPFileSystem, path: str, start: int, end: int) -> Bytes:
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{end - 1}"}
     session = await filesystem.set_session()
@@ -98,7 +108,7 @@ async def _read_over_http(filesystem: HTTPFileSystem, path: str, start: int, end
         return await _read_at_most(response.content, end - start + 1)
 
 
-async def _read_from_s3(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> bytes:
+async def _read_from_s3(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> Bytes:
     """s3fs itself reads whatever the server sends."""
     bucket, key, version = filesystem.split_path(path)
     versioned = {"VersionId": version} if version else {}
@@ -108,14 +118,16 @@ async def _read_from_s3(filesystem: AsyncFileSystem, path: str, start: int, end:
         return await _read_at_most(body, end - start + 1)
 
 
-async def _read_at_most(stream: _Readable, num_bytes: int) -> bytes:
-    content = bytearray()
-    while len(content) < num_bytes and (chunk := await stream.read(num_bytes - len(content))):
-        content += chunk
-    return bytes(content)
+async def _read_at_most(stream: _Readable, num_bytes: int) -> memoryview:
+    """Each byte is copied once: memory that grows is copied with each chunk."""
+    content, done = memoryview(bytearray(num_bytes)), 0
+    while done < num_bytes and (chunk := await stream.read(num_bytes - done)):
+        content[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    return content[:done]
 
 
-def _await(read: "Future[bytes]", stop: Event) -> bool:
+def _await(read: "Future[Bytes]", stop: Event) -> bool:
     """Whether the read ended before ``stop`` was set. The file system bounds how long a server may be silent."""
     while not stop.is_set():
         if wait([read], timeout=_POLL_S).done:

@@ -3,8 +3,9 @@
 import asyncio
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -27,7 +28,7 @@ from s3_server import S3Server
 from waits import DEADLINE_S, until
 
 CONTENT = bytes(range(256)) * 10
-Read = Callable[..., Generator[bytes]]
+Read = Callable[..., Generator[ranged_read.Bytes]]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,9 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 def _reading(filesystem: AbstractFileSystem, path: str) -> Read:
     assert isinstance(filesystem, AsyncFileSystem)
 
-    def start(slots: RangeSlots, stop: Event | None = None, num_bytes: int = len(CONTENT)) -> Generator[bytes]:
+    def start(
+        slots: RangeSlots, stop: Event | None = None, num_bytes: int = len(CONTENT)
+    ) -> Generator[ranged_read.Bytes]:
         return read_ranges(filesystem, path, num_bytes, slots, stop or Event())
 
     return start
@@ -84,6 +87,18 @@ async def test_several_are_on_their_way_and_no_more_than_there_are_slots(read: R
     http_server.may_answer.set()
     assert await asyncio.wait_for(reading, DEADLINE_S) == CONTENT
     assert num_free(slots) == 4
+
+
+@pytest.mark.parametrize(
+    ("num_done", "num_on_way", "expected"), [(0, 5, True), (6, 5, True), (0, 6, False), (12, 0, False)]
+)
+def test_ranges_that_came_make_room_for_others_but_not_without_end(
+    num_done: int, num_on_way: int, expected: bool
+) -> None:
+    coming: deque[tuple[Future[ranged_read.Bytes], int]] = deque((Future(), 1) for _ in range(num_done + num_on_way))
+    for number in range(num_done):
+        coming[number][0].set_result(b"?")
+    assert ranged_read._has_room(coming) == expected
 
 
 def test_reads_that_share_slots_all_end(read: Read) -> None:
@@ -136,7 +151,7 @@ def test_no_more_is_read_than_was_asked_for_whatever_the_server_sends(
     sizes: list[int] = []
     read_at_most = ranged_read._read_at_most
 
-    async def spy(stream: Any, num_bytes: int) -> bytes:
+    async def spy(stream: Any, num_bytes: int) -> memoryview:
         content = await read_at_most(stream, num_bytes)
         sizes.append(len(content))
         return content
