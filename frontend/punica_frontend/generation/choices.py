@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, answer, usage
+from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.generation.ready_streams import ReadyStreams
 from punica_frontend.generation.request_ids import cluster_request_id
@@ -75,15 +76,32 @@ def check_together(generator: Generator, plans: Sequence[RequestPlan]) -> None:
             raise error
 
 
-async def stream_all(generator: Generator, plans: Sequence[RequestPlan]) -> AsyncGenerator[tuple[int, Frame], None]:
+async def stream_all(
+    generator: Generator, plans: Sequence[RequestPlan], direct: DirectOutput | None = None
+) -> AsyncGenerator[tuple[int, Frame], None]:
     """Runs plans for one reader: yields frames as they come, each with its plan's index.
 
     Closing it early cancels what still runs. Raises the error of any request that the cluster failed, which ends the
-    others too.
+    others too. ``direct`` writes frames itself while the reader waits: those it writes are not yielded.
     """
-    ready = ReadyStreams()
-    backlog = Backlog()
     streams: list[ResponseStream] = []
+    #: What was taken directly and is left to the reader after all; one at most.
+    taken: list[Frame | Exception] = []
+
+    def take_directly(index: int) -> bool:
+        if direct is None or not direct.is_writable or not streams[index].is_plain:
+            return False
+        try:
+            frame = streams[index].take()
+            if direct.write(index, frame):
+                return True
+            taken.append(frame)
+        except Exception as error:  # it is the reader's, and must not end the scheduler's link
+            taken.append(error)
+        return False
+
+    ready = ReadyStreams(take_directly)
+    backlog = Backlog()
     try:
         for index, plan in enumerate(plans):
             streams.append(await generator.start(plan, ready.marker(index), backlog))
@@ -95,7 +113,7 @@ async def stream_all(generator: Generator, plans: Sequence[RequestPlan]) -> Asyn
                 has_begun = True
                 for stream in streams:
                     stream.record_rate_limits()
-            frame = streams[index].take()
+            frame = _or_raise(taken.pop()) if taken else streams[index].take()
             num_open -= frame.finish_reason is not None
             if frame.finish_reason and num_open:
                 # Closed before the reader takes the frame: tokens after a stop string must not queue it again.
@@ -104,6 +122,12 @@ async def stream_all(generator: Generator, plans: Sequence[RequestPlan]) -> Asyn
     finally:
         for stream in streams:
             stream.close()
+
+
+def _or_raise(taken: Frame | Exception) -> Frame:
+    if isinstance(taken, Exception):
+        raise taken
+    return taken
 
 
 async def whole_answers(generator: Generator, plans: Sequence[RequestPlan]) -> list[GenerateAnswer]:

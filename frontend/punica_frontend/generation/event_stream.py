@@ -9,7 +9,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from punica_frontend.http.body_pieces import PieceSender, piece_sender
+from punica_frontend.generation.direct_output import DirectOutput
+from punica_frontend.http.body_pieces import PieceWriter, piece_writer
 from punica_frontend.http.connection import run_while_connected
 from punica_serve.errors import PunicaError
 
@@ -35,34 +36,42 @@ class EventStream(Response, Generic[E]):
         error_event: Callable[[E, Exception], object],
         *,
         says_done: bool = True,
+        direct: DirectOutput | None = None,
     ) -> None:
-        """``error_event`` makes the last event of a stream that fails, from the event before and the error."""
+        """``error_event`` makes the last event of a stream that fails, from the event before and the error.
+
+        ``direct`` may write events itself after the first one, while ``events`` are waited for.
+        """
         self._events = events
         self._error_event = error_event
         self._says_done = says_done
+        self._direct = direct
         self.status_code = 200
         self.background = None
         # Tells reverse proxies not to buffer events.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run_while_connected(receive, self._send_all(send, piece_sender(scope, send)))
+        await run_while_connected(receive, self._send_all(send, piece_writer(scope, send)))
 
-    async def _send_all(self, send: Send, send_piece: PieceSender) -> None:
+    async def _send_all(self, send: Send, pieces: PieceWriter) -> None:
         async with aclosing(self._events) as events:
             event = await anext(events)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send_piece(_line(event))
+            await pieces.send(event_line(event))
+            if self._direct is not None:
+                self._direct.open(pieces)
             try:
                 async for event in events:
-                    await send_piece(_line(event))
+                    await pieces.send(event_line(event))
             except Exception as error:
                 if not isinstance(error, PunicaError):
                     log.exception("an event stream failed")
-                await send_piece(_line(self._error_event(event, error)))
+                await pieces.send(event_line(self._error_event(event, error)))
         last = _DONE if self._says_done else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _line(content: object) -> bytes:
+def event_line(content: object) -> bytes:
+    """The bytes of an event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"

@@ -8,7 +8,9 @@ from collections.abc import Callable
 class ReadyStreams:
     """A queue of indices for one reader. Each token passes it, so it does less than asyncio's."""
 
-    def __init__(self) -> None:
+    def __init__(self, take_directly: Callable[[int], bool] = lambda index: False) -> None:
+        """While the reader waits, ``take_directly`` may take a stream's output in its place; it then returns True."""
+        self._take_directly = take_directly
         self._indices: deque[int] = deque()
         #: What the reader waits for, while it does.
         self._waiting: asyncio.Future[None] | None = None
@@ -17,6 +19,8 @@ class ReadyStreams:
         """Returns the function that a stream calls when it becomes ready."""
 
         def mark() -> None:
+            if self._waiting is not None and not self._waiting.done() and self._take_directly(index):
+                return
             self._indices.append(index)
             if self._waiting is not None and not self._waiting.done():
                 self._waiting.set_result(None)

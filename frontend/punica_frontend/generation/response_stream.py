@@ -50,6 +50,11 @@ class ResponseStream:
         """Generated tokens in the frames so far."""
         return self._text.num_tokens
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``take`` would return a frame of tokens alone, unless they complete a stop string."""
+        return not (self._live.is_finished or self._live.rate_limits)
+
     def take(self) -> Frame:
         """Returns the next frame. There is none after one with a finish_reason.
 

@@ -3,24 +3,44 @@
 Our HTTP server offers it as an extension of the ASGI scope; other servers get ordinary messages.
 """
 
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.types import Scope, Send
 
-#: The extension's name; its value is a PieceSender.
+#: The extension's name; its value is a PieceWriter.
 EXTENSION = "punica.pieces"
 
-#: Sends a piece of a body whose answer has begun; waits while the client takes nothing.
-PieceSender = Callable[[bytes], Awaitable[None]]
+
+class PieceWriter(Protocol):
+    """Sends pieces of a body whose answer has begun."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether ``write`` may be called now: the client is there and takes what it is sent."""
+
+    def write(self, piece: bytes) -> None:
+        """Sends a piece at once."""
+
+    async def send(self, piece: bytes) -> None:
+        """Sends a piece; waits while the client takes nothing."""
 
 
-def piece_sender(scope: Scope, send: Send) -> PieceSender:
+class _MessageWriter:
+    """Sends pieces as ordinary messages, which may always wait."""
+
+    is_writable = False
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def write(self, piece: bytes) -> None:
+        raise AssertionError("an ordinary server's messages are awaited")
+
+    async def send(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def piece_writer(scope: Scope, send: Send) -> PieceWriter:
     """Returns the server's own, or one over ``send``. The end of a body goes through ``send`` in any case."""
-    sender: PieceSender | None = scope.get("extensions", {}).get(EXTENSION)
-    if sender is not None:
-        return sender
-
-    async def send_message(piece: bytes) -> None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    return send_message
+    writer: PieceWriter | None = scope.get("extensions", {}).get(EXTENSION)
+    return writer if writer is not None else _MessageWriter(send)

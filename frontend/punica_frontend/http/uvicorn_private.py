@@ -154,15 +154,8 @@ class GuardedHttp(H11Protocol):
 
     async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Offers the application the short way for pieces."""
-        scope["extensions"] = {EXTENSION: partial(self._send_piece, self.cycle)}
+        scope["extensions"] = {EXTENSION: _CyclePieces(self, self.cycle)}
         await cast(ASGIApp, self._application)(scope, receive, send)
-
-    async def _send_piece(self, cycle: RequestResponseCycle, piece: bytes) -> None:
-        """Does for a piece of a body what ``cycle.send`` does."""
-        if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()
-        if not cycle.disconnected:
-            self.transport.write(self.conn.piece(piece))
 
     def _is_client_sending(self) -> bool:
         """The body of a request, or what is no request."""
@@ -180,6 +173,28 @@ class GuardedHttp(H11Protocol):
         """Ends the connection. Its request ends as if the client had left."""
         self._num_cut[reason] += 1
         self.transport.abort()
+
+
+class _CyclePieces:
+    """A PieceWriter that does for a piece of a body what the ``send`` of uvicorn's cycle does."""
+
+    def __init__(self, connection: GuardedHttp, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._flow = connection.flow
+        self._cycle = cycle
+
+    @property
+    def is_writable(self) -> bool:
+        return not (self._flow.write_paused or self._cycle.disconnected)
+
+    def write(self, piece: bytes) -> None:
+        self._connection.transport.write(self._connection.conn.piece(piece))
+
+    async def send(self, piece: bytes) -> None:
+        if self._flow.write_paused and not self._cycle.disconnected:
+            await self._flow.drain()
+        if not self._cycle.disconnected:
+            self.write(piece)
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):

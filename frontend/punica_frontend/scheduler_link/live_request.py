@@ -89,8 +89,10 @@ class LiveRequest:
         """Whether the scheduler has sent its last message about the request."""
         return self._ending is not None
 
-    def accept(self, position: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes the next token; ignores one that it already has.
+    def accept(
+        self, position: int, token_id: int, logprobs: TokenLogprobs | None = None, *, is_last: bool = False
+    ) -> None:
+        """Takes the next token; ignores one that it already has. ``is_last``: its end follows at once.
 
         Raises ProtocolError if tokens are missing, and SlowReader if the backlog is full.
         """
@@ -103,7 +105,8 @@ class LiveRequest:
         self._generated.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        self._become_ready()
+        if not is_last:  # so that the end goes with the last token
+            self._become_ready()
 
     def end(self, ending: Ending) -> None:
         """Ends the request, unless the end belongs to a shorter, outdated stream.
@@ -111,7 +114,10 @@ class LiveRequest:
         Raises ProtocolError for missing tokens.
         """
         is_stale = ending.num_tokens < len(self._generated) and ending.reason != "error"
-        if self._ending is not None or is_stale:
+        if self._ending is not None:
+            return
+        if is_stale:
+            self.offer_rest()
             return
         self._check_no_gap(ending.num_tokens)
         self._finish(ending.reason, ending.error)

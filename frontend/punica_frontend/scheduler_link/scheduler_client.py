@@ -307,12 +307,14 @@ class WireSchedulerClient:
             if live := self._live.get(handle):
                 live.num_cached_tokens = num_cached
         logprobs = deliveries.logprobs or repeat(None)
+        ending_handles = {ending.handle for ending in deliveries.endings}
         for handle, position, token_id, token_logprobs in zip(
             deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False
         ):
             if live := self._live.get(handle):
                 try:
-                    live.accept(deliveries.offset + position, token_id, token_logprobs)
+                    is_last = handle in ending_handles
+                    live.accept(deliveries.offset + position, token_id, token_logprobs, is_last=is_last)
                 except SlowReader as error:
                     live.fail(WireError.of(error))
                     self._cancel(live)

@@ -8,8 +8,9 @@ from echo_cluster import EchoCluster
 from punica_frontend.api.caller import ANYONE
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
-from punica_frontend.generation.answers import usage
+from punica_frontend.generation.answers import Frame, usage
 from punica_frontend.generation.choices import Choices, check_together, copies, stream_all, whole_answers
+from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.metrics.metrics import Metrics
@@ -69,6 +70,46 @@ async def test_a_request_is_let_go_when_it_ends_not_when_all_do(generator: Gener
             if index == 1 and frame.index == 4:
                 assert cluster.live == {plans[1].request.request_id}
     assert not cluster.live
+
+
+class Pieces:
+    """A connection that takes pieces at once while it is writable."""
+
+    def __init__(self) -> None:
+        self.is_writable = True
+        self.written: list[bytes] = []
+
+    def write(self, piece: bytes) -> None:
+        self.written.append(piece)
+
+    async def send(self, piece: bytes) -> None:
+        self.written.append(piece)
+
+
+async def test_frames_are_written_directly_and_the_others_left_to_the_reader(
+    generator: Generator, cluster: EchoCluster
+) -> None:
+    pieces = Pieces()
+    direct = DirectOutput(lambda _, frame: None if frame.text in ("n", "") else [frame.text.encode()])
+    yielded: list[str] = []
+    async with aclosing(stream_all(generator, [await planned(generator, "longest")], direct)) as frames:
+        async for _, frame in frames:
+            yielded.append(frame.text)
+            direct.open(pieces)
+    assert "".join(yielded) == "ln" and pieces.written == [b"o", b"g", b"e", b"s", b"t"]
+    assert not cluster.live and not cluster.cancelled
+
+
+async def test_an_error_while_writing_directly_is_the_readers(generator: Generator, cluster: EchoCluster) -> None:
+    def encode(index: int, frame: Frame) -> list[bytes]:
+        raise ValueError("a bug")
+
+    direct = DirectOutput(encode)
+    direct.open(Pieces())
+    with pytest.raises(ValueError, match="a bug"):
+        async with aclosing(stream_all(generator, [await planned(generator, "42")], direct)) as frames:
+            await anext(frames)
+    assert not cluster.live and len(cluster.cancelled) == 1
 
 
 async def test_closing_early_cancels_what_goes_on(generator: Generator, cluster: EchoCluster) -> None:

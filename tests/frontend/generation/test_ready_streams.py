@@ -25,3 +25,21 @@ async def test_a_reader_that_leaves_takes_nothing_with_it() -> None:
     await asyncio.wait([reading])
     ready.marker(6)()
     assert [await ready.next(), await ready.next()] == [5, 6]
+
+
+async def test_output_is_taken_directly_only_while_the_reader_waits() -> None:
+    taken: list[int] = []
+
+    def take(index: int) -> bool:
+        taken.append(index)
+        return index < 9
+
+    ready = ReadyStreams(take)
+    ready.marker(1)()
+    assert await ready.next() == 1 and not taken, "nobody waited"
+    reading = asyncio.create_task(ready.next())
+    await asyncio.sleep(0)
+    for index in (2, 3, 9, 4):
+        ready.marker(index)()
+    assert await reading == 9 and taken == [2, 3, 9], "the reader was woken for 9, and has 4 still to take"
+    assert await ready.next() == 4

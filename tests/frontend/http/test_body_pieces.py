@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from punica_frontend.http.body_pieces import piece_sender
-from punica_frontend.http.uvicorn_private import EmbeddedServer, GuardedHttp
+from punica_frontend.http.body_pieces import piece_writer
+from punica_frontend.http.uvicorn_private import EmbeddedServer, GuardedHttp, _CyclePieces
 from waits import until
 
 BODY = {"prompt": "42é", "stream": True, "stream_options": {"include_usage": True}}
@@ -25,7 +25,7 @@ TEXT = re.compile(r'"text":"([^"]*)"')
 async def stream_pieces(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that sends two pieces and an end."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    piece = piece_sender(scope, send)
+    piece = piece_writer(scope, send).send
     await piece(b"one")
     await piece(b"")
     await piece(b"seventeen letters")
@@ -93,6 +93,20 @@ async def test_a_full_buffer_holds_pieces_back_and_a_client_that_left_gets_none(
     protocol.connection_lost(None)
     await until(lambda: not protocol.tasks)
     assert not transport.written
+
+
+async def test_a_server_says_when_it_takes_a_piece_at_once() -> None:
+    protocol = connection(Transport())
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    (task,) = protocol.tasks
+    writer = _CyclePieces(protocol, protocol.cycle)
+    assert writer.is_writable
+    protocol.flow.pause_writing()
+    assert not writer.is_writable
+    protocol.flow.resume_writing()
+    protocol.cycle.disconnected = True
+    assert not writer.is_writable
+    await asyncio.wait([task])
 
 
 async def test_both_ways_send_the_same_bytes(

@@ -58,6 +58,20 @@ def test_a_late_end_of_a_shorter_stream_ends_nothing(live: LiveRequest) -> None:
     assert live.is_finished
 
 
+def test_the_end_comes_with_the_last_token_and_a_late_end_keeps_no_token_back() -> None:
+    ready: list[None] = []
+    live = make_live(Backlog(), lambda: ready.append(None))
+    live.accept(0, 10, is_last=True)
+    assert not ready
+    live.end(Ending(0, 0, "length"))
+    assert len(ready) == 1 and live.take().token_ids == (10,)
+    live.accept(1, 11, is_last=True)
+    live.end(Ending(0, 2, "length"))
+    assert len(ready) == 2
+    delivery = live.take()
+    assert (delivery.token_ids, delivery.finish_reason) == ((11,), "length")
+
+
 def test_a_gap_is_a_broken_link(live: LiveRequest) -> None:
     with pytest.raises(ProtocolError, match="position 1 instead of 0"):
         live.accept(1, 10)
