@@ -1,6 +1,6 @@
 """Punica Serve: one base model, thousands of LoRA models, one batch.
 
-The package itself imports nothing heavy. ``punica_serve.LLM`` brings in torch on first use only, so that the control
+The package itself imports nothing heavy. ``punica_serve.LLM`` brings in torch when one is made, so that the control
 plane (scheduler, frontend, supervisor) stays free of it.
 """
 
