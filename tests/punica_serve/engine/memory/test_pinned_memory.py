@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from pinned import can_be_pinned, is_read_in_place
+from punica_serve.engine.memory import pinned_memory
 from punica_serve.engine.memory.pinned_memory import HostMemory, PinnedMemory, open_host_memory
 from punica_serve.errors import ConfigError
 
@@ -21,6 +24,17 @@ def test_more_than_there_can_be_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be had: .*; lower it") as caught:
         HostMemory(1 << 62)
     assert caught.value.param == "engine.host_cache_bytes"
+
+
+def test_memory_that_can_not_be_pinned_names_the_setting_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(error: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pinned_memory, "bring_to_gpu", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+    monkeypatch.setattr(torch.cuda, "check_error", refuse)
+    with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be pinned: .*raise `ulimit -l`"):
+        PinnedMemory(1 << 20, torch.device("cpu"))
 
 
 @pytest.mark.gpu
