@@ -1,5 +1,6 @@
 """`punica-serve config check`: finds what `up` would refuse in a config or a model, without starting anything."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +51,7 @@ def command(
         raise ConfigError("give a config or a model folder: `config check CONFIG` or `config check --model FOLDER`")
     if gpu is not None:
         gpu_bytes(gpu)  # a wrong name is told even if there is no model to fit
-    folder = model if model is not None else given if given is not None and given.is_dir() else None
+    folder = model if model is not None else given if given is not None and os.path.isdir(given) else None
     if folder is not None:
         _print(check_model(engine_for(folder.absolute()), gpu))
     elif given is not None:

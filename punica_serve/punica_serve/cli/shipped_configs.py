@@ -1,5 +1,6 @@
 """Config files that the package ships, by name: `demo`, `gpu`, `sim/figure13`."""
 
+import os
 from pathlib import Path
 
 from punica_serve.errors import ConfigError
@@ -11,7 +12,7 @@ _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
 
 def find_config(given: Path) -> Path:
     """The config file at a path, or the shipped one of that name. Raises ConfigError, which lists the names."""
-    if given.is_file():
+    if os.path.isfile(given):  # Path's own raises for a name that is too long
         return given
     shipped = _shipped()
     if found := shipped.get(given.as_posix()):

@@ -23,7 +23,7 @@ def test_a_file_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_config(Path("demo")) == Path("demo")
 
 
-@pytest.mark.parametrize("given", ["mine.yaml", "demos", "compose", "."])
+@pytest.mark.parametrize("given", ["mine.yaml", "demos", "compose", ".", "x" * 300])
 def test_what_is_neither_is_told_where_it_was_looked_for_and_what_there_is(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

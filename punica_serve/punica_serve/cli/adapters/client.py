@@ -61,9 +61,11 @@ class AdapterClient:
         InvalidRequest with the message of a frontend that refuses.
         """
         try:
-            answer = self._http.request(method, self._url.rstrip("/") + path, **request)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            message = f"{self._url!r} (`--url`, PUNICA_URL) does not have the form http://HOST:PORT"
+            url = httpx.URL(self._url.rstrip("/") + path)
+            answer = self._http.request(method, url, **request)
+        # UnicodeEncodeError: the shell's bytes may be no text.
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
+            message = f"{self._url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT"
             raise ConfigError(message, param="url") from error
         except httpx.HTTPError as error:
             raise no_answer(self._url, error) from error
