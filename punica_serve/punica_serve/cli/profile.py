@@ -13,6 +13,7 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
+from punica_serve.numbers import MAX_COUNT
 
 if TYPE_CHECKING:
     from punica_serve.bench.subject import Subject
@@ -25,7 +26,10 @@ def command(
     device: EngineDeviceOption = None,
     rank: RankOption = 16,
     largest: Annotated[
-        int | None, typer.Option("--largest", min=1, help="Largest batch; the config's `max_batch_size` by default.")
+        int | None,
+        typer.Option(
+            "--largest", min=1, max=MAX_COUNT, help="Largest batch; the config's `max_batch_size` by default."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile, in YAML.")] = Path("profile.yaml"),
 ) -> None:

@@ -44,3 +44,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_it_measures(cli: Cli) ->
     exit_code, _, stderr = cli("profile", "--out", "/proc/profile.yaml")
     assert exit_code == 2
     assert stderr.startswith("punica-serve: `--out` /proc is not a folder that can be written to: ")
+
+
+def test_a_batch_that_no_step_can_count_is_refused(cli: Cli) -> None:
+    exit_code, _, stderr = cli("profile", "--device", "cpu", "--largest", str(1 << 80))
+    assert exit_code == 2 and "'--largest'" in stderr
