@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 #: Threads that read chunks, of all adapters. A core reads and checks 10 GB/s of the page cache, so eight outrun a GPU's
 #: link; half of the cores are left to the steps and to adapters that are packed. Four keep a disk busy.
 _MIN_READERS, _MAX_READERS, _READERS_SHARE = 4, 8, 0.5
-#: A disk that gives none of an adapter's chunks for so long hangs: adapters are read from their folders meanwhile.
+#: A disk that gives no chunk of any adapter for so long hangs: adapters are read from their folders meanwhile.
 _HANG_S = 10.0
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
@@ -75,6 +76,8 @@ class PackedStore:
         self._num_waiting = 0
         #: Adapters whose chunks are not read to their ends.
         self._num_hanging = 0
+        #: When the newest chunk came, by a monotonic clock.
+        self._newest_chunk_s = 0.0
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
@@ -152,7 +155,7 @@ class PackedStore:
         with nullcontext() if stream is None else stream.filling(memory):
             reads: list[Future[None]] = []
             try:
-                reads.extend(self._readers.submit(_read_chunk, file, chunk, stream) for chunk in chunks)
+                reads.extend(self._readers.submit(self._read_chunk, file, chunk, stream) for chunk in chunks)
                 packed = views() if stream is None else stream.prepare(views)
                 self._folder.packed.mark_used(file.descriptor)
             except BaseException:
@@ -167,12 +170,18 @@ class PackedStore:
                 read.result()
         return packed
 
+    def _read_chunk(self, file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
+        read_chunk(file, chunk)
+        self._newest_chunk_s = time.monotonic()
+        if stream is not None:
+            stream.put(chunk.start, chunk.stop)
+
     def _wait_for_all(self, reads: "Iterable[Future[None]]") -> None:
         """All of them end before their memory is used for anything else, and none begins any more if the disk hangs."""
         pending = set(reads)
         while pending:
             done, pending = wait(pending, _HANG_S, FIRST_COMPLETED)
-            if not done:
+            if not done and time.monotonic() - self._newest_chunk_s > _HANG_S:
                 self._outlast(pending)
                 return
 
@@ -211,12 +220,6 @@ class PackedStore:
             log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
         elif error is None:
             self._has_failed = False
-
-
-def _read_chunk(file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
-    read_chunk(file, chunk)
-    if stream is not None:
-        stream.put(chunk.start, chunk.stop)
 
 
 def _lower_priority() -> None:

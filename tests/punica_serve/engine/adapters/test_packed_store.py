@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -289,6 +290,30 @@ def test_a_disk_that_hangs_holds_its_own_load_alone(
     go_on.set()
     copy = hanging.result(DEADLINE_S)
     assert equal(copy, fresh[0]) and worker.store.has(refs[0]), "nothing was dropped"
+
+
+def test_a_disk_that_is_slow_is_waited_for(
+    folder: Path, model: ModelConfig, tmp_path: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter may wait for many chunks of others, which come one after the other."""
+    refs = [
+        read_adapter(write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7), model)
+        for seed in range(4)
+    ]
+    for ref in refs:
+        Worker(folder, model).packs(ref)
+    packings.clear()
+    original = packed_file.read_chunk
+
+    def read(file: Any, chunk: Any) -> None:
+        time.sleep(0.1)
+        original(file, chunk)
+
+    monkeypatch.setattr(packed_store, "read_chunk", read)
+    monkeypatch.setattr(packed_store, "_HANG_S", 0.5)
+    worker = Worker(folder, model)
+    reads = [worker.reader.start(ref) for ref in refs]
+    assert all(read.result(DEADLINE_S) for read in reads) and not packings
 
 
 def test_a_folder_that_is_gone_while_an_adapter_is_written_costs_nobody_an_error(
