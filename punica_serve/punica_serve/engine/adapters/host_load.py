@@ -22,8 +22,8 @@ from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 
-#: A read on a thread that takes longer is late.
-_READ_TIMEOUT_S = 30.0
+#: A read on a thread is late after so long, and the time of its bytes on the slowest disk that is worth waiting for.
+_READ_TIMEOUT_S, _SLOWEST_BYTES_PER_S = 30.0, 10e6
 #: Fetches of one adapter: its folder may be evicted from the disk before it is read, but hardly so often.
 _MAX_FETCHES = 3
 
@@ -113,7 +113,8 @@ class HostLoad:
         """Whether a thread has read it for too long. To be asked from time to time while READING."""
         if self.reads_since_s is None and self.future is not None and self.future.running():
             self.reads_since_s = now_s
-        return self.reads_since_s is not None and now_s - self.reads_since_s > _READ_TIMEOUT_S
+        timeout_s = _READ_TIMEOUT_S + self.ref.num_bytes / _SLOWEST_BYTES_PER_S
+        return self.reads_since_s is not None and now_s - self.reads_since_s > timeout_s
 
     # -------------------------------------------------------------- changes, which no other class makes
 

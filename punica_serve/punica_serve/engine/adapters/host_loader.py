@@ -171,9 +171,7 @@ class HostLoader:
         reading = [load for load in self._running.values() if load.state in (LoadState.READING, LoadState.LATE)]
         late = [load for load in reading if load.is_late(now_s)]
         if len(late) >= self._reader.num_threads:
-            late = [
-                load for load in reading if load.is_late(now_s) or (load.future is not None and load.future.cancel())
-            ]
+            late = [load for load in reading if load.is_late(now_s) or load.cancel()]
         for load in late:
             self._free_slots(load)
         return [LoadResult(load.ref, _too_late(), load.for_device, None) for load in late if load.give_up()]

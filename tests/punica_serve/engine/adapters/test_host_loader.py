@@ -251,6 +251,20 @@ def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
     assert harness.loader.get(ref) is not None
 
 
+def test_a_large_adapter_has_more_time(
+    harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    gate = Event()
+    reads = gate_reads(monkeypatch, gate)
+    small, large = make_adapter(seed=1), replace(make_adapter(seed=2), num_bytes=1_000_000_000)
+    for ref in (small, large):
+        harness.loader.get(ref)
+    _wait_until(lambda: len(reads) == 2)
+    assert _late(harness) == [small.digest]
+    gate.set()
+
+
 def test_requests_behind_reads_that_do_not_end_are_told_too_and_nothing_piles_up(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
