@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,13 +158,12 @@ def _measure_engine(
     # Imported here: torch and the engine take seconds, which a benchmark of another server need not wait for.
     from punica_serve.bench.serving.bare_engine import BareEngine
 
-    engine = BareEngine(config, model, num_adapters=count, rank=settings.rank, progress=progress)
     rows: list[ServingRow] = []
-    for (workload, population), requests in loads.items():
-        result = result_of(engine.closed_loop(requests, settings.num_clients), settings.level)
-        progress.console.print(f"{workload}, {population}, engine: {result.tokens_per_s:,.0f} tokens/s")
-        rows.append(ServingRow(workload, population, "engine", result, None))
-    engine.close()
+    with closing(BareEngine(config, model, num_adapters=count, rank=settings.rank, progress=progress)) as engine:
+        for (workload, population), requests in loads.items():
+            result = result_of(engine.closed_loop(requests, settings.num_clients), settings.level)
+            progress.console.print(f"{workload}, {population}, engine: {result.tokens_per_s:,.0f} tokens/s")
+            rows.append(ServingRow(workload, population, "engine", result, None))
     return rows
 
 
