@@ -73,7 +73,8 @@ class EngineConfig(ConfigModel):
     #: `max_batch_size` adapters of `expected_lora_rank`, within a quarter of what a GPU has beside the weights.
     num_lora_pages: AutoInt32 = None
     #: Host memory for adapters, packed for the LoRA pool. A GPU worker allocates it at startup, page-locked. auto, the
-    #: default: room for four times as many adapters, within half of the host's free memory, which its GPUs share.
+    #: default: room for four times as many adapters, within half of what the host, or the container, has available,
+    #: which its GPUs share.
     host_cache_bytes: AutoNonNegativeInt = None
     #: Rank of the adapters for which `auto` makes room; a runner takes the highest of its config's adapters if that is
     #: more.

@@ -13,7 +13,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.available_memory import available_bytes
 from punica_serve.engine.memory.device_memory import free_bytes, total_bytes
 
-#: At most so much of the host's free memory, divided among its GPUs.
+#: At most so much of the host memory that is available, divided among its GPUs.
 _HOST_SHARE = 0.5
 
 
