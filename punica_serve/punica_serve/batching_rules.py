@@ -18,7 +18,7 @@ class _Running(Protocol):
     def num_cached(self) -> int: ...
 
 
-#: Of a step with a prompt, about, and of a tile.
+#: Rows of a step with a prompt, about, and of a tile.
 _STEP_ROWS, _TILE_ROWS = 512, 128
 
 T = TypeVar("T")

@@ -85,7 +85,7 @@ async def stream_all(
     others too. ``direct`` writes frames itself while the reader waits: those it writes are not yielded.
     """
     streams: list[ResponseStream] = []
-    #: What was taken directly and is left to the reader after all; one at most.
+    #: Frames that were taken directly and are left to the reader after all; one at most.
     taken: list[Frame | Exception] = []
 
     def take_directly(index: int) -> bool:

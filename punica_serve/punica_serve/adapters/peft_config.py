@@ -82,7 +82,7 @@ MAX_PATTERN_CHARS = 10_000
 
 
 class AutoMapping(msgspec.Struct, frozen=True):
-    """What PEFT writes about the base model where it was not told the task."""
+    """The words of PEFT about the base model, where it was not told the task."""
 
     base_model_class: str | None = None
 

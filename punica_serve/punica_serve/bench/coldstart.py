@@ -36,7 +36,7 @@ _PILOT_ARRIVALS = 4
 #: Cold adapters that the device has room for beside the warm ones.
 _COLD_RESIDENT = 4
 
-#: Of packed forms: everything is kept.
+#: Room for packed forms: everything is kept.
 CACHE_BYTES = 1 << 50
 
 Source = Literal["host", "packed", "files"]

@@ -15,7 +15,7 @@ from punica_serve.store.packed_folder import PackedCache
 
 @dataclass(frozen=True, slots=True)
 class HostTiers:
-    """One rank's. Whoever opens them closes the cache and ``assist``."""
+    """One rank's. Its owner closes it."""
 
     cache: HostCache
     #: The processes that compute from adapters in the cache, if the mode of cold starts has them.

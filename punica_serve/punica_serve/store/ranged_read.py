@@ -14,10 +14,10 @@ from punica_serve.errors import StoreUnavailable
 
 #: A request takes tens of milliseconds, however small, and each range is held in memory.
 RANGE_BYTES = 8 << 20
-#: Of one file on their way at a time: one connection to an object store gives some 100 MB/s.
+#: Ranges of one file on their way at a time: one connection to an object store gives some 100 MB/s.
 _MAX_PER_FILE = 6
-#: Of one file on their way or in memory: those that come side by side come at once, and the next are on their way while
-#: they are hashed.
+#: Ranges of one file on their way or in memory: those that come side by side come at once, and the next are on their
+#: way while they are hashed.
 _MAX_HELD = 12
 #: How soon a read ends after it was stopped.
 _POLL_S = 0.2

@@ -130,7 +130,7 @@ def _skip_without_flashinfer(folder: Path) -> None:
 
 
 ON_CPU = [("cpu", "auto", model_type) for model_type in MODELS]
-#: Of FlashInfer, those whose kernels its other tests compile too.
+#: With FlashInfer only models whose kernels its other tests compile too.
 ON_GPU = [("cuda", "triton", model_type) for model_type in MODELS]
 ON_GPU += [("cuda", "flashinfer", model_type) for model_type in ("mistral", "qwen3")]
 

@@ -10,7 +10,7 @@ from punica_serve.bench.reference_figures import goals
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject
 
-#: What a load may take beside its bytes' time at the disk's own rate, and the store's.
+#: The most that a load may take beside its bytes' time at the disk's own rate, and the store's.
 _DISK_S, _STORE_S, _STORE_SHARE = 0.005, 0.05, 1.25
 
 _COLUMNS = (

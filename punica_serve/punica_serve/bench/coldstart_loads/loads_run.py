@@ -49,7 +49,7 @@ class LoadCost:
     """Medians of one place's loads, in seconds."""
 
     wall_s: float
-    #: Of this process's threads.
+    #: Time of this process's threads.
     processor_s: float
 
 

@@ -20,7 +20,7 @@ class FrontendSettings:
     num_gpus: int
     tokens_per_s: float
     seconds: float
-    #: Of each request.
+    #: Lengths of each request.
     prompt_tokens: int
     answer_tokens: int
 

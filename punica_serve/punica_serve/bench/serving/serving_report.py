@@ -70,7 +70,7 @@ def _cells(row: ServingRow) -> tuple[Value, ...]:
 
 
 def _long_tables(rows: Sequence[ServingRow], settings: ServingSettings) -> list[TableData]:
-    """What long prompts do to the load beside them, if there were any."""
+    """A table of the load beside long prompts, if there were any."""
     cells = [
         (
             *(row.workload, row.population, row.api),

@@ -60,7 +60,7 @@ class ServingRow:
     result: ServingResult
     #: CPU time of all frontends for each token; None of a server that is not ours.
     frontend_us_per_token: float | None
-    #: Of the load beside long prompts.
+    #: Times of the load beside long prompts.
     long_prompts: LongPromptResult | None = None
 
 

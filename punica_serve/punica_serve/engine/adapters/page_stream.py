@@ -27,7 +27,7 @@ class _ChunkCopy:
     """A chunk that was copied, or queued on a GPU."""
 
     num_bytes: int
-    #: Of the call that has copied it; on a GPU it only queues.
+    #: Time of the call that has copied it; on a GPU it only queues.
     call_s: float
     end: torch.cuda.Event | None
 
@@ -67,7 +67,7 @@ class PageStream:
         #: Held while chunks are queued, since the pages may be abandoned meanwhile.
         self._lock = Lock()
         self._is_abandoned = False
-        #: Of each chunk, in the order of their copies.
+        #: One for each chunk, in their order.
         self._copies: list[_ChunkCopy] = []
 
     @property

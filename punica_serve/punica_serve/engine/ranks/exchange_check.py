@@ -17,7 +17,7 @@ from punica_serve.models.collectives import Collectives
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
 _TIMEOUT_S = 30.0
 _PAUSE_S = 0.001
-#: What ranks do together, as the votes name it.
+#: The parts that ranks do together, as the votes name them.
 _MAP, _ADD = "map the memory of all ranks", "add up over ranks"
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: The module that they run.
 _RANK_MODULE = "punica_serve.engine.rank_main"
-#: Room for the longest request and many steps. What nobody has written takes no memory.
+#: Room for the longest request and many steps. Pages that nobody has written take no memory.
 _RING_BYTES = 2 * MAX_FRAME_BYTES
 
 

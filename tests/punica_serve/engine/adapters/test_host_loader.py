@@ -225,7 +225,7 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 
 
 def _late(harness: _Harness) -> list[str]:
-    """What is told once reads have lasted too long."""
+    """The loads that are told of once reads have lasted too long."""
     harness.loader.poll()  # notices which have begun
     time.sleep(0.05)
     return _fails(harness.loader.poll())

@@ -69,7 +69,7 @@ class _Event:
 
 
 def _check_two(first: _Sums, second: _Sums) -> tuple["Future[str | None]", "Future[str | None]"]:
-    """What the start says on both ranks."""
+    """The words of the start on both ranks."""
     store = HashStore()
     with ThreadPoolExecutor(2) as threads:
         futures = [

@@ -1,4 +1,4 @@
-"""What ranks tell each other about a part of the start."""
+"""The votes of ranks on a part of the start."""
 
 from concurrent.futures import ThreadPoolExecutor
 
