@@ -80,6 +80,8 @@ class LongPromptResult:
     first_token_ms: tuple[float, ...]
     gap_ms: tuple[float, ...]
     other_gap_ms: tuple[float, ...]
+    #: The first one's that failed.
+    error: str | None
 
 
 def beside_long_prompts(requests: Sequence[RequestTimes], long: Sequence[RequestTimes]) -> LongPromptResult:
@@ -97,6 +99,7 @@ def beside_long_prompts(requests: Sequence[RequestTimes], long: Sequence[Request
         first_token_ms=percentiles_ms([times.first_token_s for times in whole] or [0.0], *PERCENTS),
         gap_ms=percentiles_ms(beside or [0.0], *PERCENTS),
         other_gap_ms=percentiles_ms(others or [0.0], *PERCENTS),
+        error=next((times.error for times in long if times.error is not None), None),
     )
 
 

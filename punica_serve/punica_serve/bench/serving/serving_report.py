@@ -1,6 +1,6 @@
 """The report of `bench serving`: a row for each run, and a picture of tokens/s."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_nam
         settings={**asdict(settings), "model": model_name},
         tables=[table, *_long_tables(rows, settings)],
         figures={"": lambda figure: _draw(figure, table)},
-        failures=[_failure(row) for row in rows if row.result.num_failed],
+        failures=[failure for row in rows for failure in _failures(row)],
     )
 
 
@@ -86,9 +86,13 @@ def _long_tables(rows: Sequence[ServingRow], settings: ServingSettings) -> list[
     return [TableData("long_prompts", title, _LONG_COLUMNS, cells)] if cells else []
 
 
-def _failure(row: ServingRow) -> str:
-    failed = f"{row.result.num_failed} of {row.result.num_requests} requests failed"
-    return f"{row.workload}, {row.population}, {row.api}: {failed}, the first: {row.result.first_error}"
+def _failures(row: ServingRow) -> Iterator[str]:
+    names = f"{row.workload}, {row.population}, {row.api}"
+    if row.result.num_failed:
+        failed = f"{row.result.num_failed} of {row.result.num_requests} requests failed"
+        yield f"{names}: {failed}, the first: {row.result.first_error}"
+    if row.long_prompts is not None and row.long_prompts.error is not None:
+        yield f"{names}: a prompt of `--long-prompt` failed: {row.long_prompts.error}"
 
 
 def _draw(figure: "Figure", table: TableData) -> None:

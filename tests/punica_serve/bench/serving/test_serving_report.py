@@ -1,4 +1,6 @@
-from punica_serve.bench.serving.served_times import RequestTimes, ServiceLevel, result_of
+from dataclasses import replace
+
+from punica_serve.bench.serving.served_times import RequestTimes, ServiceLevel, beside_long_prompts, result_of
 from punica_serve.bench.serving.serving_report import make_report
 from punica_serve.bench.serving.serving_run import ServingRow
 from punica_serve.bench.serving.serving_settings import ServingSettings
@@ -14,3 +16,11 @@ def test_the_report_tells_the_load_and_the_failures() -> None:
     assert report.tables[0].notes[0].startswith("closed loop of 8 clients; rank 16")
     assert report.failures == ["ours, base, http: 1 of 2 requests failed, the first: HTTP 429: full"]
     assert make_report([], SETTINGS, "m").tables[0].records == []
+
+
+def test_long_prompts_that_fail_are_failures() -> None:
+    times = [RequestTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2)]
+    beside = beside_long_prompts(times, [RequestTimes(0.0, [], 0.1, "HTTP 400")])
+    row = ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), None, beside)
+    report = make_report([row], replace(SETTINGS, long_prompt=30_000), "m")
+    assert report.failures == ["ours, base, http: a prompt of `--long-prompt` failed: HTTP 400"]
