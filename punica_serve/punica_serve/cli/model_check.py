@@ -69,11 +69,11 @@ def limit_lines(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
 
 
 def _files(engine: "EngineConfig") -> Iterator[str]:
-    """The files that the folder still lacks: one with a config.json alone may be asked about, too."""
-    from punica_serve.base_model.weight_files import weight_files
+    """The files that the folder still lacks, or has in part: one with a config.json alone may be asked about, too."""
+    from punica_serve.base_model.weight_sizes import check_weight_sizes
     from punica_serve.text.tokenizer import Tokenizer
 
-    for read in (lambda: weight_files(engine.model), lambda: Tokenizer.from_folder(engine.tokenizer_folder)):
+    for read in (lambda: check_weight_sizes(engine.model), lambda: Tokenizer.from_folder(engine.tokenizer_folder)):
         try:
             read()
         except PunicaError as error:

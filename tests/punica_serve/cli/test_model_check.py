@@ -82,3 +82,14 @@ def test_a_config_says_what_fits_with_its_own_settings(cli: Cli) -> None:
 def test_options_that_say_nothing_are_refused(cli: Cli, arguments: list[str], message: str) -> None:
     exit_code, _, stderr = cli("config", "check", *arguments)
     assert exit_code == 2 and message in stderr
+
+
+def test_weights_cut_short_are_told_of_a_folder_and_refused_in_a_config(
+    cli: Cli, write_config: Callable[..., Path], model_folder: Path
+) -> None:
+    weights = model_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:9])
+    exit_code, stdout, _ = cli("config", "check", str(model_folder))
+    assert exit_code == 0 and f"not there yet: {weights} has 9 bytes" in stdout
+    exit_code, _, stderr = cli("config", "check", str(write_config()))
+    assert exit_code == 2 and "download it again" in stderr

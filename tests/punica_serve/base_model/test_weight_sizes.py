@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from punica_serve.base_model.weight_sizes import check_weight_sizes
+from punica_serve.errors import ModelRejected
+
+HEADER = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
+
+def write(folder: Path, content: bytes) -> Path:
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def test_a_whole_file_passes(tmp_path: Path) -> None:
+    check_weight_sizes(write(tmp_path, WHOLE))
+
+
+@pytest.mark.parametrize("content", [WHOLE[:-1], WHOLE + b"\0"])
+def test_a_file_of_another_size_than_its_header_describes_is_refused(tmp_path: Path, content: bytes) -> None:
+    sizes = rf"/model\.safetensors has {len(content)} bytes, and its header describes {len(WHOLE)}; download it again$"
+    with pytest.raises(ModelRejected, match=sizes):
+        check_weight_sizes(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        WHOLE[:30],
+        b"\xff" * 50,
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        b"\2" + bytes(7) + b"[]",
+    ],
+)
+def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Such as the pointer that Git leaves where LFS is not installed."""
+    with pytest.raises(
+        ModelRejected, match=rf"has {len(content)} bytes, which begin with no safetensors header; download"
+    ):
+        check_weight_sizes(write(tmp_path, content))
