@@ -44,11 +44,11 @@ TILE_WORDS = 8
 
 #: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
 _MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
-#: Programs of equal work for each multiprocessor. Decodes wait for memory, so it takes several to keep it busy;
-#: prefills compute, and more splits would only mean more to merge.
-_DECODES_PER_SM, _PREFILLS_PER_SM = 3, 1
+#: Programs of equal work for each multiprocessor. Decodes wait for memory, so it takes several to keep it busy; of
+#: prefills it runs two at once, and one that must wait for a place takes as long again.
+_DECODES_PER_SM, _PREFILLS_PER_SM = 3, 2
 #: Tokens of the shortest split: a shorter one costs more to merge than it saves.
-_MIN_DECODE_SPLIT_TOKENS, _MIN_PREFILL_SPLIT_TOKENS = 128, 256
+_MIN_DECODE_SPLIT_TOKENS, _MIN_PREFILL_SPLIT_TOKENS = 128, 512
 
 Words = npt.NDArray[np.int32]
 
@@ -91,9 +91,10 @@ class AttentionShape:
         # A float32 product has no tensor core: a taller tile does not fit the registers.
         block_m = _MIN_BLOCK_M if dtype == torch.float32 else min(_PREFILL_BLOCK_M, max(_MIN_BLOCK_M, rows))
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        is_decode = max_query_rows == 1
-        num_programs = -(-num_sms * (_DECODES_PER_SM if is_decode else _PREFILLS_PER_SM) // kv_heads)
-        min_tokens = _MIN_DECODE_SPLIT_TOKENS if is_decode else _MIN_PREFILL_SPLIT_TOKENS
+        if max_query_rows == 1:
+            num_programs, min_tokens = -(-num_sms * _DECODES_PER_SM // kv_heads), _MIN_DECODE_SPLIT_TOKENS
+        else:
+            num_programs, min_tokens = max(1, num_sms * _PREFILLS_PER_SM // kv_heads), _MIN_PREFILL_SPLIT_TOKENS
         block_queries = max(1, block_m // group)
         limits = (max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens)
         return cls(*limits, window, max_rows)
@@ -177,7 +178,10 @@ class AttentionShape:
         num_visible = last_visible + rows
         num_pages = -(-num_visible // page_size)
         split_tokens = max(-(-int(num_visible.sum()) // self.num_programs), self.min_split_tokens)
-        split_pages = -(-num_pages // -(-num_pages // -(-split_tokens // page_size)))
+        share_pages = -(-split_tokens // page_size)
+        # A prompt's block that is a little longer than a share stays whole: its parts would wait for places.
+        spare_pages = share_pages - 1 if self.max_query_rows == 1 else share_pages // 4
+        split_pages = -(-num_pages // np.maximum((num_pages + spare_pages) // share_pages, 1))
         num_splits = -(-num_pages // split_pages)
         block, nth_split = enumerate_members(num_splits)
         first_token = (nth_split * split_pages[block]) * page_size

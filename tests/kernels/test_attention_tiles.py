@@ -109,6 +109,16 @@ def test_long_contexts_are_divided_and_short_ones_left_whole() -> None:
     ]
 
 
+@pytest.mark.parametrize(("rows", "num_tiles"), [(64, 4), (48, 6), (32, 8)])
+def test_a_prompts_splits_all_run_at_once(rows: int, num_tiles: int) -> None:
+    """4 blocks stay whole with 4 programs, though half of them are longer than a fourth of all; 3 and 2 blocks form
+    two and four splits each with 8.
+    """
+    shape = AttentionShape(1, 64, 2, 2, 16, num_programs=4 if rows == 64 else 8, min_split_tokens=8)
+    tiles = _tiles(shape, [(1000, rows)])
+    assert len(tiles) == num_tiles and set(tiles[:, TileField.NUM_SPLITS]) == {num_tiles * 16 // rows}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     shape = AttentionShape.of(2, 1, heads=4, kv_heads=2, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="3 requests of at most 1 rows do not fit"):

@@ -6,13 +6,17 @@ their context. The program of a split context that ends last merges the splits, 
 """
 
 import math
+from functools import cache
+from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace, TileField
 from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.integers import next_power_of_two
 
 #: The smallest side of a tensor-core tile.
 _MIN_BLOCK = 16
@@ -20,7 +24,11 @@ _MIN_BLOCK = 16
 _BLOCK_BYTES, _MAX_BLOCK_N = 16384, 64
 #: Most splits that are merged at a time, and most of their rows: their loads wait for memory together.
 _MAX_MERGED_SPLITS, _MAX_MERGED_ROWS = 8, 64
-_NUM_WARPS = 4
+#: A warpgroup, and its rows of a product.
+_NUM_WARPS, _WARPGROUP_ROWS = 4, 64
+#: Query heads of one kv head.
+_MANY_SHARING_HEADS = 8
+_HOPPER = 9
 _LOG2_E = math.log2(math.e)
 #: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
 _MIN_SCORE = tl.constexpr(-3e38)
@@ -51,40 +59,100 @@ def paged_attention(
 ) -> None:
     """out = softmax(q k^T * scale) v over each row's own request, in one launch."""
     head_dim, page_size = q.shape[2], keys.shape[1]
-    block_d = max(_MIN_BLOCK, triton.next_power_of_2(head_dim))
-    _paged_attention[(shape.kv_heads, shape.max_tiles)](
-        out,
-        q,
-        keys,
-        values,
-        pages,
-        tiles,
-        workspace.acc,
-        *workspace.m_and_l,
-        workspace.counts,
+    tensors = (out, q, keys, values, pages, tiles, workspace.acc, *workspace.m_and_l, workspace.counts)
+    scales = (
         scale * _LOG2_E if soft_cap is None else scale / soft_cap,
         None if soft_cap is None else soft_cap * _LOG2_E,
-        *out.stride()[:2],
-        *q.stride()[:2],
+    )
+    row_strides = (*out.stride()[:2], *q.stride()[:2])
+    sizes = {
+        "TILE_WORDS": TILE_WORDS,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": page_size,
+        "KV_HEADS": shape.kv_heads,
+        "GROUP": shape.heads // shape.kv_heads,
+        "BLOCK_GROUP": shape.block_group,
+        "BLOCK_M": shape.block_m,
+        "WINDOW": shape.window or 0,
+        **pdl_options(q.device, wait=pdl),
+    }
+    grid = (shape.kv_heads, shape.max_tiles)
+    if is_for_hopper(q, keys, values, shape.block_m):
+        from punica_kernels.gpu.hopper_attention import hopper_attention
+
+        cache_strides = (stride // head_dim for stride in keys.stride()[:3])
+        blocks = hopper_config(shape)._asdict()
+        hopper_attention[grid](*tensors, *scales, *row_strides, *cache_strides, **sizes, **blocks)
+        return
+    blocks = triton_config(shape, head_dim, q.element_size())._asdict()
+    _paged_attention[grid](
+        *tensors,
+        *scales,
+        *row_strides,
         *keys.stride()[:3],
         *values.stride()[:3],
-        TILE_WORDS=TILE_WORDS,
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        KV_HEADS=shape.kv_heads,
-        GROUP=shape.heads // shape.kv_heads,
-        BLOCK_GROUP=shape.block_group,
-        BLOCK_M=shape.block_m,
-        BLOCK_N=max(_MIN_BLOCK, min(_MAX_BLOCK_N, _BLOCK_BYTES // (block_d * q.element_size()))),
-        BLOCK_D=block_d,
-        # Programs of few rows wait for memory: a multiprocessor runs more of them if each takes less of it.
-        STAGES=2 if shape.block_m == _MIN_BLOCK else 3,
+        **sizes,
+        BLOCK_D=_block_d(head_dim),
         LIVE_M=shape.live_m,
-        WINDOW=shape.window or 0,
-        MERGED_SPLITS=max(1, min(_MAX_MERGED_SPLITS, 4 * shape.live_m, _MAX_MERGED_ROWS // shape.live_m)),
-        num_warps=_NUM_WARPS,
-        **pdl_options(q.device, wait=pdl),
+        **blocks,
     )
+
+
+class TritonConfig(NamedTuple):
+    """How a program of `_paged_attention` walks over its context."""
+
+    #: Tokens of a block, and the stages of its pipeline.
+    BLOCK_N: int
+    STAGES: int
+    #: Splits that are merged at a time.
+    MERGED_SPLITS: int
+    num_warps: int
+
+
+def triton_config(shape: AttentionShape, head_dim: int, itemsize: int) -> TritonConfig:
+    """The best that was measured (`punica-serve bench kernels --only paged-attention`)."""
+    return TritonConfig(
+        BLOCK_N=max(_MIN_BLOCK, min(_MAX_BLOCK_N, _BLOCK_BYTES // (_block_d(head_dim) * itemsize))),
+        STAGES=3,
+        MERGED_SPLITS=max(1, min(_MAX_MERGED_SPLITS, 4 * shape.live_m, _MAX_MERGED_ROWS // shape.live_m)),
+        num_warps=_NUM_WARPS * max(1, shape.block_m // _WARPGROUP_ROWS),
+    )
+
+
+def _block_d(head_dim: int) -> int:
+    return max(_MIN_BLOCK, next_power_of_two(head_dim))
+
+
+class HopperConfig(NamedTuple):
+    """How a program of `hopper_attention` walks over its context."""
+
+    #: Tokens of a block, and the blocks that are requested ahead.
+    BLOCK_N: int
+    DEPTH: int
+    num_warps: int
+
+
+def is_for_hopper(q: Tensor, keys: Tensor, values: Tensor, block_m: int) -> bool:
+    """Whether `hopper_attention` serves these rows: whole warpgroups of them, in 16 bits, of heads that it knows, and
+    keys and values that lie alike, in whole rows.
+    """
+    head_dim = q.shape[2]
+    is_served = block_m >= _WARPGROUP_ROWS and head_dim in (64, 128) and q.element_size() == 2
+    is_cache_of_rows = keys.stride() == values.stride() and not any(stride % head_dim for stride in keys.stride()[:3])
+    return is_served and is_cache_of_rows and _is_hopper(q.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether it is a Hopper GPU (compute capability 9.0)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def hopper_config(shape: AttentionShape) -> HopperConfig:
+    """The best that was measured (`punica-serve bench kernels --only paged-attention`)."""
+    # Programs whose heads share their keys find them in the L2 cache.
+    depth = 1 if shape.block_group >= _MANY_SHARING_HEADS else 2
+    return HopperConfig(64, depth, _NUM_WARPS * shape.block_m // _WARPGROUP_ROWS)
 
 
 @triton.jit
@@ -144,8 +212,6 @@ def _paged_attention(
     first_split = tl.load(tiles + _FIRST_SPLIT)
     num_splits = tl.load(tiles + _NUM_SPLITS)
 
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
     if PDL_WAIT:
@@ -154,6 +220,7 @@ def _paged_attention(
         tl.extra.cuda.gdc_launch_dependents()
 
     offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
     query = offs_m // BLOCK_GROUP
     member = offs_m % BLOCK_GROUP
     is_row = (query < num_rows) & (member < GROUP)
@@ -162,33 +229,28 @@ def _paged_attention(
     head = (kv_head * GROUP + member)[:, None]
     queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
     # Unused rows see what the last one sees: something, so that nothing is divided by zero.
-    last_visible = (first_row_last_visible + tl.minimum(query, num_rows - 1))[:, None]
+    last_visible = first_row_last_visible + tl.minimum(query, num_rows - 1)
     m_i = tl.full((BLOCK_M,), _MIN_SCORE, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    for start in tl.range(0, num_tokens, BLOCK_N, num_stages=STAGES):
-        token = start + offs_n
-        is_token = token < num_tokens
-        page = tl.load(pages + token // PAGE_SIZE, mask=is_token, other=0).to(tl.int64)[:, None]
-        slot = (token % PAGE_SIZE)[:, None]
-        # Past the context the cache holds anything, even NaN, which a probability of zero would not silence.
-        kv_mask = is_token[:, None] & (offs_d < HEAD_DIM)
-        k = tl.load(keys + page * key_page_stride + slot * key_slot_stride + offs_d, mask=kv_mask, other=0.0)
-        v = tl.load(values + page * value_page_stride + slot * value_slot_stride + offs_d, mask=kv_mask, other=0.0)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-        if log2_soft_cap is not None:
-            # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
-            scores = log2_soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(scores, 30.0)) + 1.0))
-        is_visible = is_token[None, :] & (token[None, :] <= last_visible)
+    sums = (m_i, l_i, acc)
+    cache = (keys, values, pages, num_tokens)
+    strides = (key_page_stride, key_slot_stride, value_page_stride, value_slot_stride)
+    scoring = (queries, last_visible, scale, log2_soft_cap)
+    sizes: tl.constexpr = (HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, STAGES, WINDOW)
+    # All rows see all tokens from `first_full` to `end_full`, in whole blocks. Programs of few rows walk once: they
+    # would wait for memory at the begin of each walk.
+    first_full = 0
+    end_full = 0
+    if BLOCK_M >= 64:
         if WINDOW:
-            is_visible &= token[None, :] > last_visible - WINDOW
-        scores = tl.where(is_visible, scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
-        alpha = tl.exp2(m_i - m_new)
-        p = tl.exp2(scores - m_new[:, None])
-        l_i = l_i * alpha + tl.sum(p, axis=1)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        m_i = m_new
+            num_hidden = tl.maximum(first_row_last_visible + num_rows - WINDOW, 0)
+            first_full = tl.minimum(tl.cdiv(num_hidden, BLOCK_N) * BLOCK_N, num_tokens)
+            sums = _attend(0, first_full, sums, cache, strides, scoring, sizes, True)
+        num_seen_by_all = tl.minimum(first_row_last_visible + 1, num_tokens)
+        end_full = tl.maximum(num_seen_by_all // BLOCK_N * BLOCK_N, first_full)
+        sums = _attend(first_full, end_full, sums, cache, strides, scoring, sizes, False)
+    m_i, l_i, acc = _attend(end_full, num_tokens, sums, cache, strides, scoring, sizes, True)
 
     if num_splits == 1:
         result = (acc / l_i[:, None]).to(out.dtype.element_ty)
@@ -221,6 +283,67 @@ def _paged_attention(
                 BLOCK_D,
                 MERGED_SPLITS,
             )
+
+
+@triton.jit
+def _attend(
+    begin,
+    end,
+    sums,
+    cache,
+    strides,
+    scoring,
+    sizes: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Adds the tokens from `begin` to `end` to the sums."""
+    m_i, l_i, acc = sums
+    keys, values, pages, num_tokens = cache
+    key_page_stride, key_slot_stride, value_page_stride, value_slot_stride = strides
+    queries, last_visible, scale, log2_soft_cap = scoring
+    HEAD_DIM: tl.constexpr = sizes[0]
+    PAGE_SIZE: tl.constexpr = sizes[1]
+    BLOCK_N: tl.constexpr = sizes[2]
+    BLOCK_D: tl.constexpr = sizes[3]
+    STAGES: tl.constexpr = sizes[4]
+    WINDOW: tl.constexpr = sizes[5]
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    last = tl.minimum(last_visible, num_tokens - 1)[:, None]
+    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        # Past the context the cache holds anything, even NaN, which a weight of zero would not silence. The last token
+        # is read there instead.
+        token = tl.minimum(start + offs_n, num_tokens - 1) if IS_MASKED else start + offs_n
+        page = tl.load(pages + token // PAGE_SIZE).to(tl.int64)[:, None]
+        slot = (token % PAGE_SIZE)[:, None]
+        k = _load_rows(keys + page * key_page_stride + slot * key_slot_stride + offs_d, offs_d, HEAD_DIM, BLOCK_D)
+        v = _load_rows(values + page * value_page_stride + slot * value_slot_stride + offs_d, offs_d, HEAD_DIM, BLOCK_D)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+        factor = scale
+        if log2_soft_cap is not None:
+            # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
+            scores = log2_soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(scores * scale, 30.0)) + 1.0))
+            factor = 1.0
+        if IS_MASKED:
+            is_visible = (start + offs_n)[None, :] <= last
+            if WINDOW:
+                is_visible &= (start + offs_n)[None, :] > last_visible[:, None] - WINDOW
+            scores = tl.where(is_visible, scores, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(scores, axis=1) * factor)
+        alpha = tl.exp2(m_i - m_new)
+        p = tl.exp2(scores * factor - m_new[:, None])
+        l_i = l_i * alpha + tl.sum(p, axis=1)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m_i = m_new
+    return m_i, l_i, acc
+
+
+@triton.jit
+def _load_rows(rows, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys or values, and zeros beyond their HEAD_DIM numbers."""
+    if HEAD_DIM == BLOCK_D:
+        return tl.load(rows)
+    return tl.load(rows, mask=offs_d < HEAD_DIM, other=0.0)
 
 
 @triton.jit

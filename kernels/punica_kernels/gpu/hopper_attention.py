@@ -1,0 +1,331 @@
+"""Paged attention of prompts on Hopper GPUs (compute capability 9.0), in Gluon: softmax runs while products do.
+
+The order of steps within a program is that of FlashAttention-3 (Shah et al., 2024): while the weights of a block of
+tokens multiply its values, those of the next block are computed, whose scores were requested just before. Triton's own
+pipeliner lets the softmax wait for all products instead. Tiles, splits and arguments are those of
+`punica_kernels.gpu.paged_attention`, which launches this kernel.
+
+Nothing may read a product's registers while any other is in flight, or the compiler makes them wait for each other.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.language import debug_barrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from punica_kernels.attention_tiles import TileField
+
+#: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
+_MIN_SCORE = gl.constexpr(-3e38)
+
+_FIRST_ROW = gl.constexpr(TileField.FIRST_ROW)
+_NUM_ROWS = gl.constexpr(TileField.NUM_ROWS)
+_FIRST_PAGE = gl.constexpr(TileField.FIRST_PAGE)
+_NUM_TOKENS = gl.constexpr(TileField.NUM_TOKENS)
+_LAST_VISIBLE = gl.constexpr(TileField.LAST_VISIBLE)
+_SPLIT = gl.constexpr(TileField.SPLIT)
+_FIRST_SPLIT = gl.constexpr(TileField.FIRST_SPLIT)
+_NUM_SPLITS = gl.constexpr(TileField.NUM_SPLITS)
+
+
+@gluon.jit
+def hopper_attention(
+    out,
+    q,
+    keys,
+    values,
+    pages,
+    tiles,
+    split_acc,
+    split_m,
+    split_l,
+    counts,
+    scale,
+    log2_soft_cap,
+    out_row_stride,
+    out_head_stride,
+    q_row_stride,
+    q_head_stride,
+    page_rows,
+    slot_rows,
+    head_rows,
+    TILE_WORDS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    BLOCK_GROUP: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    DEPTH: gl.constexpr,
+    WINDOW: gl.constexpr,
+    PDL_TRIGGER: gl.constexpr,
+    PDL_WAIT: gl.constexpr,
+):
+    """One program per kv head and work tile. Keys and values are rows of HEAD_DIM numbers: `page_rows`, `slot_rows` and
+    `head_rows` are their strides in such rows. DEPTH blocks of tokens are requested ahead.
+    """
+    kv_head = gl.program_id(0)
+    tiles += gl.program_id(1) * TILE_WORDS
+    first_row = gl.load(tiles + _FIRST_ROW)
+    if first_row < 0:
+        if PDL_WAIT:
+            # A PDL dependent of this kernel also relies on its predecessor.
+            gdc_wait()
+        return
+    num_rows = gl.load(tiles + _NUM_ROWS)
+    num_tokens = gl.load(tiles + _NUM_TOKENS)
+    first_row_last_visible = gl.load(tiles + _LAST_VISIBLE)
+    num_splits = gl.load(tiles + _NUM_SPLITS)
+
+    # 16 bytes a thread.
+    COPY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    dtype: gl.constexpr = q.dtype.element_ty
+    q_shared = gl.allocate_shared_memory(dtype, [BLOCK_M, HEAD_DIM], SHARED)
+    k_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
+    v_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
+    shared = (q_shared, k_shared, v_shared)
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, COPY_LAYOUT))
+    offs_d = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY_LAYOUT)), 0)
+    pages += gl.load(tiles + _FIRST_PAGE)
+    cache = (keys + offs_d, values + offs_d, pages, offs_n, num_tokens, page_rows, slot_rows, kv_head * head_rows)
+    kv_row = _kv_rows(0, cache, BLOCK_N, PAGE_SIZE)
+    if PDL_WAIT:
+        gdc_wait()
+    if PDL_TRIGGER:
+        gdc_launch_dependents()
+    _copy_block(k_shared.index(0), cache[0], kv_row, HEAD_DIM)
+    async_copy.commit_group()
+    for block in gl.static_range(DEPTH):
+        kv_row = _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE)
+    query, member, is_row = _rows(num_rows, GROUP, BLOCK_GROUP, BLOCK_M, gl.SliceLayout(1, COPY_LAYOUT))
+    row = (first_row + query).to(gl.int64) * q_row_stride + (kv_head * GROUP + member) * q_head_stride
+    queries = q + gl.expand_dims(row, 1) + offs_d
+    q_shared.store(gl.load(queries, mask=gl.expand_dims(is_row, 1), other=0.0))
+
+    rows_shown = (num_rows, first_row_last_visible, BLOCK_GROUP)
+    acc, m_i, l_i = _attend(kv_row, cache, shared, rows_shown, scale, log2_soft_cap, PAGE_SIZE, WINDOW)
+
+    out += kv_head * GROUP * out_head_stride + first_row.to(gl.int64) * out_row_stride
+    strides = (out_row_stride, out_head_stride)
+    if num_splits == 1:
+        l_of_acc = gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, acc.type.layout)), 1)
+        _store_rows(out, acc / l_of_acc, num_rows, strides, GROUP, BLOCK_GROUP)
+    else:
+        first_split = gl.load(tiles + _FIRST_SPLIT)
+        place = (gl.load(tiles + _SPLIT) * KV_HEADS + kv_head) * BLOCK_M
+        _store_split(split_acc, split_m, split_l, place, acc, m_i, l_i)
+        # All threads must have written before the count says so.
+        debug_barrier()
+        count = counts + first_split * KV_HEADS + kv_head
+        if gl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
+            gl.store(count, 0)
+            splits = (split_acc, split_m, split_l, (first_split * KV_HEADS + kv_head) * BLOCK_M, num_splits)
+            result = _merged_splits(splits, KV_HEADS * BLOCK_M, BLOCK_M, HEAD_DIM, COPY_LAYOUT)
+            _store_rows(out, result, num_rows, strides, GROUP, BLOCK_GROUP)
+
+
+@gluon.jit
+def _attend(kv_row, cache, shared, rows, scale, log2_soft_cap, PAGE_SIZE: gl.constexpr, WINDOW: gl.constexpr):
+    """The rows' weighted values, not yet divided by the sum of their weights, the highest scores, and those sums.
+    DEPTH blocks of values and one more of keys were requested; `kv_row` is where the next values lie.
+    """
+    num_rows, first_row_last_visible, BLOCK_GROUP = rows
+    q_shared, k_shared, v_shared = shared
+    num_tokens = cache[4]
+    BLOCK_M: gl.constexpr = q_shared.shape[0]
+    BLOCKS: gl.constexpr = k_shared.shape[0]
+    BLOCK_N: gl.constexpr = k_shared.shape[1]
+    HEAD_DIM: gl.constexpr = k_shared.shape[2]
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BLOCK_N, 16])
+    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HEAD_DIM, 16])
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+
+    # Unused rows see what the last one sees: something, so that nothing is divided by zero.
+    query = gl.arange(0, BLOCK_M, S_ROWS) // BLOCK_GROUP
+    last_visible = first_row_last_visible + gl.minimum(query, num_rows - 1)
+    scoring = (scale, log2_soft_cap, gl.minimum(last_visible, num_tokens - 1), last_visible)
+    m_i = gl.full([BLOCK_M], _MIN_SCORE, gl.float32, S_ROWS)
+    l_i = gl.zeros([BLOCK_M], gl.float32, S_ROWS)
+    acc = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, ACC_LAYOUT)
+    async_copy.wait_group(BLOCKS - 1)
+    fence_async_shared()
+    scores = warpgroup_mma_wait(0, deps=[_start_scores(0, shared, S_LAYOUT)])
+    weights, m_i, l_i, _ = _weigh(0, scores, m_i, l_i, scoring, WINDOW, True)
+    p = gl.convert_layout(weights.to(v_shared.dtype), gl.DotOperandLayout(0, ACC_LAYOUT, 2))
+
+    # All rows see all tokens of the blocks from `first_full` to `end_full`.
+    num_blocks = gl.cdiv(num_tokens, BLOCK_N)
+    first_full = 1
+    if WINDOW:
+        num_hidden = first_row_last_visible + num_rows - WINDOW
+        first_full = gl.minimum(gl.maximum(gl.cdiv(num_hidden, BLOCK_N), 1), num_blocks)
+    end_full = gl.maximum(gl.minimum(first_row_last_visible + 1, num_tokens) // BLOCK_N, first_full)
+    sums = (p, acc, m_i, l_i, kv_row)
+    if WINDOW:
+        for block in range(1, first_full):
+            sums = _step(block, sums, cache, shared, scoring, S_LAYOUT, PAGE_SIZE, WINDOW, True)
+    for block in range(first_full, end_full):
+        sums = _step(block, sums, cache, shared, scoring, S_LAYOUT, PAGE_SIZE, WINDOW, False)
+    for block in range(end_full, num_blocks):
+        sums = _step(block, sums, cache, shared, scoring, S_LAYOUT, PAGE_SIZE, WINDOW, True)
+    p, acc, m_i, l_i, kv_row = sums
+    async_copy.wait_group(0)
+    fence_async_shared()
+    acc = warpgroup_mma(p, v_shared.index((num_blocks - 1) % BLOCKS), acc, is_async=True)
+    return warpgroup_mma_wait(0, deps=[acc]), m_i, l_i
+
+
+@gluon.jit
+def _rows(num_rows, GROUP: gl.constexpr, BLOCK_GROUP: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """The query and the head of its group that each row of the program is, and whether there are such."""
+    offs_m = gl.arange(0, BLOCK_M, LAYOUT)
+    query = offs_m // BLOCK_GROUP
+    member = offs_m % BLOCK_GROUP
+    return query, member, (query < num_rows) & (member < GROUP)
+
+
+@gluon.jit
+def _kv_rows(block, cache, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr):
+    """Where a block's keys and values lie: the last token's past the context, so that nothing else is ever read."""
+    _, _, pages, offs_n, num_tokens, page_rows, slot_rows, head_row = cache
+    token = gl.minimum(block * BLOCK_N + offs_n, num_tokens - 1)
+    return gl.load(pages + token // PAGE_SIZE) * page_rows + (token % PAGE_SIZE) * slot_rows + head_row
+
+
+@gluon.jit
+def _copy_block(block_shared, pool, kv_row, HEAD_DIM: gl.constexpr):
+    """Requests a block of keys or values."""
+    async_copy.async_copy_global_to_shared(block_shared, pool + gl.expand_dims(kv_row, 1).to(gl.int64) * HEAD_DIM)
+
+
+@gluon.jit
+def _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE: gl.constexpr):
+    """Requests the values of `block`, which lie at `kv_row`, and the next block's keys. Returns where these lie."""
+    _, k_shared, v_shared = shared
+    BLOCKS: gl.constexpr = k_shared.shape[0]
+    HEAD_DIM: gl.constexpr = k_shared.shape[2]
+    _copy_block(v_shared.index(block % BLOCKS), cache[1], kv_row, HEAD_DIM)
+    kv_row = _kv_rows(block + 1, cache, k_shared.shape[1], PAGE_SIZE)
+    _copy_block(k_shared.index((block + 1) % BLOCKS), cache[0], kv_row, HEAD_DIM)
+    async_copy.commit_group()
+    return kv_row
+
+
+@gluon.jit
+def _start_scores(block, shared, S_LAYOUT: gl.constexpr):
+    """Starts the product of the queries and a block's keys."""
+    q_shared, k_shared, _ = shared
+    keys = k_shared.index(block % k_shared.shape[0]).permute((1, 0))
+    zeros = gl.full([q_shared.shape[0], k_shared.shape[1]], 0.0, gl.float32, S_LAYOUT)
+    return warpgroup_mma(q_shared, keys, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _step(
+    block,
+    sums,
+    cache,
+    shared,
+    scoring,
+    S_LAYOUT: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    WINDOW: gl.constexpr,
+    IS_MASKED: gl.constexpr,
+):
+    """The weights of `block`, beside the product of the weights and the values of the block before it."""
+    p, acc, m_i, l_i, kv_row = sums
+    _, _, v_shared = shared
+    BLOCKS: gl.constexpr = v_shared.shape[0]
+    async_copy.wait_group(BLOCKS - 2)
+    fence_async_shared()
+    scores = _start_scores(block, shared, S_LAYOUT)
+    acc = warpgroup_mma(p, v_shared.index((block - 1) % BLOCKS), acc, is_async=True)
+    # Their places are free: all warps have waited for the products that read what was there.
+    kv_row = _copy_values_and_next_keys(block + (BLOCKS - 2), kv_row, cache, shared, PAGE_SIZE)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    weights, m_i, l_i, alpha = _weigh(block, scores, m_i, l_i, scoring, WINDOW, IS_MASKED)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout)), 1)
+    p = gl.convert_layout(weights.to(v_shared.dtype), p.type.layout)
+    return p, acc, m_i, l_i, kv_row
+
+
+@gluon.jit
+def _weigh(block, scores, m_i, l_i, scoring, WINDOW: gl.constexpr, IS_MASKED: gl.constexpr):
+    """exp(score - the highest one so far), to base 2, that highest score, the weights' sum, and the factor of all sums
+    of earlier blocks.
+    """
+    scale, log2_soft_cap, last, last_visible = scoring
+    if log2_soft_cap is not None:
+        # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
+        scores = log2_soft_cap * (1.0 - 2.0 / (gl.exp(2.0 * gl.minimum(scores * scale, 30.0)) + 1.0))
+        factor = 1.0
+    else:
+        factor = scale
+    if IS_MASKED:
+        BLOCK_N: gl.constexpr = scores.shape[1]
+        token = gl.expand_dims(block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout)), 0)
+        is_visible = token <= gl.expand_dims(last, 1)
+        if WINDOW:
+            is_visible = is_visible & (token > gl.expand_dims(last_visible, 1) - WINDOW)
+        scores = gl.where(is_visible, scores, float("-inf"))
+    m_new = gl.maximum(m_i, gl.max(scores, axis=1) * factor)
+    weights = gl.exp2(scores * factor - gl.expand_dims(m_new, 1))
+    alpha = gl.exp2(m_i - m_new)
+    return weights, m_new, l_i * alpha + gl.sum(weights, axis=1), alpha
+
+
+@gluon.jit
+def _store_rows(out, result, num_rows, strides, GROUP: gl.constexpr, BLOCK_GROUP: gl.constexpr):
+    """Writes the rows that there are."""
+    LAYOUT: gl.constexpr = result.type.layout
+    query, member, is_row = _rows(num_rows, GROUP, BLOCK_GROUP, result.shape[0], gl.SliceLayout(1, LAYOUT))
+    column = gl.expand_dims(gl.arange(0, result.shape[1], gl.SliceLayout(0, LAYOUT)), 0)
+    cells = out + gl.expand_dims(query * strides[0] + member * strides[1], 1) + column
+    gl.store(cells, result.to(out.dtype.element_ty), mask=gl.expand_dims(is_row, 1))
+
+
+@gluon.jit
+def _store_split(split_acc, split_m, split_l, first_place, acc, m_i, l_i):
+    """Leaves the sums of a split, those of unused rows too."""
+    BLOCK_M: gl.constexpr = acc.shape[0]
+    LAYOUT: gl.constexpr = acc.type.layout
+    place = gl.expand_dims(first_place + gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT)), 1)
+    column = gl.expand_dims(gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT)), 0)
+    gl.store(split_acc + place * acc.shape[1] + column, acc)
+    place = first_place + gl.arange(0, BLOCK_M, m_i.type.layout)
+    gl.store(split_m + place, m_i)
+    gl.store(split_l + place, l_i)
+
+
+@gluon.jit
+def _merged_splits(
+    splits, SPLIT_STRIDE: gl.constexpr, BLOCK_M: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """The rows of a block from its splits, always in the same order. Two at a time: their loads wait together."""
+    split_acc, split_m, split_l, first_place, num_splits = splits
+    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    column = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT)), 0)
+    m_i = gl.full([BLOCK_M], _MIN_SCORE, gl.float32, ROWS)
+    l_i = gl.zeros([BLOCK_M], gl.float32, ROWS)
+    acc = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, LAYOUT)
+    for start in range(0, num_splits, 2):
+        for number in gl.static_range(2):
+            # Past the last split, that one is read again, and weighs nothing.
+            split = gl.minimum(start + number, num_splits - 1)
+            place = first_place + split * SPLIT_STRIDE + gl.arange(0, BLOCK_M, ROWS)
+            # From the L2 cache, where other multiprocessors have written them.
+            m_split = gl.load(split_m + place, cache_modifier=".cg")
+            l_split = gl.load(split_l + place, cache_modifier=".cg")
+            acc_split = gl.load(split_acc + gl.expand_dims(place, 1) * HEAD_DIM + column, cache_modifier=".cg")
+            m_new = gl.maximum(m_i, m_split)
+            alpha = gl.exp2(m_i - m_new)
+            beta = gl.where(start + number < num_splits, gl.exp2(m_split - m_new), 0.0)
+            l_i = l_i * alpha + l_split * beta
+            acc = acc * gl.expand_dims(alpha, 1) + acc_split * gl.expand_dims(beta, 1)
+            m_i = m_new
+    return acc / gl.expand_dims(l_i, 1)
