@@ -18,9 +18,6 @@ class _Running(Protocol):
     def num_cached(self) -> int: ...
 
 
-#: Rows of a step with a prompt, about, and of a tile.
-_STEP_ROWS, _TILE_ROWS = 512, 128
-
 T = TypeVar("T")
 RunningT = TypeVar("RunningT", bound=_Running)
 
@@ -43,16 +40,6 @@ def default_max_prefills(max_batch_size: int) -> int:
     with answers of 32 tokens or more. Up to 32 that is Punica's one (section 5).
     """
     return max(1, max_batch_size // 32)
-
-
-def default_prefill_budget(max_batch_size: int) -> int:
-    """Prompt tokens in one step where the config says nothing: about 512, a multiple of 16.
-
-    With the decodes of a full batch they fill tiles of 128 rows, of which GPUs' libraries make products: a few rows
-    more would cost as much as a whole tile.
-    """
-    num_rows = (_STEP_ROWS + max_batch_size) // _TILE_ROWS * _TILE_ROWS
-    return (num_rows - max_batch_size) // 16 * 16
 
 
 def _never(request: object, other: object) -> bool:

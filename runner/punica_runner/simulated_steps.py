@@ -36,7 +36,7 @@ def run(
     worker = SimulatedWorker(
         info,
         StepTimeModel(load_profile(simulation.profile)),
-        prefill_budget_tokens=engine.prefill_budget,
+        prefill_budget_tokens=engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
         chunk_costs=chunk_costs_of(model),
     )

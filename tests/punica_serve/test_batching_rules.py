@@ -6,7 +6,6 @@ import pytest
 
 from punica_serve.batching_rules import (
     default_max_prefills,
-    default_prefill_budget,
     give_pages,
     may_admit,
     pages_for,
@@ -66,12 +65,6 @@ def test_prefills_behind_long_contexts_share_what_a_step_may_cost() -> None:
 
 def test_one_prefill_up_to_the_papers_batch_and_more_beyond() -> None:
     assert [default_max_prefills(size) for size in (1, 32, 63, 64, 128, 256)] == [1, 1, 1, 2, 4, 8]
-
-
-def test_a_full_step_fills_tiles_with_a_prompt_and_the_decodes_beside_it() -> None:
-    sizes = (1, 32, 48, 64, 128, 256, 1000)
-    budgets = [default_prefill_budget(size) for size in sizes]
-    assert budgets == [496, 480, 464, 448, 512, 512, 400]
 
 
 class Cache:

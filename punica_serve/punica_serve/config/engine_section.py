@@ -9,7 +9,7 @@ from punica_serve.base_model.lora_layout import MAX_LORA_RANK, USUAL_LORA_RANK, 
 from punica_serve.base_model.memory_budget import USUAL_RANK, auto_lora_pages
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.base_model.rank import Rank
-from punica_serve.batching_rules import default_max_prefills, default_prefill_budget
+from punica_serve.batching_rules import default_max_prefills
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.fields import (
     AutoInt32,
@@ -84,9 +84,8 @@ class EngineConfig(ConfigModel):
     max_lora_rank: Annotated[int, Field(strict=True, ge=1, le=MAX_LORA_RANK)] = USUAL_LORA_RANK
     #: Serve adapters that update `embed_tokens` or `lm_head`, which takes pages, kernels and CUDA graphs of their own.
     lora_vocabulary: Flag = False
-    #: Prompt tokens in one step; a longer prompt is prefilled in chunks. By default about 512, so that they and the
-    #: decodes of `max_batch_size` fill tiles of 128 rows: 480 for a batch of 32.
-    prefill_budget_tokens: Int32 | None = None
+    #: Prompt tokens in one step; a longer prompt is prefilled in chunks.
+    prefill_budget_tokens: Int32 = 512
     #: Requests that are prefilled in one step, within its budget. By default one for each 32 of `max_batch_size`, which
     #: keeps a full batch full with answers of 32 tokens or more, and at least one, as in the paper.
     max_prefills: Int32 | None = None
@@ -139,11 +138,6 @@ class EngineConfig(ConfigModel):
     def num_prefills(self) -> int:
         """Requests that are prefilled in one step at most."""
         return self.max_prefills or default_max_prefills(self.max_batch_size)
-
-    @property
-    def prefill_budget(self) -> int:
-        """Prompt tokens in one step at most."""
-        return self.prefill_budget_tokens or default_prefill_budget(self.max_batch_size)
 
     @property
     def tokenizer_folder(self) -> Path:

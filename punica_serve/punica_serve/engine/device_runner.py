@@ -43,7 +43,7 @@ def make_runner(
 
     buckets = BatchBuckets(
         max_batch_size=config.max_batch_size,
-        prefill_budget_tokens=config.prefill_budget,
+        prefill_budget_tokens=config.prefill_budget_tokens,
         max_prefills=config.num_prefills,
     )
     before = free_bytes(device)
@@ -64,7 +64,7 @@ def make_runner(
         taken = before - free_bytes(device)
         requests = counted(config.max_batch_size, "request")
         raise ConfigError(
-            f"steps of {requests} and {counted(config.prefill_budget, 'prompt token')} do not fit"
+            f"steps of {requests} and {counted(config.prefill_budget_tokens, 'prompt token')} do not fit"
             f" {device}: they took {gib(taken)} of the {gib(before)} beside its KvCache and needed more; lower"
             " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
             f" ({first_line(error)})",

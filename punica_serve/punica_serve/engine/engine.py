@@ -97,7 +97,7 @@ class Engine:
         planner = StepPlanner(
             self._cache,
             max_batch_size=config.max_batch_size,
-            prefill_budget_tokens=config.prefill_budget,
+            prefill_budget_tokens=config.prefill_budget_tokens,
             max_prefills=config.num_prefills,
             chunk_costs=chunk_costs_of(self.model_config),
         )

@@ -8,4 +8,4 @@ from punica_serve.protocol import KvWindow
 def kv_window_of(config: EngineConfig, model: ModelConfig) -> KvWindow | None:
     """The window behind which an engine of this config gives pages back; None if it keeps them."""
     window = model.spec.page_window
-    return None if window is None else KvWindow(window, config.prefill_budget)
+    return None if window is None else KvWindow(window, config.prefill_budget_tokens)

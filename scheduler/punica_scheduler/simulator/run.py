@@ -87,7 +87,7 @@ def simulate(
         adapters,
         slos_of(config, arrivals, adapters),
         SimulatedPrompts(is_sharing=engine.prefix_caching, shared_prefix_tokens=shared_tokens),
-        prefill_budget_tokens=config.engine.prefill_budget,
+        prefill_budget_tokens=config.engine.prefill_budget_tokens,
         vocab_size=model.vocab_size,
         chunk_costs=chunk_costs_of(model),
         link_latency_s=simulation.link_latency_ms / 1e3,

@@ -38,7 +38,7 @@ def test_requests_of_a_model_with_windows_in_all_layers_are_counted_by_what_each
         ", 2 requests of the longest, 32,768\npages behind the window of 4,096 tokens are given back: a request "
         in stdout
     )
-    assert "holds 4,592 tokens at most\nrequests of 2,048 tokens in the KvCache: 6\n" in stdout
+    assert "holds 4,624 tokens at most\nrequests of 2,048 tokens in the KvCache: 6\n" in stdout
 
 
 def test_a_model_with_windows_in_some_layers_keeps_all_pages(cli: Cli) -> None:

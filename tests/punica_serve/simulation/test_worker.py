@@ -133,7 +133,7 @@ def test_a_simulated_gpu_has_the_size_of_the_config(tmp_path: Path) -> None:
     engine = EngineConfig(model=tmp_path, max_batch_size=8, page_size=16, num_kv_pages=100, num_lora_pages=7)
     info = simulated_gpu_info(engine, tiny_config(windows=(300, 200)), UUID)
     assert (info.max_batch_size, info.page_size, info.num_kv_pages, info.device) == (8, 16, 100, "simulated")
-    assert info.window == KvWindow(300, engine.prefill_budget)
+    assert info.window == KvWindow(300, 512)
     assert info.num_lora_pages == pool_pages(7, USUAL_LIMITS)
     with pytest.raises(ConfigError, match=r"set `engine.num_kv_pages`"):
         simulated_gpu_info(engine.model_copy(update={"num_kv_pages": None}), tiny_config(), UUID)

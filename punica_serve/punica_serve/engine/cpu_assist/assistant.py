@@ -243,7 +243,7 @@ def _open(
         log.warning("`engine.cold_start` goes on without CPU processes: ranks add up x A (`engine.divide_lora_from`)")
         return None
     groups = tuple(GroupShape(g.name, g.in_features, g.out_offsets) for g in model.spec.groups)
-    max_rows = min(MAX_ASSISTED_ROWS, config.prefill_budget)
+    max_rows = min(MAX_ASSISTED_ROWS, config.prefill_budget_tokens)
     shape = ExchangeShape(str(dtype).removeprefix("torch."), model.num_hidden_layers, groups, max_rows)
     if shape.num_exchanges > MAX_EXCHANGES:
         log.warning("`engine.cold_start` goes on without CPU processes: the model has too many layers")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from punica_serve.engine.batching.step_planner import StepPlan
 
 # A step between two sizes costs as much as the larger one. A few more rows cost a decode nothing, since it reads all
-# weights anyway, and a prefill a quarter at most. 96, 224, 352 and 480, with 31 decodes beside them, fill tiles of 128
-# rows of the library's products.
+# weights anyway, and a prefill a quarter at most. 112 and 224, with decodes beside them, fill tiles of the library's
+# products (docs/notes/performance.md).
 _DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _PREFILL_ROWS = (
-    *(16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 352, 384, 448, 480, 512, 640, 768),
+    *(16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768),
     *(1024, 1536, 2048, 3072, 4096),
 )
 # Where several prefills share a step, their rows add up to any number, and large batches capture more graphs.

@@ -45,14 +45,13 @@ def test_the_smallest_shape_is_taken() -> None:
 def test_large_batches_have_few_shapes_to_capture() -> None:
     few = BatchBuckets(max_batch_size=32, prefill_budget_tokens=512)
     many = BatchBuckets(max_batch_size=256, prefill_budget_tokens=512, max_prefills=8)
-    assert (len(few.all), len(many.all)) == (23, 31)
+    assert (len(few.all), len(many.all)) == (22, 33)
     assert {bucket.num_prefills for bucket in many.all} == {0, 8}
 
 
 def test_prefills_have_shapes_that_fill_what_products_have_room_for() -> None:
     buckets = BatchBuckets(max_batch_size=32, prefill_budget_tokens=512)
-    rows = {tokens: buckets.fit(_plan(tokens, 3)).num_prefill_rows for tokens in (97, 113, 193, 257, 449)}
-    assert rows == {97: 112, 113: 128, 193: 224, 257: 352, 449: 480}
+    assert [buckets.fit(_plan(tokens, 3)).num_prefill_rows for tokens in (97, 113, 193, 225)] == [112, 128, 224, 256]
 
 
 def test_a_shape_counts_its_rows() -> None:
