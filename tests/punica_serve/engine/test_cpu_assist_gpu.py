@@ -1,6 +1,7 @@
 """CPU assistance of a GPU's steps: within CUDA graphs, with processes that are killed, stopped and late.
 
 Copies are held on their stream for longer and longer, so that the device takes over at every point of a prefill.
+The machine must be idle: processes that come late, as beside parallel workers of pytest, fail these tests.
 """
 
 import os
