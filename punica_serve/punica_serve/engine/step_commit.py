@@ -58,6 +58,9 @@ def _end_reason(sequence: Sequence, sampler: Sampler) -> EndReason | None:
 
 def _not_finite(sequence: Sequence) -> Failure:
     """Finite weights may still be too large: the answer would be noise, and its NaNs must not spread."""
-    message = f"the model's output is not finite at position {sequence.position}; the weights are too large"
+    whose = "the adapter's or the base model's" if sequence.adapter else "the base model's"
+    message = (
+        f"the model's output is not finite at position {sequence.position}: {whose} weights are too large or damaged"
+    )
     error = RequestFailed(message, param="lora_id" if sequence.adapter else None)
     return Failure((sequence.request_id,), permanent=True, error=error)

@@ -58,7 +58,7 @@ def checked_weights(folder: Path, config: ModelConfig) -> tuple[dict[str, Stored
     # A checkpoint may have a head of its own although its config ties them; transformers unties them, too.
     if _HEAD in stored:
         config = replace(config, tie_word_embeddings=False)
-    _check(stored, list(_places(empty_weights(config, torch.float32, torch.device("meta")), config)))
+    _check(folder, stored, list(_places(empty_weights(config, torch.float32, torch.device("meta")), config)))
     return stored, config
 
 
@@ -185,18 +185,21 @@ def _slice(part: range) -> slice:
     return slice(part.start, part.stop)
 
 
-def _check(stored: Mapping[str, StoredTensor], places: list[_Place]) -> None:
+def _check(folder: Path, stored: Mapping[str, StoredTensor], places: list[_Place]) -> None:
+    advice = "take weights and config.json of one checkpoint"
     for place in places:
         if place.name not in stored:
-            raise ModelRejected(f"the weights lack tensor `{place.name}`", param=place.name)
+            message = f"the weights in {folder} lack tensor `{place.name}`, which config.json asks for; {advice}"
+            raise ModelRejected(message, param=place.name)
         if stored[place.name].shape != place.shape:
-            message = f"tensor `{place.name}` has shape {stored[place.name].shape}, config.json says {place.shape}"
+            shape = stored[place.name].shape
+            message = f"tensor `{place.name}` in {folder} has shape {shape}, config.json says {place.shape}; {advice}"
             raise ModelRejected(message, param=place.name)
     # A tensor that nothing reads means that the checkpoint is not the model that config.json describes.
     read = {place.name for place in places}
     leftovers = sorted(name for name in stored if name not in read and not name.endswith("rotary_emb.inv_freq"))
     if leftovers:
-        message = f"the weights hold tensor `{leftovers[0]}`, which the model does not read"
+        message = f"the weights in {folder} hold tensor `{leftovers[0]}`, which the model does not read; {advice}"
         raise ModelRejected(message, param=leftovers[0])
 
 

@@ -53,8 +53,11 @@ def _add(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_lose, "lack tensor `model.layers.1.mlp.up_proj.weight`"),
-        (_reshape, r"`model.norm.weight` has shape \(3,\), config.json says \(32,\)"),
+        (
+            _lose,
+            "weights in .* lack tensor `model.layers.1.mlp.up_proj.weight`, .*; take weights and config.json of one",
+        ),
+        (_reshape, r"`model.norm.weight` in .* has shape \(3,\), config.json says \(32,\)"),
         (_add, "hold tensor `model.layers.0.self_attn.q_proj.bias`, which the model does not read"),
     ],
 )
