@@ -1,0 +1,80 @@
+"""Launch shapes of attention, as measured on an H200 (docs/performance.md), and which kernel serves which rows."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from punica_kernels.attention_tiles import AttentionShape
+from punica_kernels.integers import next_power_of_two
+
+#: The smallest side of a tensor-core tile.
+_MIN_BLOCK = 16
+#: Bytes of keys in a block of tokens, and most tokens in it.
+_BLOCK_BYTES, _MAX_BLOCK_N = 16384, 64
+#: Most splits that are merged at a time, and most of their rows: their loads wait for memory together.
+_MAX_MERGED_SPLITS, _MAX_MERGED_ROWS = 8, 64
+#: A warpgroup, and its rows of a product.
+_NUM_WARPS, _WARPGROUP_ROWS = 4, 64
+#: Query heads of one kv head.
+_MANY_SHARING_HEADS = 8
+_HOPPER = 9
+
+
+class TritonConfig(NamedTuple):
+    """How a program of `_paged_attention` walks over its context."""
+
+    #: Tokens of a block, and the stages of its pipeline.
+    BLOCK_N: int
+    STAGES: int
+    #: Splits that are merged at a time.
+    MERGED_SPLITS: int
+    num_warps: int
+
+
+def triton_config(shape: AttentionShape, head_dim: int, itemsize: int) -> TritonConfig:
+    """The best that was measured (`punica-serve bench kernels --only paged-attention`)."""
+    return TritonConfig(
+        BLOCK_N=max(_MIN_BLOCK, min(_MAX_BLOCK_N, _BLOCK_BYTES // (block_d(head_dim) * itemsize))),
+        STAGES=3,
+        MERGED_SPLITS=max(1, min(_MAX_MERGED_SPLITS, 4 * shape.live_m, _MAX_MERGED_ROWS // shape.live_m)),
+        num_warps=_NUM_WARPS * max(1, shape.block_m // _WARPGROUP_ROWS),
+    )
+
+
+def block_d(head_dim: int) -> int:
+    """Columns of a tile of heads."""
+    return max(_MIN_BLOCK, next_power_of_two(head_dim))
+
+
+class HopperConfig(NamedTuple):
+    """How a program of `hopper_attention` walks over its context."""
+
+    #: Tokens of a block, and the blocks that are requested ahead.
+    BLOCK_N: int
+    DEPTH: int
+    num_warps: int
+
+
+def is_for_hopper(q: Tensor, keys: Tensor, values: Tensor, block_m: int) -> bool:
+    """Whether `hopper_attention` serves these rows: whole warpgroups of them, in 16 bits, of heads that it knows, and
+    keys and values that lie alike, in whole rows.
+    """
+    head_dim = q.shape[2]
+    is_served = block_m >= _WARPGROUP_ROWS and head_dim in (64, 128) and q.element_size() == 2
+    is_cache_of_rows = keys.stride() == values.stride() and not any(stride % head_dim for stride in keys.stride()[:3])
+    return is_served and is_cache_of_rows and _is_hopper(q.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether it is a Hopper GPU (compute capability 9.0)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def hopper_config(shape: AttentionShape) -> HopperConfig:
+    """The best that was measured (`punica-serve bench kernels --only paged-attention`)."""
+    # Programs whose heads share their keys find them in the L2 cache.
+    depth = 1 if shape.block_group >= _MANY_SHARING_HEADS else 2
+    return HopperConfig(64, depth, _NUM_WARPS * shape.block_m // _WARPGROUP_ROWS)
