@@ -24,7 +24,8 @@ _HEADING = (
 
 def write_config(model: str, adapters: Sequence[str], devices: Sequence[str]) -> Path:
     """Writes the config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
-    document: dict[str, Any] = {"engine": {"model": _absolute(model)}}
+    # Several such servers run side by side on a host: each scheduler takes a free port.
+    document: dict[str, Any] = {"engine": {"model": _absolute(model)}, "scheduler": {"port": 0}}
     if adapters:
         document["adapters"] = _adapters(adapters)
     if devices:

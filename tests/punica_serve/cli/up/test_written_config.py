@@ -26,6 +26,7 @@ def test_it_says_what_the_options_say(data_home: Path, tmp_path: Path, monkeypat
     assert config.engine.model == tmp_path / "models/base"
     assert config.adapters["a"] == tmp_path / "adapters/a" and config.adapters["b"].name == "hex"
     assert config.runner.devices == ("cuda:0", "cuda:1")
+    assert config.scheduler.port == 0, "a free one, beside other servers of the host"
     assert (config.engine.num_lora_pages, config.engine.host_cache_bytes) == (None, None), "auto"
 
 
