@@ -46,14 +46,14 @@ def command(
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
     source: Annotated[_Source, typer.Option("--from", help="Where cold adapters are.")] = _Source.HOST,
-    arrivals: Annotated[int, typer.Option(min=1, help="Requests of the stream, in each round.")] = 32,
-    gap_ms: Annotated[float, typer.Option(min=1, help=_GAP_HELP)] = 100.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of a cold and a warm stream, in alternating order.")] = 4,
+    arrivals: Annotated[int, typer.Option(min=1, max=10_000, help="Requests of the stream, in each round.")] = 32,
+    gap_ms: Annotated[float, typer.Option(min=1, max=60_000, help=_GAP_HELP)] = 100.0,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000, help="Rounds of a cold and a warm stream, in turn.")] = 4,
     rank: RankOption = 16,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Requests in one step; all but one of them decode all the time.")
+        int, typer.Option(min=1, max=256, help="Requests in one step; all but one of them decode all the time.")
     ] = 32,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens of each prompt.")] = 128,
     mode: Annotated[_Mode, typer.Option(help="How cold requests start (`engine.cold_start`).")] = _Mode.LAYERWISE,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,

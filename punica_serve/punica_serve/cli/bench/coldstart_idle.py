@@ -36,7 +36,7 @@ def command(
     prompts: Annotated[
         list[int] | None, typer.Option("--prompt-tokens", min=1, help="Tokens of prompts; default 20 and 128.")
     ] = None,
-    arrivals: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 6,
+    arrivals: Annotated[int, typer.Option(min=1, max=10_000, help="Requests of each stream.")] = 6,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
