@@ -11,8 +11,8 @@ from punica_serve.engine.cuda.launch_limit import check_launches
 from punica_serve.errors import ConfigError
 from tiny_config import tiny_config
 
-#: As on a device of one multiprocessor: that so many programs are to have equal work adds one.
-MOST_SPANS = MAX_GRID_Y - 1
+#: As on a device of one multiprocessor, of which two prefills are to have equal work, and three decodes.
+MOST_SPANS = MAX_GRID_Y - 2
 
 
 def check(bucket: BatchBucket, heads: int, max_segments: int = 1) -> None:
@@ -24,7 +24,7 @@ def check(bucket: BatchBucket, heads: int, max_segments: int = 1) -> None:
 def test_a_prefill_may_have_as_many_rows_as_its_spans_have_room_for() -> None:
     check(BatchBucket(MOST_SPANS, 0), heads=64)  # a span takes one row of all heads
     check(BatchBucket(2 * MOST_SPANS, 0), heads=32)
-    with pytest.raises(ConfigError, match=r"^a step of 65535 prompt tokens takes 65536 programs .* 65535 .*; lower `e"):
+    with pytest.raises(ConfigError, match=r"^a step of 65534 prompt tokens takes 65536 programs .* 65535 .*; lower `e"):
         check(BatchBucket(MOST_SPANS + 1, 0), heads=64)
     with pytest.raises(ConfigError, match="prefill_budget_tokens") as caught:
         check(BatchBucket(2 * MOST_SPANS + 1, 0), heads=32)
@@ -39,7 +39,7 @@ def test_so_may_loras_tiles() -> None:
 
 
 def test_so_may_a_batch() -> None:
-    check(BatchBucket(0, MOST_SPANS - 2), heads=64, max_segments=MOST_SPANS)
-    with pytest.raises(ConfigError, match=r"^a step of 65535 requests .* lower `engine\.max_batch_size`$") as caught:
+    check(BatchBucket(0, MOST_SPANS - 1), heads=64, max_segments=MOST_SPANS)
+    with pytest.raises(ConfigError, match=r"^a step of 65534 requests .* lower `engine\.max_batch_size`$") as caught:
         check(BatchBucket(16, MOST_SPANS + 1), heads=64, max_segments=MOST_SPANS)
     assert caught.value.param == "engine.max_batch_size"

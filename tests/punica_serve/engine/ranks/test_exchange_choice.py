@@ -41,7 +41,8 @@ def test_what_nobody_measured_is_nccls(tiny_llama: Path, tmp_path: Path) -> None
     assert choice_of(config, _H100, 2).max_bytes
     for device, num_ranks in ((_H100, 3), (_H100, 16), ("NVIDIA A100", 2)):
         assert choice_of(config, device, num_ranks) == ExchangeChoice()
-    assert choice_of(EngineConfig(model=tiny_llama), _H100, 2) == ExchangeChoice(), "the default"
+    assert choice_of(EngineConfig(model=tiny_llama), _H100, 2) == choice_of(config, _H100, 2), "the default"
+    assert choice_of(EngineConfig(model=tiny_llama, exchange="nccl"), _H100, 2) == ExchangeChoice()
 
     own = tmp_path / "times.yaml"
     own.write_text("groups: [{device: NVIDIA A100, ranks: 2, times: [{bytes: 512, nccl: 5.0, one_shot: 4.0}]}]")
