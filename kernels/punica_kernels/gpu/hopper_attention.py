@@ -15,19 +15,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from punica_kernels.attention_tiles import TileField
-
-#: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
-_MIN_SCORE = gl.constexpr(-3e38)
-
-_FIRST_ROW = gl.constexpr(TileField.FIRST_ROW)
-_NUM_ROWS = gl.constexpr(TileField.NUM_ROWS)
-_FIRST_PAGE = gl.constexpr(TileField.FIRST_PAGE)
-_NUM_TOKENS = gl.constexpr(TileField.NUM_TOKENS)
-_LAST_VISIBLE = gl.constexpr(TileField.LAST_VISIBLE)
-_SPLIT = gl.constexpr(TileField.SPLIT)
-_FIRST_SPLIT = gl.constexpr(TileField.FIRST_SPLIT)
-_NUM_SPLITS = gl.constexpr(TileField.NUM_SPLITS)
+from punica_kernels.gpu.attention_constants import (
+    FIRST_PAGE,
+    FIRST_ROW,
+    FIRST_SPLIT,
+    LAST_VISIBLE,
+    MIN_SCORE,
+    NUM_ROWS,
+    NUM_SPLITS,
+    NUM_TOKENS,
+    SPLIT,
+)
 
 
 @gluon.jit
@@ -69,16 +67,16 @@ def hopper_attention(
     """
     kv_head = gl.program_id(0)
     tiles += gl.program_id(1) * TILE_WORDS
-    first_row = gl.load(tiles + _FIRST_ROW)
+    first_row = gl.load(tiles + FIRST_ROW)
     if first_row < 0:
         if PDL_WAIT:
             # A PDL dependent of this kernel also relies on its predecessor.
             gdc_wait()
         return
-    num_rows = gl.load(tiles + _NUM_ROWS)
-    num_tokens = gl.load(tiles + _NUM_TOKENS)
-    first_row_last_visible = gl.load(tiles + _LAST_VISIBLE)
-    num_splits = gl.load(tiles + _NUM_SPLITS)
+    num_rows = gl.load(tiles + NUM_ROWS)
+    num_tokens = gl.load(tiles + NUM_TOKENS)
+    first_row_last_visible = gl.load(tiles + LAST_VISIBLE)
+    num_splits = gl.load(tiles + NUM_SPLITS)
 
     # 16 bytes a thread.
     COPY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
@@ -90,7 +88,7 @@ def hopper_attention(
     shared = (q_shared, k_shared, v_shared)
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, COPY_LAYOUT))
     offs_d = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY_LAYOUT)), 0)
-    pages += gl.load(tiles + _FIRST_PAGE)
+    pages += gl.load(tiles + FIRST_PAGE)
     cache = (keys + offs_d, values + offs_d, pages, offs_n, num_tokens, page_rows, slot_rows, kv_head * head_rows)
     kv_row = _kv_rows(0, cache, BLOCK_N, PAGE_SIZE)
     if PDL_WAIT:
@@ -115,8 +113,8 @@ def hopper_attention(
         l_of_acc = gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, acc.type.layout)), 1)
         _store_rows(out, acc / l_of_acc, num_rows, strides, GROUP, BLOCK_GROUP)
     else:
-        first_split = gl.load(tiles + _FIRST_SPLIT)
-        place = (gl.load(tiles + _SPLIT) * KV_HEADS + kv_head) * BLOCK_M
+        first_split = gl.load(tiles + FIRST_SPLIT)
+        place = (gl.load(tiles + SPLIT) * KV_HEADS + kv_head) * BLOCK_M
         _store_split(split_acc, split_m, split_l, place, acc, m_i, l_i)
         # All threads must have written before the count says so.
         debug_barrier()
@@ -148,7 +146,7 @@ def _attend(kv_row, cache, shared, rows, scale, log2_soft_cap, PAGE_SIZE: gl.con
     query = gl.arange(0, BLOCK_M, S_ROWS) // BLOCK_GROUP
     last_visible = first_row_last_visible + gl.minimum(query, num_rows - 1)
     scoring = (scale, log2_soft_cap, gl.minimum(last_visible, num_tokens - 1), last_visible)
-    m_i = gl.full([BLOCK_M], _MIN_SCORE, gl.float32, S_ROWS)
+    m_i = gl.full([BLOCK_M], MIN_SCORE, gl.float32, S_ROWS)
     l_i = gl.zeros([BLOCK_M], gl.float32, S_ROWS)
     acc = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, ACC_LAYOUT)
     async_copy.wait_group(BLOCKS - 1)
@@ -310,7 +308,7 @@ def _merged_splits(
     split_acc, split_m, split_l, first_place, num_splits = splits
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     column = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT)), 0)
-    m_i = gl.full([BLOCK_M], _MIN_SCORE, gl.float32, ROWS)
+    m_i = gl.full([BLOCK_M], MIN_SCORE, gl.float32, ROWS)
     l_i = gl.zeros([BLOCK_M], gl.float32, ROWS)
     acc = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, LAYOUT)
     for start in range(0, num_splits, 2):

@@ -11,22 +11,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace, TileField
+from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace
 from punica_kernels.gpu.attention_config import block_d, hopper_config, is_for_hopper, triton_config
+from punica_kernels.gpu.attention_constants import (
+    FIRST_PAGE,
+    FIRST_ROW,
+    FIRST_SPLIT,
+    LAST_VISIBLE,
+    MIN_SCORE,
+    NUM_ROWS,
+    NUM_SPLITS,
+    NUM_TOKENS,
+    SPLIT,
+)
 from punica_kernels.gpu.launch import pdl_options
 
 _LOG2_E = math.log2(math.e)
-#: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
-_MIN_SCORE = tl.constexpr(-3e38)
-
-_FIRST_ROW = tl.constexpr(TileField.FIRST_ROW)
-_NUM_ROWS = tl.constexpr(TileField.NUM_ROWS)
-_FIRST_PAGE = tl.constexpr(TileField.FIRST_PAGE)
-_NUM_TOKENS = tl.constexpr(TileField.NUM_TOKENS)
-_LAST_VISIBLE = tl.constexpr(TileField.LAST_VISIBLE)
-_SPLIT = tl.constexpr(TileField.SPLIT)
-_FIRST_SPLIT = tl.constexpr(TileField.FIRST_SPLIT)
-_NUM_SPLITS = tl.constexpr(TileField.NUM_SPLITS)
 
 
 def paged_attention(
@@ -127,19 +127,19 @@ def _paged_attention(
     """One program per kv head and work tile. Scores are to base 2; a WINDOW of 0 hides nothing."""
     kv_head = tl.program_id(0)
     tiles += tl.program_id(1) * TILE_WORDS
-    first_row = tl.load(tiles + _FIRST_ROW)
+    first_row = tl.load(tiles + FIRST_ROW)
     if first_row < 0:
         if PDL_WAIT:
             # A PDL dependent of this kernel also relies on its predecessor.
             tl.extra.cuda.gdc_wait()
         return
-    num_rows = tl.load(tiles + _NUM_ROWS)
-    pages += tl.load(tiles + _FIRST_PAGE)
-    num_tokens = tl.load(tiles + _NUM_TOKENS)
-    first_row_last_visible = tl.load(tiles + _LAST_VISIBLE)
-    split = tl.load(tiles + _SPLIT)
-    first_split = tl.load(tiles + _FIRST_SPLIT)
-    num_splits = tl.load(tiles + _NUM_SPLITS)
+    num_rows = tl.load(tiles + NUM_ROWS)
+    pages += tl.load(tiles + FIRST_PAGE)
+    num_tokens = tl.load(tiles + NUM_TOKENS)
+    first_row_last_visible = tl.load(tiles + LAST_VISIBLE)
+    split = tl.load(tiles + SPLIT)
+    first_split = tl.load(tiles + FIRST_SPLIT)
+    num_splits = tl.load(tiles + NUM_SPLITS)
 
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
@@ -159,7 +159,7 @@ def _paged_attention(
     queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
     # Unused rows see what the last one sees: something, so that nothing is divided by zero.
     last_visible = first_row_last_visible + tl.minimum(query, num_rows - 1)
-    m_i = tl.full((BLOCK_M,), _MIN_SCORE, dtype=tl.float32)
+    m_i = tl.full((BLOCK_M,), MIN_SCORE, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     sums = (m_i, l_i, acc)
@@ -301,7 +301,7 @@ def _merge_splits(
     member = offs_m % BLOCK_GROUP
     is_row = (query < num_rows) & (member < GROUP)
     mask = is_row[:, None] & (offs_d < HEAD_DIM)
-    m_i = tl.full((LIVE_M,), _MIN_SCORE, dtype=tl.float32)
+    m_i = tl.full((LIVE_M,), MIN_SCORE, dtype=tl.float32)
     l_i = tl.where(is_row, 0.0, 1.0)
     acc = tl.zeros((LIVE_M, BLOCK_D), dtype=tl.float32)
     for start in range(0, num_splits, MERGED_SPLITS):
@@ -310,7 +310,7 @@ def _merge_splits(
             is_split = split < num_splits
             place = first_place + split * SPLIT_STRIDE + offs_m
             # From the L2 cache, where other multiprocessors have written them.
-            m_split = tl.load(split_m + place, mask=is_row & is_split, other=_MIN_SCORE, cache_modifier=".cg")
+            m_split = tl.load(split_m + place, mask=is_row & is_split, other=MIN_SCORE, cache_modifier=".cg")
             l_split = tl.load(split_l + place, mask=is_row & is_split, other=0.0, cache_modifier=".cg")
             cells = split_acc + place[:, None] * HEAD_DIM + offs_d
             acc_split = tl.load(cells, mask=mask & is_split, other=0.0, cache_modifier=".cg")
