@@ -224,6 +224,13 @@ def _wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def _gate_late_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, list[str]]:
+    """Reads that wait for the event, soon for too long, and the digests of those that have begun."""
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
+    gate = Event()
+    return gate, gate_reads(monkeypatch, gate)
+
+
 def _late(harness: _Harness) -> list[str]:
     """The loads that are told of once reads have lasted too long."""
     harness.loader.poll()  # notices which have begun
@@ -234,9 +241,7 @@ def _late(harness: _Harness) -> list[str]:
 def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
-    gate = Event()
-    reads = gate_reads(monkeypatch, gate)
+    gate, reads = _gate_late_reads(monkeypatch)
     ref = make_adapter()
     harness.loader.get(ref)
     _wait_until(lambda: bool(reads))
@@ -254,9 +259,7 @@ def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
 def test_a_large_adapter_has_more_time(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
-    gate = Event()
-    reads = gate_reads(monkeypatch, gate)
+    gate, reads = _gate_late_reads(monkeypatch)
     small, large = make_adapter(seed=1), replace(make_adapter(seed=2), num_bytes=1_000_000_000)
     for ref in (small, large):
         harness.loader.get(ref)
@@ -268,9 +271,7 @@ def test_a_large_adapter_has_more_time(
 def test_requests_behind_reads_that_do_not_end_are_told_too_and_nothing_piles_up(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
-    gate = Event()
-    reads = gate_reads(monkeypatch, gate)
+    gate, reads = _gate_late_reads(monkeypatch)
     refs = [make_adapter(seed=seed) for seed in range(3 * harness.reader.num_threads)]
     for ref in refs:
         harness.loader.get(ref)
@@ -289,9 +290,7 @@ def test_requests_behind_reads_that_do_not_end_are_told_too_and_nothing_piles_up
 def test_a_late_adapter_that_is_deleted_leaves_nothing(
     harness: _Harness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
-    gate = Event()
-    reads = gate_reads(monkeypatch, gate)
+    gate, reads = _gate_late_reads(monkeypatch)
     ref = make_adapter()
     harness.loader.get(ref)
     _wait_until(lambda: bool(reads))
